@@ -29,7 +29,7 @@ def model(tiny: ModelConfig) -> Transformer:
 def weights_by_hand(
     attention: MultiHeadAttention, queries: Tensor, memory: Tensor, is_causal: bool
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(d_k)) of each head, from the parameters alone."""
+    """Compute softmax(Q K^T / sqrt(d_k)) of each head from the parameters."""
     query_weight, query_bias = attention.project_query.parameters()
     key_weight, key_bias = attention.project_key_value.parameters()
     d_k, heads = attention.d_k, []
@@ -53,7 +53,7 @@ def embedded(model: Transformer, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def maps_by_hand(model: Transformer, source: Tensor, target: Tensor) -> AttentionMaps:
-    """Layer by layer for one pair, with nothing of the hooks."""
+    """Compute the maps of one pair layer by layer, without hooks."""
     found: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "both": []}
     everything = torch.ones(1, 1, 1, len(source), dtype=torch.bool)
     x = embedded(model, source)
@@ -82,7 +82,7 @@ def maps_by_hand(model: Transformer, source: Tensor, target: Tensor) -> Attentio
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_maps_are_those_of_the_parameters(
+def test_attention_maps_follow_from_the_parameters(
     model: Transformer, kind: str, row: int
 ) -> None:
     maps = attention_maps(model, SOURCE, TARGET_IN)[row]
@@ -91,7 +91,7 @@ def test_the_maps_are_those_of_the_parameters(
     torch.testing.assert_close(maps.of(kind), expected, atol=1e-5, rtol=0)  # type: ignore[arg-type]
 
 
-def test_looking_changes_nothing_and_leaves_no_hook(model: Transformer) -> None:
+def test_recording_changes_nothing_and_leaves_no_hook(model: Transformer) -> None:
     with torch.no_grad():
         before = model(SOURCE, TARGET_IN)
         attention_maps(model, SOURCE, TARGET_IN)
@@ -101,7 +101,7 @@ def test_looking_changes_nothing_and_leaves_no_hook(model: Transformer) -> None:
         assert [len(each.weights_tap._forward_hooks) for each in layers] == [0, 0]
 
 
-def test_what_another_thread_does_meanwhile_is_not_seen(model: Transformer) -> None:
+def test_the_passes_of_another_thread_are_not_recorded(model: Transformer) -> None:
     alone = attention_maps(model, SOURCE, TARGET_IN)
     elsewhere = Thread(target=lambda: model(SOURCE[1:], TARGET_IN[1:]))
 
@@ -120,9 +120,7 @@ def test_what_another_thread_does_meanwhile_is_not_seen(model: Transformer) -> N
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
 @torch.no_grad()
-def test_without_a_head_its_values_count_for_nothing(
-    model: Transformer, kind: str
-) -> None:
+def test_a_masked_head_has_no_effect(model: Transformer, kind: str) -> None:
     attention = attentions(model)[kind][1]  # type: ignore[index]
     whole = model(SOURCE, TARGET_IN)
     with without_head(attention, 1):

@@ -1,4 +1,4 @@
-"""The paper's formulas worked out by hand, its estimates against its Table 2."""
+"""The paper's formulas, worked out by hand, and its estimates in Table 2."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_dilated_convolutions_reach_a_power_of_their_width(n, path):
 @pytest.mark.parametrize(
     "layer", ["convolutional, contiguous", "restricted self-attention"]
 )
-def test_one_position_takes_a_step_as_well(layer):
+def test_a_single_position_takes_one_step(layer):
     assert layer_cost(layer, LayerSizes(n=1, d=1)).maximum_path_length == 1
 
 
@@ -60,14 +60,14 @@ def test_devices_are_as_fast_as_the_paper_says():
     assert SUSTAINED_TFLOPS == {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 
 
-def test_the_papers_estimate_is_of_the_order_of_its_products():
+def test_the_papers_estimate_has_the_order_of_its_products():
     # 100,000 updates of 25,000 tokens a side, in sentences of 25 tokens.
     pairs = np.full(1000, 25)
     total = 1e5 * update_flops(PRESETS["base"].model, pairs, pairs)
     assert 0.28 < utilisation(total, 12 * 3600.0, P100S) < 0.32
 
 
-def test_a_forecast_is_by_the_utilisation_that_others_reach():
+def test_a_forecast_uses_published_utilisations():
     cluster = Cluster(name="Abacus", tflops=2.0, num_devices=5)
     assert cluster.flops == 1e13
     least, most = forecast(1e16, cluster)

@@ -1,4 +1,4 @@
-"""Drawings of attention: every word can be read, whatever its length or script."""
+"""Figures of attention: every word can be read, whatever its length or script."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def texts(figure: Figure) -> list[matplotlib.text.Text]:
 
 @pytest.mark.parametrize("name", SENTENCES)
 @pytest.mark.parametrize("view", ["lines", "maps", "overview"])
-def test_every_text_of_a_figure_stands_within_it(name: str, view: str) -> None:
+def test_every_text_of_a_figure_is_within_it(name: str, view: str) -> None:
     heads = labelled(SENTENCES[name], SENTENCES[name])
     figure = {
         "lines": lambda: draw_lines(heads, 1, [1, 2]),
@@ -88,7 +88,7 @@ def test_a_legend_shows_the_colour_of_each_head() -> None:
     assert colours == [HEAD_COLOURS[0], HEAD_COLOURS[2], HEAD_COLOURS[7]]
 
 
-def test_heat_maps_have_a_bar_of_colours() -> None:
+def test_heat_maps_have_a_colour_bar() -> None:
     for figure in (
         draw_maps(labelled(["a"], ["b"], 1, 8), 1, range(1, 9)),
         draw_overview(labelled(["a"], ["b"], 6, 8)),
@@ -96,7 +96,7 @@ def test_heat_maps_have_a_bar_of_colours() -> None:
         assert "weight" in [text.get_text() for text in texts(figure)]
 
 
-def test_the_middle_of_a_long_word_is_left_out() -> None:
+def test_a_long_word_is_shortened_in_the_middle() -> None:
     figure = draw_lines(labelled(["a" * 30 + "b" * 30], ["c" * 24]), 1, [1])
     written = [text.get_text() for text in texts(figure)]
     assert "a" * 11 + "…" + "b" * 11 in written
@@ -112,7 +112,7 @@ def test_letters_without_a_font_become_code_points(
     assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
 
 
-def test_fonts_are_searched_for_letters_that_the_usual_one_lacks(
+def test_other_fonts_are_searched_for_missing_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
@@ -132,7 +132,7 @@ def test_fonts_are_searched_for_letters_that_the_usual_one_lacks(
     assert "1 of the picture's characters (龘)" in advice(found.missing)
 
 
-def test_the_font_of_boxes_is_never_chosen() -> None:
+def test_the_last_resort_font_is_never_chosen() -> None:
     names = [name for name, _ in chart._installed()]
     assert chart.DEFAULT_FONT in names
     assert not [name for name in names if name.startswith(chart.LAST_RESORT)]

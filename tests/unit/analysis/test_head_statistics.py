@@ -19,7 +19,7 @@ CAUSAL = torch.ones(3, 3).tril() / torch.tensor([[1.0], [2.0], [3.0]])
 
 @pytest.fixture
 def maps() -> AttentionMaps:
-    """An encoder with two heads: one spread evenly, one on the token before."""
+    """Maps of an encoder with a uniform head and one on the previous token."""
     return AttentionMaps(
         encoder=torch.stack([EVEN, PREVIOUS])[None],
         decoder=torch.stack([CAUSAL, torch.eye(3)])[None],
@@ -32,7 +32,9 @@ def by_name(maps: AttentionMaps) -> dict[str, HeadStatistics]:
     return {str(each.head): each for each in head_statistics([maps, maps])}
 
 
-def test_even_attention_has_all_entropy(by_name: dict[str, HeadStatistics]) -> None:
+def test_uniform_attention_has_the_greatest_entropy(
+    by_name: dict[str, HeadStatistics],
+) -> None:
     even = by_name["encoder 1.1"]
     assert even.entropy == pytest.approx(math.log(4))
     assert even.sharpness == even.edge == pytest.approx(0.25)
@@ -41,7 +43,7 @@ def test_even_attention_has_all_entropy(by_name: dict[str, HeadStatistics]) -> N
     assert even.same == pytest.approx(0.25)
 
 
-def test_a_head_on_the_token_before_is_known(
+def test_a_head_on_the_previous_token_is_recognized(
     by_name: dict[str, HeadStatistics],
 ) -> None:
     previous = by_name["encoder 1.2"]
@@ -52,7 +54,7 @@ def test_a_head_on_the_token_before_is_known(
     assert previous.distance == pytest.approx(6 / 4)
 
 
-def test_the_edge_of_a_decoder_is_its_begin(
+def test_the_edge_of_a_decoder_is_its_start_token(
     by_name: dict[str, HeadStatistics],
 ) -> None:
     assert by_name["decoder 1.1"].edge == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
@@ -60,7 +62,7 @@ def test_the_edge_of_a_decoder_is_its_begin(
     assert by_name["decoder 1.2"].following == pytest.approx(0)
 
 
-def test_between_two_texts_there_is_no_distance(
+def test_encoder_decoder_attention_has_no_distance(
     by_name: dict[str, HeadStatistics],
 ) -> None:
     across = by_name["encoder-decoder 1.1"]
@@ -75,7 +77,7 @@ def test_between_two_texts_there_is_no_distance(
     assert row == ("encoder-decoder 1.1", "1.39", "0.25", "–", "–", "–", "–", "0.25")
 
 
-def test_longer_sentences_count_for_more(maps: AttentionMaps) -> None:
+def test_longer_sentences_have_more_weight(maps: AttentionMaps) -> None:
     short = AttentionMaps(
         encoder=torch.ones(1, 2, 1, 1),
         decoder=torch.ones(1, 2, 1, 1),
@@ -85,7 +87,7 @@ def test_longer_sentences_count_for_more(maps: AttentionMaps) -> None:
     assert first.sharpness == pytest.approx((4 * 0.25 + 1) / 5)
 
 
-def test_the_favourite_offset_is_held_against_even_attention(
+def test_the_preferred_offset_is_compared_with_uniform_attention(
     maps: AttentionMaps,
 ) -> None:
     found = {str(each.head): each for each in preferred_offsets([maps])}

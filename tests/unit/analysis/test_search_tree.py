@@ -22,18 +22,18 @@ def tree(trained_checkpoint: Checkpoint) -> SearchTree:
     return record_search(decoded(trained_checkpoint), source, SEVERAL, EXCLUDED)
 
 
-def test_watching_finds_what_translating_finds(
+def test_a_recorded_search_finds_the_same_translations(
     tree: SearchTree, trained_checkpoint: Checkpoint
 ) -> None:
     translator = Translator(trained_checkpoint, torch.device("cpu"))
     (translation,) = translator.translate_stream([TEXT], SEVERAL)
-    # Both in fp32, but sums are taken in other orders.
+    # Both are in fp32, but sum in different orders.
     assert [h.score for h in tree.hypotheses] == [
         pytest.approx(h.score, rel=1e-5) for h in translation.hypotheses
     ]
 
 
-def test_the_path_of_a_hypothesis_spells_it_and_adds_up(tree: SearchTree) -> None:
+def test_the_path_of_a_hypothesis_has_its_tokens_and_score(tree: SearchTree) -> None:
     for hypothesis in tree.hypotheses:
         path = tree.path(hypothesis)
         branches = [
@@ -56,11 +56,11 @@ def test_the_drawing_has_every_branch_and_every_end(tree: SearchTree) -> None:
         assert f">&lt;{branch.token}&gt;</text>" in svg
     for hypothesis in tree.hypotheses:
         assert f"score {hypothesis.score:.3f}" in svg
-    # The best path, and its end.
+    # The best path and its end.
     assert svg.count("class=best") == len(tree.hypotheses[0].ids) + 1
 
 
-def test_a_search_that_is_cut_short_has_a_path(
+def test_a_truncated_hypothesis_has_a_path(
     trained_checkpoint: Checkpoint,
 ) -> None:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode("one"), EOS]])

@@ -1,4 +1,4 @@
-"""Pictures of trees: brackets that read back, and a sound SVG."""
+"""Trees as indented brackets and as SVG."""
 
 from itertools import islice
 from xml.etree import ElementTree
@@ -20,12 +20,12 @@ def test_a_constituent_has_a_line_with_its_first_words() -> None:
     )
 
 
-def test_indented_trees_are_read_back() -> None:
+def test_indented_trees_can_be_parsed() -> None:
     lines = "\n".join(map(indented, TREES)).splitlines()
     assert list(read_trees(lines, "drawn")) == TREES
 
 
-def test_of_no_words_there_is_no_picture() -> None:
+def test_a_tree_without_words_gives_an_empty_picture() -> None:
     assert indented(NOTHING) == ""
     assert not list(ElementTree.fromstring(svg([])).iter(f"{NAMESPACE}text"))
 
@@ -34,13 +34,13 @@ def drawn(trees: list[Tree]) -> list[ElementTree.Element]:
     return list(ElementTree.fromstring(svg(trees)).iter(f"{NAMESPACE}text"))
 
 
-def test_a_picture_holds_every_label_tag_and_word() -> None:
+def test_a_picture_has_every_label_tag_and_word() -> None:
     texts = sorted(element.text or "" for element in drawn([TREE]))
     labels = ["TOP", "S", "NP", "VP", "DT", "NN", "VBZ", "."]
     assert texts == sorted([*labels, "the", "dog", "barks", "."])
 
 
-def test_a_label_stands_over_the_middle_of_what_it_holds() -> None:
+def test_a_label_is_centred_above_its_children() -> None:
     places = {element.text: float(element.get("x", "")) for element in drawn([TREE])}
     assert places["NP"] == (places["the"] + places["dog"]) / 2
     assert places["DT"] == places["the"] < places["dog"] < places["barks"]
@@ -49,7 +49,7 @@ def test_a_label_stands_over_the_middle_of_what_it_holds() -> None:
     assert heights["DT"] < heights["the"]
 
 
-def test_trees_stand_below_one_another() -> None:
+def test_trees_are_drawn_below_one_another() -> None:
     one, two = (ElementTree.fromstring(svg([TREE] * count)) for count in (1, 2))
     assert float(two.get("height", "")) == 2 * float(one.get("height", ""))
     assert two.get("width") == one.get("width")

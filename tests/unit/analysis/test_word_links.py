@@ -13,7 +13,7 @@ def translator(trained_checkpoint: Checkpoint) -> Translator:
     return Translator(trained_checkpoint, "cpu")
 
 
-def test_cross_attention_maps_are_those_among_all_maps(translator: Translator) -> None:
+def test_cross_attention_maps_equal_those_of_all_maps(translator: Translator) -> None:
     model = translator.models[0].operators.model
     source = torch.tensor([[300, 301, EOS], [300, EOS, 0]])
     target = torch.tensor([[BOS, 302], [BOS, 303]])
@@ -51,7 +51,7 @@ def test_long_or_empty_sentences_have_no_links(translator: Translator) -> None:
     )
 
 
-def test_the_map_in_which_words_choose_each_other_agrees_most() -> None:
+def test_the_map_of_mutual_choices_agrees_most() -> None:
     crossed = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     one_sided = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
     assert _agreement(torch.stack([crossed, one_sided])).tolist() == [2, 1]

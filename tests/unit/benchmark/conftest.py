@@ -1,4 +1,4 @@
-"""Turns without processes, and a task that takes no time."""
+"""Turns without processes, and a small task."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +15,7 @@ from transduce.experiments.presets import PRESETS
 
 
 class Line(Connection):
-    """A connection to one who gives out so many turns and then hangs up."""
+    """Connection that gives a number of turns and then closes."""
 
     _handle = None  # of no file
 
@@ -34,7 +34,7 @@ class Line(Connection):
 
 @pytest.fixture(scope="session")
 def take_all_turns() -> Callable[..., list[Turn]]:
-    """What comes of so many turns of a piece of work, all in this process."""
+    """Results of a number of turns, all in this process."""
 
     def take(work: Callable[[Turns], None], num_turns: int) -> list[Turn]:
         line = Line(num_turns)
@@ -49,7 +49,7 @@ def take_all_turns() -> Callable[..., list[Turn]]:
 
 @pytest.fixture(scope="session")
 def task(cpu: Hardware) -> TrainingTask:
-    """Three updates of the tiny preset, without dropout."""
+    """Task of three updates of the tiny preset, without dropout."""
     tiny = PRESETS["tiny"]
     run = replace(
         tiny,

@@ -1,4 +1,4 @@
-"""Small models, so that only what is said is tested, not how fast it is."""
+"""Comparison of decoding with small models; the speeds are not tested."""
 
 import math
 import sys
@@ -29,7 +29,7 @@ BEAM = Setting(batch_size=3, beam_size=3)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
 
 
-def test_all_translate_the_same_model(trained_checkpoint, corpus):
+def test_all_systems_translate_with_the_same_model(trained_checkpoint, corpus):
     turns = []
     speed = measure_decoding(
         trained_checkpoint, corpus[0], [GREEDY, BEAM, FORCED], 1, CPU, turns.append
@@ -42,7 +42,7 @@ def test_all_translate_the_same_model(trained_checkpoint, corpus):
     assert loading == [f"{name}: loading the model" for name in names]
     assert len(turns) == 1 + len(names) + 2 * 3 * len(names)
     by_name = {decoder.name: decoder for decoder in speed.decoders}
-    # Equal outputs: the proof that they do the same work.
+    # Equal translations show that all do the same work.
     for name in ("CTranslate2 float32", "Hugging Face fp32"):
         assert by_name[name].greedy_agreement == by_name[name].beam_agreement == 1
     assert [proof.split(":")[0] for proof in speed.proofs] == [
@@ -75,7 +75,7 @@ def test_only_named_decoders_take_part_beside_the_reference(trained_checkpoint):
     assert names == ["transduce fp32", "CTranslate2 float32"]
 
 
-def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
+def test_a_turn_has_the_sentences_that_fit(trained_checkpoint, tmp_path):
     save_model(trained_checkpoint, tmp_path / "ours")
     task = DecodingTask(
         models=tmp_path,
@@ -94,7 +94,7 @@ def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
     large = Setting(batch_size=128, beam_size=1)
     assert large.num_sentences == SENTENCES_OF_SEVERAL
     assert Setting(batch_size=300, beam_size=1).num_sentences == 300
-    # A forced length takes none that is longer.
+    # A forced length leaves out longer sentences.
     forced = task.batches(FORCED)
     assert forced[:3] == [["two"], ["six"], ["two"]]
     assert len(forced) == FORCED.num_sentences
@@ -176,7 +176,7 @@ def test_at_least_one_round_is_measured(trained_checkpoint):
     ("setting", "text"),
     [(GREEDY, "batch 2, beam 1"), (FORCED, "batch 1, beam 3, 5 tokens")],
 )
-def test_a_setting_says_what_it_is(setting, text):
+def test_a_setting_is_shown_in_words(setting, text):
     assert str(setting) == text
 
 
@@ -208,7 +208,7 @@ def test_no_setting_is_refused(trained_checkpoint):
         measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
 
 
-def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
+def test_a_peer_that_lacks_the_models_features_is_left_out(trained_checkpoint):
     config = replace(trained_checkpoint.config, norm="pre")
     weights = Transformer(config).state_dict()
     checkpoint = replace(trained_checkpoint, config=config, weights=weights)
@@ -216,17 +216,17 @@ def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
     assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
     [reason] = speed.left_out
     assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
-    # The only setting is neither greedy nor of a natural length.
+    # The only setting is neither greedy nor without a forced length.
     assert speed.decoders[0].greedy_agreement is None
     assert speed.decoders[0].beam_agreement is None
 
 
-def test_a_model_that_parses_is_refused(parsing_checkpoint):
+def test_a_parser_is_refused(parsing_checkpoint):
     with pytest.raises(RequestError, match=r"CTranslate2 is left out.* one parses"):
         measure_decoding(parsing_checkpoint, ["one"], [GREEDY], 1, CPU, print)
 
 
-def test_a_model_that_no_peer_can_have_is_refused(trained_checkpoint):
+def test_a_model_that_fits_no_peer_is_refused(trained_checkpoint):
     config = replace(trained_checkpoint.config, neighbourhood=2)
     checkpoint = replace(trained_checkpoint, config=config)
     with pytest.raises(RequestError, match=r"CTranslate2 is left out.*Hugging Face is"):

@@ -22,7 +22,7 @@ vmx flags\t: vnmi ept
 """
 
 
-def test_a_processor_is_told_by_number_name_and_matrix_instructions(monkeypatch):
+def test_a_processor_is_described_by_number_name_and_matrix_instructions(monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     monkeypatch.setattr(Path, "read_text", lambda _, encoding: CPU_INFO)
     found = "2 x Some Processor @ 2.50GHz (avx2, avx512f, amx_bf16)"
@@ -30,20 +30,20 @@ def test_a_processor_is_told_by_number_name_and_matrix_instructions(monkeypatch)
 
 
 @pytest.mark.parametrize("text", [None, "processor\t: 0\nBogoMIPS\t: 50.00\n"])
-def test_a_processor_without_a_name_is_told_somehow(monkeypatch, text):
+def test_a_processor_without_a_name_is_described(monkeypatch, text):
     monkeypatch.setattr(Path, "is_file", lambda _: text is not None)
     monkeypatch.setattr(Path, "read_text", lambda _, encoding: text)
     assert describe_processor()
 
 
-def test_packages_that_are_not_there_are_not_told():
+def test_missing_packages_are_not_listed():
     machine = describe_machine(("torch", "no-such-package"), torch.device("cpu"))
     assert set(machine.versions) == {"Python", "torch"}
     assert machine.accelerator is None
     assert machine.num_threads == torch.get_num_threads()
 
 
-def test_a_gpu_is_told_by_its_name(monkeypatch):
+def test_a_gpu_is_described_by_its_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Some {device}")
     assert describe_machine((), torch.device("cuda")).accelerator == "Some cuda"
 

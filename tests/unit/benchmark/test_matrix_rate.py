@@ -1,4 +1,4 @@
-"""The rate against a clock that is known, and the products against PyTorch's count."""
+"""Matrix rate by a fake clock, and products by PyTorch's count."""
 
 from dataclasses import replace
 from itertools import count
@@ -15,7 +15,7 @@ TICK = 0.25
 
 @pytest.fixture
 def known_clock(monkeypatch):
-    """Every product takes one tick, whatever its size."""
+    """Clock by which every product takes one tick."""
     ticks = count()
     monkeypatch.setattr(module.time, "perf_counter", lambda: TICK * next(ticks))
     monkeypatch.setattr(module, "FIRST_SIZE", 16)
@@ -50,7 +50,7 @@ def test_products_are_in_the_hardwares_precision(monkeypatch, cpu, dtype):
     assert dtypes == {dtype}
 
 
-def test_the_fastest_of_several_counts(monkeypatch, cpu):
+def test_the_fastest_product_counts(monkeypatch, cpu):
     monkeypatch.setattr(module, "FIRST_SIZE", 16)
     monkeypatch.setattr(module, "LONG_S", 0.0)
     readings = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])
@@ -59,7 +59,7 @@ def test_the_fastest_of_several_counts(monkeypatch, cpu):
 
 
 @pytest.mark.usefixtures("known_clock")
-def test_it_is_measured_anew_at_every_turn(monkeypatch, cpu, take_all_turns):
+def test_the_rate_is_measured_in_every_turn(monkeypatch, cpu, take_all_turns):
     monkeypatch.setattr(module, "LONG_S", 0.0)
     turns = take_all_turns(lambda turns: take_turns(cpu, turns), 3)
     assert [turn.outcome for turn in turns] == [2 * 16**3 / TICK] * 3

@@ -1,4 +1,4 @@
-"""With the same weights every system has the same loss: all do the same work."""
+"""With the same weights all systems have the same loss, so all do the same work."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ def marian_layer(ours: Weights, side: str, layer: int, kind: str) -> dict[str, T
 
 
 def torch_like(ours: Transformer) -> TorchPeer:
-    """The peer with our weights, all of them and no others."""
+    """Copy our weights into a peer, all of them and no others."""
     peer = TorchPeer(ours.config, max_length=256)
     peer.load_state_dict(torch_weights(ours.state_dict(), ours.config.num_layers))
     return peer
@@ -128,7 +128,7 @@ def marian_like(ours: Transformer) -> MarianPeer:
     peer = MarianPeer(ours.config, max_length=256)
     weights = marian_weights(ours.state_dict(), ours.config.num_layers)
     for side in SIDES:
-        # Its sines all stand before its cosines, which is as good, but not the same.
+        # Marian has all sines before all cosines.
         name = f"marian.model.{side}.embed_positions.weight"
         weights[name] = sinusoids(256, ours.config.d_model)
     missing, unexpected = peer.load_state_dict(weights, strict=False)
@@ -172,7 +172,7 @@ def test_a_peer_of_the_same_weights_has_the_same_losses(task, peer_like):
     peer = PeerTrainer(peer_like(trainer.model), task)
     ours, theirs = our_losses(trainer), peer_losses(peer)
     assert len(ours) == 3
-    # The later ones, too: of the gradients, the optimizer and the schedule.
+    # Later losses agree too, and with them gradients, optimizer and schedule.
     for (num_tokens, loss), (their_tokens, their_loss) in zip(
         ours, theirs, strict=True
     ):
@@ -181,7 +181,7 @@ def test_a_peer_of_the_same_weights_has_the_same_losses(task, peer_like):
     assert ours[0][1] != pytest.approx(ours[2][1], abs=1e-3)
 
 
-def test_what_peers_lack_ours_does_without(task):
+def test_our_training_leaves_out_what_peers_lack(task):
     training = replace(
         task.run.training, optimizer="muon", cooldown_share=1.0, weight_decay=9.0
     )
@@ -219,7 +219,7 @@ def test_a_peer_has_the_same_gradients(task, peer_like):
     )
 
 
-def test_a_peer_learns_as_many_numbers(task, peer_like):
+def test_a_peer_has_as_many_parameters(task, peer_like):
     ours = Transformer(task.model)
     theirs = [p for p in peer_like(ours).parameters() if p.requires_grad]
     assert sum(p.numel() for p in theirs) == ours.num_parameters()
@@ -232,8 +232,8 @@ def test_a_compiled_peer_takes_part_on_a_gpu():
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.filterwarnings("ignore")  # the compiler calls what PyTorch warns of
-def test_a_compiled_peer_is_the_peer(task, monkeypatch):
-    # To make machine code would take a minute.
+def test_a_compiled_peer_computes_the_same(task, monkeypatch):
+    # Compiling to machine code would take a minute.
     compile_ = partialmethod(nn.Module.compile, backend="eager")
     monkeypatch.setattr(nn.Module, "compile", compile_)
     compiled = compiled_torch_peer(task.model, 256)
@@ -343,7 +343,9 @@ def with_transformers(monkeypatch):
     ids=str,
 )
 @pytest.mark.usefixtures("with_transformers")
-def test_who_cannot_be_the_same_model_is_left_out(task, name, changes, setting):
+def test_a_peer_that_cannot_have_the_same_model_is_left_out(
+    task, name, changes, setting
+):
     sentence = f"{name} is left out, as it lacks {setting}."
     assert obstacle(name, replace(task.model, **changes)) == sentence
 
@@ -360,12 +362,12 @@ def test_who_cannot_be_the_same_model_is_left_out(task, name, changes, setting):
     ids=str,
 )
 @pytest.mark.usefixtures("with_transformers")
-def test_who_can_be_the_same_model_takes_part(task, name, changes):
+def test_a_peer_that_can_have_the_same_model_takes_part(task, name, changes):
     assert obstacle(name, replace(task.model, **changes)) is None
     assert obstacle(name, ModelConfig(**changes)) is None
 
 
-def test_a_package_that_is_missing_is_named(task, monkeypatch):
+def test_a_missing_package_is_named(task, monkeypatch):
     monkeypatch.setattr(
         "transduce.benchmark.training_systems.find_spec", lambda name: None
     )

@@ -19,7 +19,7 @@ def lengths(side):
     return np.diff(side.offsets)
 
 
-def test_lengths_are_like_those_of_text(base):
+def test_lengths_have_the_distribution_of_text(base):
     dataset = base.dataset()
     source, target = lengths(dataset.source), lengths(dataset.target)
     assert 23 < source.mean() < 26
@@ -30,7 +30,7 @@ def test_lengths_are_like_those_of_text(base):
     assert np.corrcoef(source, target)[0, 1] > 0.9
 
 
-def test_ids_are_of_the_vocabulary_and_none_is_special(task):
+def test_ids_are_ordinary_tokens_of_the_vocabulary(task):
     dataset = task.dataset()
     for side in (dataset.source, dataset.target):
         assert side.ids.min() == EOS + 1
@@ -65,7 +65,7 @@ def test_updates_are_those_of_the_batcher(base):
         assert update.num_target_tokens == pytest.approx(25_000, rel=0.2)
 
 
-def test_flops_are_of_the_sentences_with_their_ends(task):
+def test_flops_include_end_tokens(task):
     dataset = task.dataset()
     expected = []
     for update in task.updates(dataset):

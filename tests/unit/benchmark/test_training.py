@@ -22,7 +22,7 @@ YARDSTICK = "The matrix rate"
 
 
 class KnownWorker:
-    """Takes as long as the table says; writes down whose turn it was."""
+    """Worker with given times that records the order of turns."""
 
     order: list[str]
     plain: list[bool]
@@ -56,7 +56,7 @@ class KnownWorker:
 
 @pytest.fixture
 def order(monkeypatch):
-    """Whose turn it was."""
+    """Names of the systems in the order of their turns."""
     KnownWorker.order, KnownWorker.plain = [], []
     monkeypatch.setattr(training_speed, "Worker", KnownWorker)
     monkeypatch.setattr(training_speed, "obstacle", lambda name, config: None)
@@ -69,7 +69,7 @@ def speed(order, task):
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_peers_are_plain_if_that_is_asked_for(order, task, is_plain):
+def test_peers_are_plain_on_request(order, task, is_plain):
     measure_training(
         task.run, task.hardware, 1, lambda _: None, are_peers_plain=is_plain
     )
@@ -80,7 +80,7 @@ def of(speed, name):
     return next(each for each in speed.systems if each.name == name)
 
 
-def test_all_take_turns_and_each_is_first_in_turn(order, speed):
+def test_systems_take_turns_in_rotating_order(order, speed):
     rounds = [
         [YARDSTICK, OURS, MARIAN, TORCH],
         [YARDSTICK, MARIAN, TORCH, OURS],
@@ -101,7 +101,7 @@ def test_the_warm_up_is_not_counted(speed):
     assert len(speed.target_tokens) == len(speed.update_flops) == 3
 
 
-def test_figures_are_medians_over_the_rounds(speed):
+def test_speeds_are_medians_over_the_rounds(speed):
     tokens, flops = speed.target_tokens, speed.update_flops
     marian = of(speed, MARIAN)
     assert marian.tokens_per_second == median(
@@ -110,41 +110,41 @@ def test_figures_are_medians_over_the_rounds(speed):
     assert marian.matrix_share == pytest.approx(
         median([flops[0] / 4, flops[1] / 6, flops[2] / 8]) / 3e6
     )
-    # Of 4, 3 and 2 times as long as ours; it is no ratio of medians.
+    # The median of 4, 3 and 2 times our time, not a ratio of medians.
     assert marian.our_advantage == 3
     assert of(speed, TORCH).our_advantage == 1.5
     assert of(speed, OURS).our_advantage == 1
 
 
-def test_the_machine_is_held_to_its_best(speed):
+def test_the_matrix_rate_is_the_best_of_all_rounds(speed):
     assert speed.matrix_rate == 3e6
 
 
-def test_a_peak_is_the_last_that_was_told(speed):
+def test_the_peak_memory_is_that_of_the_last_round(speed):
     assert of(speed, OURS).peak_bytes == 4000
 
 
-def test_the_load_is_that_before_all_begin(monkeypatch, order, task):
+def test_the_load_is_measured_before_the_comparison(monkeypatch, order, task):
     monkeypatch.setattr("os.getloadavg", lambda: (1.5 + len(order), 0.0, 0.0))
     speed = measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
     assert speed.load == 1.5
 
 
-def test_what_was_measured_is_said(speed, task):
+def test_the_result_describes_the_measurement(speed, task):
     assert speed.num_parameters == count_parameters(task.model).total
     assert speed.hardware == "cpu (fp32)"
     assert "torch" in speed.machine.versions
     assert speed.left_out == ()
 
 
-def test_the_figures_are_of_the_updates_after_the_warm_up(speed, task):
+def test_the_result_has_the_updates_after_the_warm_up(speed, task):
     longer = training_speed.TrainingTask(run=task.run, hardware=task.hardware, steps=5)
     updates = list(longer.updates(longer.dataset()))
     assert speed.target_tokens == tuple(u.num_target_tokens for u in updates[2:])
     assert speed.update_flops == tuple(longer.update_flops()[2:])
 
 
-def test_who_is_left_out_takes_no_turn_and_is_told_of(monkeypatch, order, task):
+def test_a_system_left_out_takes_no_turn_and_is_reported(monkeypatch, order, task):
     reasons = {MARIAN: "Marian is ill.", TORCH: None}
     monkeypatch.setattr(training_speed, "obstacle", lambda name, _: reasons[name])
     speed = measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
@@ -152,7 +152,7 @@ def test_who_is_left_out_takes_no_turn_and_is_told_of(monkeypatch, order, task):
     assert set(order) & {OURS, MARIAN, TORCH} == {OURS, TORCH}
 
 
-def test_rounds_are_told_as_they_begin(order, task):
+def test_rounds_are_announced_when_they_start(order, task):
     numbers = []
     measure_training(
         task.run, task.hardware, 1, on_round=lambda n: numbers.append((n, len(order)))
@@ -161,7 +161,7 @@ def test_rounds_are_told_as_they_begin(order, task):
 
 
 @pytest.mark.parametrize("rounds", [0, -1])
-def test_there_must_be_a_round(task, rounds):
+def test_zero_rounds_are_refused(task, rounds):
     message = f"`rounds` must be at least 1, but is {rounds}"
     with pytest.raises(ConfigError, match=message):
         measure_training(task.run, task.hardware, rounds, on_round=lambda _: None)

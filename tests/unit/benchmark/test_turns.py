@@ -1,4 +1,4 @@
-"""One works while the others sleep; who ends before his turn is told of."""
+"""Workers take turns, and one that ends early is an error."""
 
 import operator
 from functools import partial
@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 CPU = torch.device("cpu")
 
 
-def test_work_is_told_turn_by_turn(take_all_turns):
+def test_results_are_reported_turn_by_turn(take_all_turns):
     def count(turns):
         turns.begin()
         for number in range(10):
@@ -25,10 +25,10 @@ def test_work_is_told_turn_by_turn(take_all_turns):
     assert all(turn.seconds > 0 and turn.peak_bytes > 0 for turn in turns)
 
 
-def test_a_process_holds_what_a_gpus_use_grows_by_while_it_works(
+def test_peak_memory_counts_the_growth_of_gpu_memory_during_turns(
     take_all_turns, monkeypatch
 ):
-    # At first, when ready, and before and after each turn.
+    # Memory at the start, when ready, and before and after each turn.
     used = iter([10**12, 3 * 10**12, 5 * 10**12, 9 * 10**12, 7 * 10**12, 8 * 10**12])
     monkeypatch.setattr(turns_module, "used_memory", lambda _: next(used, 0))
     monkeypatch.setattr(turns_module, "memory_of_children", lambda: 0)
@@ -42,7 +42,7 @@ def test_a_process_holds_what_a_gpus_use_grows_by_while_it_works(
     assert peaks == [6 * 10**12, 7 * 10**12]
 
 
-def test_a_process_holds_what_its_children_hold(take_all_turns, monkeypatch):
+def test_peak_memory_includes_child_processes(take_all_turns, monkeypatch):
     held = iter([10**12, 3 * 10**12, 2 * 10**12])
     monkeypatch.setattr(turns_module, "memory_of_children", lambda: next(held))
     monkeypatch.setattr(turns_module, "peak_memory", lambda _: 10**12)
@@ -56,7 +56,7 @@ def test_a_process_holds_what_its_children_hold(take_all_turns, monkeypatch):
     assert peaks == [4 * 10**12, 4 * 10**12]
 
 
-def test_sleeping_takes_no_time_of_a_turn(take_all_turns, monkeypatch):
+def test_waiting_is_not_part_of_a_turn(take_all_turns, monkeypatch):
     clock = iter([10.0, 12.0, 50.0, 55.0, 90.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
 
@@ -79,7 +79,7 @@ def test_a_worker_works_in_a_process_of_its_own(cpu):
     assert all(turn.outcome > 0 and turn.seconds > 0 for turn in turns)
 
 
-def test_a_worker_that_ends_before_its_turn_is_told_of():
+def test_a_worker_that_ends_before_its_turn_is_an_error():
     begin_only = operator.methodcaller("begin")
     with Worker("The lazy one", begin_only, CPU) as worker:
         message = "The process of The lazy one ended with exit code 0 during"
@@ -87,7 +87,7 @@ def test_a_worker_that_ends_before_its_turn_is_told_of():
             worker.take_turn()
 
 
-def test_a_worker_that_fails_says_why_itself(capfd):
+def test_a_failing_worker_prints_its_error(capfd):
     worker = Worker("The wrong one", operator.methodcaller("no_such_method"), CPU)
     message = "The process of The wrong one ended with exit code 1 during"
     with pytest.raises(TransduceError, match=message):

@@ -1,4 +1,4 @@
-"""Settings that contradict each other are found before anything is done."""
+"""Contradicting settings are refused before training, and useless ones reported."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ NONE_HELD_OUT = "evaluation.hold_out=false"
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_no_preset_contradicts_itself(name: str) -> None:
+def test_no_preset_has_contradicting_settings(name: str) -> None:
     is_parser = name.startswith("parsing")
     for files in (TREES, TREES_WITH_DEV) if is_parser else (TEXT, TEXT_WITH_DEV):
         refuse_contradictions(PRESETS[name], files)

@@ -1,4 +1,4 @@
-"""What a report says of a corpus, held against what training makes of it."""
+"""Reports on a corpus, compared with how training uses it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ GOOD = ([b"one", b"two three", b"four"], [b"eins", b"zwei drei", b"vier"])
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., CorpusFiles]:
-    """Files of the given lines, named by their side."""
+    """Writes the given lines to files named by their side."""
 
     def write(
         source: Lines, target: Lines, dev_source: Lines = (), dev_target: Lines = ()
@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> Callable[..., CorpusFiles]:
 
 @pytest.fixture
 def check(files: Callable[..., CorpusFiles], monkeypatch: pytest.MonkeyPatch) -> Check:
-    """The report on the given lines; its places are bare file names."""
+    """Checks a corpus of the given lines; its places are bare file names."""
 
     def run(*sides: Lines, config: RunConfig = TINY) -> CorpusReport:
         corpus = files(*sides)
@@ -88,7 +88,7 @@ def _at_most(config: RunConfig, max_length: int) -> RunConfig:
     return replace(config, batching=replace(config.batching, max_length=max_length))
 
 
-def test_figures_agree_with_what_training_prepares(corpus_files, tmp_path):
+def test_the_report_has_the_counts_of_a_prepared_corpus(corpus_files, tmp_path):
     files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
     config = _at_most(TINY, 5)
     report = check_corpus(files, config)
@@ -142,7 +142,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("sides", REFUSED.values(), ids=REFUSED)
-def test_what_training_refuses_is_refused(sides, check, files, tmp_path):
+def test_a_file_that_training_refuses_is_refused(sides, check, files, tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(DataError):
         prepare(files(*sides), TINY.tokenizer, 256, tmp_path / "run")
@@ -150,13 +150,13 @@ def test_what_training_refuses_is_refused(sides, check, files, tmp_path):
 
 
 @pytest.mark.parametrize("sides", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_training_accepts_is_not_refused(sides, check, files, tmp_path):
+def test_a_file_that_training_accepts_is_not_refused(sides, check, files, tmp_path):
     (tmp_path / "run").mkdir()
     prepare(files(*sides), TINY.tokenizer, 256, tmp_path / "run")
     assert not any(advice.is_refusal for advice in advise(check(*sides)))
 
 
-def test_reading_goes_on_after_faults_and_leaves_their_pairs_out(check):
+def test_a_faulty_pair_is_left_out_and_reading_continues(check):
     report = check(
         [b"one", b"caf\xe9", b"two", b"a\0b", b"three four"],
         [b"eins", b"x", b"\xffzwei", b"y", b"drei vier"],
@@ -191,7 +191,7 @@ def test_unequal_files_are_named_with_both_counts(check):
     assert "source has 3 lines, but target has 1" in _problems(report)
 
 
-def test_places_go_on_in_the_next_files(tmp_path):
+def test_lines_are_numbered_in_each_file(tmp_path):
     paths = [tmp_path / name for name in ("a.en", "a.de", "b.en", "b.de")]
     contents = [b"one\ntwo\n", b"eins\n", b"three\n\n", b"drei\nvier\n"]
     for path, content in zip(paths, contents, strict=True):
@@ -237,7 +237,7 @@ def test_a_pair_that_is_left_out_is_named_under_its_reason(source, target, side,
 def test_a_pair_is_lopsided_by_ratio_and_difference(
     source_words, target_words, is_lopsided, check
 ):
-    # Each letter has become a piece with its space, so that a word is a token.
+    # Each letter with its space has become one token.
     pair = [b" ".join([b"a"] * source_words)], [b" ".join([b"b"] * target_words)]
     filler = [b"a a"] * 40, [b"b b"] * 40
     report = check([*pair[0], *filler[0]], [*pair[1], *filler[1]])
@@ -328,11 +328,11 @@ def _with_training(**changes: int) -> RunConfig:
         (TINY, "of the 400 sub-words of tokenizer.vocab_size"),
     ],
 )
-def test_settings_that_do_not_suit_the_corpus_are_advised_on(config, problem, check):
+def test_settings_that_do_not_fit_the_corpus_get_advice(config, problem, check):
     assert problem in _problems(check(*GOOD, config=config))
 
 
-def test_too_few_steps_for_one_epoch_are_advised_on(check):
+def test_too_few_steps_for_one_epoch_get_advice(check):
     batching = replace(
         TINY.batching, source_tokens=10, target_tokens=10, batch_tokens=10
     )
@@ -344,7 +344,7 @@ def test_too_few_steps_for_one_epoch_are_advised_on(check):
     assert f"--set training.steps={report.epoch.updates}." in problems
 
 
-def test_much_padding_is_advised_on(check):
+def test_much_padding_gets_advice(check):
     source = [b"a"] * 20 + [b" ".join([b"a"] * 40)]
     batching = replace(TINY.batching, batch_tokens=5_000)
     report = check(source, [b"b"] * 21, config=replace(TINY, batching=batching))
@@ -361,12 +361,12 @@ def test_much_padding_is_advised_on(check):
         ((b"a0", b"b0"), "pairs that repeat an earlier one: 1 (10.0%)"),
     ],
 )
-def test_odd_pairs_are_advised_on_when_they_are_many(pair, problem, check):
+def test_many_unusual_pairs_get_advice(pair, problem, check):
     sides = [[f"{side}{n}".encode() for n in range(9)] for side in "ab"]
     assert problem in _problems(check([*sides[0], pair[0]], [*sides[1], pair[1]]))
 
 
-def test_a_few_odd_pairs_are_no_reason_to_advise(check):
+def test_a_few_unusual_pairs_get_no_advice(check):
     odd = [(b"", b"x"), (b"same", b"same"), (b"a0", b"b0")]
     source = [*(f"a{n}".encode() for n in range(400)), *(pair[0] for pair in odd)]
     target = [*(f"b{n}".encode() for n in range(400)), *(pair[1] for pair in odd)]
@@ -487,14 +487,14 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
         ),
     ],
 )
-def test_the_fitting_preset_is_named_unless_it_is_taken(
+def test_the_fitting_preset_is_proposed_unless_it_is_used(
     preset: str, remedy: str, check: Check
 ) -> None:
     assert remedy in _problems(check(*GOOD, config=PRESETS[preset]))
 
 
 @pytest.mark.parametrize(("steps", "is_advised_on"), [(3_000, False), (3_001, True)])
-def test_the_steps_that_were_advised_are_not_advised_against(
+def test_the_advised_steps_get_no_advice(
     steps: int, is_advised_on: bool, check: Check
 ) -> None:
     small = PRESETS["multi30k"]
@@ -503,7 +503,7 @@ def test_the_steps_that_were_advised_are_not_advised_against(
     assert ("take fewer steps" in problems) == is_advised_on
 
 
-def test_a_proposal_keeps_the_steps_of_a_preset_that_suits_the_corpus(
+def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
     check: Check,
 ) -> None:
     lines = [" ".join(f"{n}" for n in range(k, k + 99)).encode() for k in range(3_000)]

@@ -1,4 +1,4 @@
-"""What is seen of the lines of a corpus while it is read to its end."""
+"""Survey of the lines of a corpus."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 def survey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Sequence[bytes], Sequence[bytes]], Survey]:
-    """The survey of the given lines; its places are bare file names."""
+    """Surveys a corpus of the given lines; its places are bare file names."""
 
     def run(source: Sequence[bytes], target: Sequence[bytes]) -> Survey:
         monkeypatch.chdir(tmp_path)
@@ -57,14 +57,14 @@ def test_the_first_of_invalid_and_nul_bytes_is_named(content, named):
     assert invalid_byte(content) == named
 
 
-def test_a_tokenizer_is_learned_from_sound_pairs_only(tmp_path):
+def test_a_tokenizer_is_learned_from_valid_pairs_only(tmp_path):
     (tmp_path / "source").write_bytes(b"one\ncaf\xe9\ntwo\nmore\n")
     (tmp_path / "target").write_bytes(b"eins\nzwei\ndr\0ei\n")
     pairs = valid_pairs([tmp_path / "source"], [tmp_path / "target"])
     assert list(pairs) == [SentencePair(source="one", target="eins")]
 
 
-def test_places_are_those_of_the_lines_though_some_are_left_out(survey):
+def test_places_count_the_lines_that_are_left_out(survey):
     seen = survey([b"\xff", b"one", b"\0", b"two"], [b"x", b"eins", b"y", b"zwei"])
     assert [seen.place(row) for row in range(2)] == ["source:2", "source:4"]
     assert seen.place(1, "target") == "target:4"
@@ -76,7 +76,7 @@ def test_ordinary_text_is_not_suspicious(text, survey):
     assert not any(finding.count for finding in side.suspicious.values())
 
 
-def test_lengths_are_told_of_lines_that_hold_tokens(survey):
+def test_lengths_are_those_of_non_empty_lines(survey):
     words = (1, 1, 1, 2, 5, 0)
     source = [b" ".join([b"a"] * n) for n in words]
     side = survey(source, [b"b"] * 6).side("source")

@@ -1,4 +1,4 @@
-"""A run records its hardware and software, and reports changes of bits."""
+"""A run records its hardware and software, and reports their changes."""
 
 from dataclasses import asdict, replace
 
@@ -50,7 +50,7 @@ def test_missing_records_of_an_older_log_are_none(
         ("processor", "Abacus", "Abacus now"),
     ],
 )
-def test_changes_of_bits_are_reported(
+def test_changes_of_the_environment_are_reported(
     here: Environment, name: str, value: object, said: str
 ) -> None:
     found = environment_changes(here, replace(here, **{name: value}))

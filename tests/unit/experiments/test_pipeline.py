@@ -31,16 +31,16 @@ TINY = replace(
     training=replace(
         PRESETS["tiny"].training, steps=12, checkpoint_steps=4, keep_checkpoints=2
     ),
-    # What a model that has learned nothing says is cut short.
+    # An untrained model's translations are endless, so they are cut off.
     search=replace(PRESETS["tiny"].search, beam_size=2, extra_length=1),
 )
 NEVER_RIGHT = replace(TINY.search, max_length=1)
-"""A search that ends before a 4-gram is written."""
+"""Search whose translations are too short for a 4-gram."""
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 
 
 class Notes:
-    """An observer that remembers."""
+    """Observer that records all calls."""
 
     def __init__(self) -> None:
         self.starts: list[RunStart] = []
@@ -86,12 +86,12 @@ def run(
     return out, notes.results[0], notes
 
 
-def test_every_step_is_told_of_once(run: tuple[Path, RunResult, Notes]) -> None:
+def test_every_step_is_reported_once(run: tuple[Path, RunResult, Notes]) -> None:
     _, _, notes = run
     assert notes.steps == list(range(1, 13))
 
 
-def test_a_new_run_says_what_became_of_its_pairs(
+def test_a_new_run_reports_its_pairs(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     [start] = run[2].starts
@@ -143,7 +143,7 @@ def with_training(**settings: object) -> RunConfig:
     return replace(TINY, training=replace(TINY.training, **settings))
 
 
-def test_a_mean_that_does_worse_than_a_member_is_refused(
+def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoiled(members: Sequence[Checkpoint]) -> Checkpoint:
@@ -177,7 +177,7 @@ def test_a_mean_that_does_worse_than_a_member_is_refused(
         (42.0, 2.58, False),
     ],
 )
-def test_the_best_of_many_must_be_ahead_of_their_mean_by_loss_too(
+def test_the_best_checkpoint_must_beat_the_average_by_loss_too(
     bleu: float, loss: float, expected: bool
 ) -> None:
     history = DevHistory(entries=[], best_by="bleu")
@@ -185,7 +185,7 @@ def test_the_best_of_many_must_be_ahead_of_their_mean_by_loss_too(
     assert history.beats_clearly({"bleu": bleu, "loss": loss}, mean) is expected
 
 
-def test_an_average_that_is_kept_though_its_score_is_worse_is_told_of(
+def test_an_average_kept_despite_a_worse_score_causes_a_warning(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DevHistory, "beats", lambda *_: True)
@@ -198,7 +198,7 @@ def test_an_average_that_is_kept_though_its_score_is_worse_is_told_of(
     assert load_model(out / "averaged").step == 12
 
 
-def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
+def test_a_run_ends_although_its_best_checkpoint_is_lost(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     out, notes = tmp_path / "run", Notes()
@@ -215,7 +215,7 @@ def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
     assert result.model == out / "averaged"
 
 
-def test_the_best_is_not_scored_again_if_it_is_all_that_is_kept(
+def test_the_best_checkpoint_is_not_scored_again_if_no_other_is_kept(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored, score = [], DevCorpus.score
@@ -236,7 +236,7 @@ def test_the_best_is_not_scored_again_if_it_is_all_that_is_kept(
 def test_a_run_ends_when_its_patience_is_spent(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
-    # So slow that nothing changes, and the first checkpoint stays the best.
+    # The learning rate is so low that the first checkpoint stays the best.
     config = with_training(
         steps=60, checkpoint_steps=2, patience=3, learning_rate_scale=1e-9
     )
@@ -250,7 +250,7 @@ def test_a_run_ends_when_its_patience_is_spent(
     assert len(again.results) == 1
 
 
-def test_patience_that_is_half_spent_is_so_when_resumed(
+def test_a_resumed_run_remembers_its_spent_patience(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     class Killed(Notes):
@@ -259,7 +259,7 @@ def test_patience_that_is_half_spent_is_so_when_resumed(
             if report.step == 5:
                 raise KeyboardInterrupt
 
-    # As above: two checkpoints, the second without gain, are behind it by then.
+    # As above: by then there are two checkpoints, the second without a gain.
     config = with_training(
         steps=60, checkpoint_steps=2, patience=3, learning_rate_scale=1e-9
     )
@@ -270,7 +270,7 @@ def test_patience_that_is_half_spent_is_so_when_resumed(
     assert notes.steps == [5, 6, 7, 8]
 
 
-def test_of_a_preparation_that_is_terminated_nothing_is_left(
+def test_a_terminated_preparation_leaves_nothing(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def terminated(*_: object) -> None:
@@ -292,7 +292,7 @@ def test_patience_must_have_a_dev_corpus(files: CorpusFiles, tmp_path: Path) -> 
 
 @pytest.fixture
 def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps at which a run is to diverge, once each."""
+    """Steps at which the run diverges, once each."""
     steps: list[int] = []
     watch = Trainer._watch
 
@@ -306,7 +306,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_a_run_that_diverges_goes_back_and_on_more_slowly(
+def test_a_diverged_run_goes_back_and_on_at_a_lower_rate(
     files: CorpusFiles, tmp_path: Path, diverging: list[int]
 ) -> None:
     diverging.append(7)
@@ -324,7 +324,7 @@ def test_a_run_that_diverges_goes_back_and_on_more_slowly(
     )
 
 
-def test_it_goes_back_to_before_the_loss_began_to_rise(
+def test_a_diverged_run_goes_back_to_before_the_loss_rose(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Trainer._watch
@@ -351,7 +351,7 @@ def test_it_goes_back_to_before_the_loss_began_to_rise(
     assert load_model(spoiled).step == 8  # a new one
 
 
-def test_where_all_was_saved_on_the_rise_it_goes_back_to_the_newest(
+def test_a_diverged_run_without_an_older_checkpoint_goes_back_to_the_newest(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Trainer._watch
@@ -378,7 +378,7 @@ def test_a_run_that_diverges_again_is_stopped(
     diverging += [3, 9]
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         train(files, TINY, tmp_path / "run", CPU, Notes())
-    # It was at the lowered rate from its first step on, also when resumed.
+    # The resumed run is still at the reduced rate.
     diverging.append(10)
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         resume(tmp_path / "run", CPU, Notes())
@@ -393,7 +393,7 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
     assert load_model(out / "best").step == best.step
 
 
-def test_a_stopped_run_serves_its_most_trained_model(
+def test_a_stopped_run_translates_with_its_best_checkpoint(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     class Killed(Notes):
@@ -411,7 +411,7 @@ def test_a_stopped_run_serves_its_most_trained_model(
     assert load_model(out).step == 8
 
 
-def test_patience_waits_while_the_loss_falls_and_no_score_decides(
+def test_patience_is_not_spent_while_the_loss_falls(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     config = with_training(checkpoint_steps=2, patience=1, learning_rate_scale=0.1)
@@ -440,7 +440,7 @@ OLDER = [{"loss": 3.0, "bleu": 8.1}, {"loss": 3.1, "bleu": 8.2}]
 @pytest.mark.parametrize(
     ("best_by", "entries", "best", "since_best"),
     [
-        # On equal scores the loss decides.
+        # Among equal scores the loss decides.
         ("bleu", FALLING, 2, 0),
         ("bleu", [*FALLING, entry(3.0)], 2, 1),
         ("bleu", [*FALLING, entry(3.5), entry(None)], 2, 2),
@@ -449,7 +449,7 @@ OLDER = [{"loss": 3.0, "bleu": 8.1}, {"loss": 3.1, "bleu": 8.2}]
         ("chrf", TOO_FEW, 1, 1),
         ("loss", TOO_FEW, 2, 0),
         ("f1", [{"loss": 3.0, "f1": 0.0}, {"loss": 2.0, "f1": 0.0}], 1, 0),
-        # The first of BLEU, chrF and loss that tells.
+        # The first meaningful metric of BLEU, chrF and loss decides.
         ("auto", FALLING, 2, 0),
         ("auto", [entry(3.0, 0.0, 19.0), entry(2.0, 0.0, 12.0)], 1, 0),
         ("auto", TOO_FEW, 1, 0),
@@ -473,7 +473,7 @@ def test_the_best_checkpoint_is_chosen_by_score_and_then_by_loss(
     assert DevHistory(entries=entries, best_by=best_by).since_best() == since_best
 
 
-def test_a_loss_that_falls_by_chance_is_no_gain() -> None:
+def test_a_loss_within_the_tolerance_is_no_gain() -> None:
     entries = [entry(3.0), entry(2.999)]
     assert DevHistory(entries=entries, best_by="auto").since_best() == 1
     assert DevHistory(entries=entries, best_by="loss").since_best() == 0
@@ -496,7 +496,7 @@ def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> N
     ]
 
 
-def test_the_log_tells_on_what_a_run_is_trained(
+def test_the_log_has_the_environment_of_the_run(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
@@ -517,7 +517,7 @@ def test_the_learning_curve_is_a_picture(run: tuple[Path, RunResult, Notes]) -> 
     assert run[1].picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_is_done_is_left_as_it_is_when_resumed(
+def test_resuming_a_finished_run_changes_nothing(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     out, result, _ = run
@@ -533,7 +533,7 @@ def test_a_run_that_is_done_is_left_as_it_is_when_resumed(
 
 
 class Impatient(Notes):
-    """One that does not let a run end."""
+    """Observer that stops the run by an error."""
 
     def stepped(self, report: StepReport) -> None:
         super().stepped(report)
@@ -541,7 +541,7 @@ class Impatient(Notes):
             raise RuntimeError("Enough.")
 
 
-def test_a_run_that_was_cut_to_memory_goes_on_as_it_was(
+def test_a_resumed_run_keeps_its_micro_batch(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     out, notes = tmp_path / "run", Notes()
@@ -556,7 +556,7 @@ def test_a_run_that_was_cut_to_memory_goes_on_as_it_was(
     assert starts[0]["max_positions"] == starts[1]["max_positions"]
 
 
-def test_settings_that_agree_are_not_refused(
+def test_resuming_with_the_same_settings_is_accepted(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     refuse_changed_settings(run[0], TINY)
@@ -572,7 +572,7 @@ def test_settings_that_agree_are_not_refused(
         ("tokenizer", "vocab_size", 500),
     ],
 )
-def test_settings_that_differ_are_refused(
+def test_resuming_with_other_settings_is_refused(
     run: tuple[Path, RunResult, Notes], part: str, name: str, value: float
 ) -> None:
     changed = replace(TINY, **{part: replace(getattr(TINY, part), **{name: value})})
@@ -581,12 +581,12 @@ def test_settings_that_differ_are_refused(
         refuse_changed_settings(run[0], changed)
 
 
-def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
+def test_a_missing_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must be a run to resume"):
         resume(tmp_path, CPU, Notes())
 
 
-def test_a_model_folder_is_all_that_translating_needs(
+def test_a_model_folder_has_everything_for_translation(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     names = {path.name for path in run[1].model.iterdir()}

@@ -1,4 +1,4 @@
-"""Presets against the paper: field by field, and by their number of parameters."""
+"""Presets have the paper's settings and numbers of parameters."""
 
 from dataclasses import asdict, replace
 
@@ -19,8 +19,8 @@ from transduce.model.cost import count_parameters
 from transduce.model.transformer import Transformer
 
 BASE_PARAMETERS = 63_082_496
-# Computed from Table 3 for 37,000 shared pieces, with biases on all projections and
-# feed-forward networks. The paper's own column counts 40,960 pieces.
+# Computed from Table 3 for 37,000 shared sub-words, with biases on all projections and
+# feed-forward networks. The paper's column counts 40,960 sub-words.
 PARAMETERS = {
     "base": BASE_PARAMETERS,
     "A-h1": BASE_PARAMETERS,
@@ -56,7 +56,7 @@ PAPER_MILLIONS = {
     "C-ff4096": 90,
     "big": 213,
 }
-"""The last column of Table 3; rows without a number are as large as base."""
+"""Last column of Table 3; rows without a number are as large as base."""
 BASE_FIELDS = {
     "tokenizer.kind": "bpe",
     "tokenizer.vocab_size": 37_000,
@@ -98,7 +98,7 @@ BIG_FIELDS = BASE_FIELDS | {
     "training.checkpoint_steps": 600,
     "training.keep_checkpoints": 20,
 }
-# What each row changes of base, as Table 3 prints it.
+# Changes of each row from base, as Table 3 prints them.
 ROWS = {
     "A-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "A-h4": {"num_heads": 4, "d_k": 128, "d_v": 128},
@@ -143,16 +143,16 @@ def test_the_papers_own_vocabulary_gives_the_papers_column(
 ) -> None:
     model = replace(TABLE_3[row].model, vocab_size=40_960)
     counted = count_parameters(model)
-    # The paper's code also learned a vector for each of 32 target languages, which no
-    # other part of it needs and which are not ours.
+    # The paper's code also learned a vector for each of 32 target languages, which our
+    # models do not have.
     total = counted.total + 32 * model.d_model
     difference = 40_960 - 37_000
     assert counted.total == PARAMETERS[row] + difference * model.d_model
     if row == "big":
-        # Only a vocabulary of some 36,000 pieces would give the paper's 213.
+        # Only a vocabulary of about 36,000 sub-words would give the paper's 213.
         assert total == 218_333_184
     elif row == "E-learned":
-        # Whose table has as many rows as one likes, and of which the paper says none.
+        # The paper does not give the number of learned positions.
         assert total - counted.positions == 65_126_400
     else:
         assert round(total / 1e6) == millions
@@ -187,8 +187,8 @@ def test_rows_of_label_smoothing_change_nothing_else(
     assert TABLE_3[row] == replace(BASE, training=training)
 
 
-# What section 6.3 says; all else is the base model's, but for the learning rate and the
-# two rates of dropout, which are those of the paper's own code.
+# Settings of section 6.3. The learning rate and both dropout rates are those of the
+# paper's code; all else is the base model's.
 PARSING_CHANGES = {
     "model.num_layers": 4,
     "model.d_model": 1024,
@@ -272,7 +272,7 @@ def test_a_preset_is_found_by_its_name() -> None:
     ("name", "nearest"),
     [("tyni", "tiny"), ("multi30", "multi30k"), ("C-n2", "C-N2"), ("", "")],
 )
-def test_an_unknown_preset_names_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_preset_causes_a_suggestion(name: str, nearest: str) -> None:
     pattern = rf"must be one of base, .*, but is '{name}'; did you mean '{nearest}"
     with pytest.raises(ConfigError, match=pattern):
         preset(name)
@@ -289,7 +289,7 @@ def test_an_unknown_preset_names_the_nearest(name: str, nearest: str) -> None:
         (40_000 * 150, "parsing", "parsing-wsj"),
     ],
 )
-def test_the_preset_that_fits_follows_from_the_size_of_a_corpus(tokens, task, fitting):
+def test_the_size_of_a_corpus_decides_the_fitting_preset(tokens, task, fitting):
     assert fitting_preset(tokens, task) == fitting
 
 
@@ -322,7 +322,7 @@ def test_an_unknown_preset_is_for_no_task():
 
 
 @pytest.mark.parametrize("name", ["base", "big", "base-en-fr", "big-en-fr"])
-def test_an_average_is_of_the_same_part_of_training_as_the_papers(name: str) -> None:
+def test_the_average_covers_the_papers_share_of_training(name: str) -> None:
     training, is_big = PRESETS[name].training, name.startswith("big")
     seconds = 1.0 if is_big else 0.4  # of an update, as the paper has it
     assert training.checkpoint_steps is not None

@@ -147,14 +147,14 @@ def test_a_run_without_dev_text_has_no_dev_corpus(run: RunFolder) -> None:
     assert run.dev_corpus is None
 
 
-def test_checkpoints_stand_in_the_order_of_their_steps(run: RunFolder) -> None:
+def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
     for step in (100, 20, 3):
         run.checkpoint(step).mkdir(parents=True)
     (run.path / "checkpoints" / "step-00000200.new").mkdir()
     assert run.checkpoints() == [run.checkpoint(step) for step in (3, 20, 100)]
 
 
-def test_a_log_gives_back_what_was_logged(run: RunFolder) -> None:
+def test_a_log_returns_its_entries(run: RunFolder) -> None:
     run.log("step", step=1, loss=0.5)
     run.log("dev", step=1, bleu=3.0)
     assert list(run.read_log()) == [
@@ -167,21 +167,21 @@ def test_a_run_without_a_log_has_an_empty_one(run: RunFolder) -> None:
     assert list(run.read_log()) == []
 
 
-def test_a_line_cut_short_is_passed_over(run: RunFolder) -> None:
+def test_a_truncated_last_line_is_skipped(run: RunFolder) -> None:
     run.log("step", step=1)
     with (run.path / "log.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
     assert [entry["step"] for entry in run.read_log()] == [1]
 
 
-def test_what_will_be_logged_again_is_forgotten(run: RunFolder) -> None:
+def test_entries_that_will_be_logged_again_are_dropped(run: RunFolder) -> None:
     for step in (10, 20, 30):
         run.log("step", step=step)
     run.forget_log_after(20)
     assert [entry["step"] for entry in run.read_log()] == [10, 20]
 
 
-def test_a_start_that_came_to_nothing_is_forgotten(run: RunFolder) -> None:
+def test_a_start_without_updates_is_dropped(run: RunFolder) -> None:
     for kind, step in [("start", 0), ("step", 10), ("start", 10), ("step", 20)]:
         run.log(kind, step=step)
     run.forget_log_after(10)

@@ -1,4 +1,4 @@
-"""What the report of Table 1 says of what was measured."""
+"""Report on Table 1 for given measurements."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from transduce.report.content import Report, Table, plain
 
 
 def power(sweep) -> Growth:
-    """Milliseconds as the theory has it, with an exponent that is a little off."""
+    """Growth whose exponent differs a little from the theory."""
     seconds = tuple(1e-6 * value**sweep.theory for value in sweep.values)
     return Growth(sweep=sweep, seconds=seconds, exponent=sweep.theory - 0.04)
 
@@ -73,7 +73,7 @@ def report() -> Report:
     return as_report(TABLE)
 
 
-def test_the_papers_rows_stand_beside_what_was_measured(report: Report) -> None:
+def test_measurements_are_shown_beside_the_papers_rows(report: Report) -> None:
     summary = tables(report)[0]
     assert row(summary, "self-attention") == [
         "self-attention", "O(n²·d)", "n^1.96 · d^0.96", "O(1): 4", "O(1): 64"
@@ -82,7 +82,7 @@ def test_the_papers_rows_stand_beside_what_was_measured(report: Report) -> None:
     assert row(summary, "convolutional, contiguous")[2] == "as above"
 
 
-def test_an_exponent_stands_beside_its_theory(report: Report) -> None:
+def test_an_exponent_is_shown_beside_its_theory(report: Report) -> None:
     growths = tables(report)[1]
     assert [plain(cell) for cell in growths.rows[0]] == [
         "self-attention", "n", "2,048", "6,144", "d=64", "94%", "2", "1.96"
@@ -90,21 +90,21 @@ def test_an_exponent_stands_beside_its_theory(report: Report) -> None:
     assert len(growths.rows) == len(SWEEPS)
 
 
-def test_machine_and_rounds_are_said(report: Report) -> None:
+def test_the_report_has_the_machine_and_the_rounds(report: Report) -> None:
     assert "1 x Abacus" in text(report)
     assert "medians of 7 rounds" in text(report)
     assert "steady" not in text(report)
     assert "Other programs" not in text(report)
 
 
-def test_figures_not_to_be_trusted_are_said_to_be_so() -> None:
+def test_the_report_warns_of_unreliable_figures() -> None:
     scaling = replace(TABLE.scaling, is_steady=False)
     said = text(as_report(replace(TABLE, load=2.25, scaling=scaling)))
     assert "had not converged after 7 rounds" in said
     assert "Other programs were running (load 2.2); the" in said
 
 
-def test_paths_that_are_not_the_formulas_are_said_to_be_so(report: Report) -> None:
+def test_the_report_compares_paths_with_the_formulas(report: Report) -> None:
     assert row(tables(report)[3], "recurrent")[-1] == "equal"
     wrong = replace(TABLE.paths[-1], measured=1)
     other = as_report(replace(TABLE, paths=(*TABLE.paths[:-1], wrong)))
@@ -112,13 +112,13 @@ def test_paths_that_are_not_the_formulas_are_said_to_be_so(report: Report) -> No
     assert row(tables(other)[3], layer)[-1] == "not the formula"
 
 
-def test_counts_that_are_on_no_line_are_said_to_be_so() -> None:
+def test_counts_that_are_not_linear_are_marked() -> None:
     counted = replace(TABLE.sequential[0], counts=(1, 2, 3, 9))
     table = replace(TABLE, sequential=(counted, *TABLE.sequential[1:]))
     assert row(tables(as_report(table))[0], counted.layer)[3] == "O(1): no line"
 
 
-def test_times_and_paths_are_drawn(report: Report) -> None:
+def test_the_report_draws_times_and_paths(report: Report) -> None:
     names = [picture.name for picture in report.pictures()]
     assert names == [
         "table1-time-n",

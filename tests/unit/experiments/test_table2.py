@@ -1,4 +1,4 @@
-"""The paper's costs against our count of them, and what a forecast makes of them."""
+"""Training costs of the paper, our count of them, and forecasts."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def tables(report: Report) -> list[list[list[str]]]:
 
 
 @pytest.mark.parametrize("name", PAPER_HOURS)
-def test_the_papers_costs_are_its_time_on_its_devices(name: str) -> None:
+def test_the_papers_costs_follow_from_its_time_and_devices(name: str) -> None:
     row = ROWS[MODELS[name]]
     estimated = estimate_flops(3600 * PAPER_HOURS[name], P100S)
     assert row.flops_en_de == row.flops_en_fr == pytest.approx(estimated, rel=0.01)
@@ -85,7 +85,7 @@ def test_french_has_its_own_vocabulary() -> None:
     assert ratio == pytest.approx(32_000 / 37_000)
 
 
-def test_a_preset_that_there_is_not_is_an_error() -> None:
+def test_an_unknown_preset_is_an_error() -> None:
     with pytest.raises(ConfigError, match="did you mean 'base'"):
         training_cost("bsae")
 
@@ -117,14 +117,14 @@ def test_the_report_has_every_table() -> None:
     assert forecasts[0][:3] == ["base", "9.5e17", "8.1 hours - 12.4 hours"]
 
 
-def test_scores_stand_with_their_protocols() -> None:
+def test_scores_are_shown_with_their_protocols() -> None:
     text = str(as_report(TABLE))
     assert OURS.bleu.signature in text
     assert OURS.paper_bleu.signature in text
     assert "Cost on 1 x Abacus of 2 TFLOPS." in text
 
 
-def test_without_runs_there_is_no_table_of_them() -> None:
+def test_a_report_without_runs_has_no_table_of_runs() -> None:
     report = as_report(replace(TABLE, ours=()))
     assert [section.title for section in report.sections] == [
         "The paper's table",
@@ -137,14 +137,14 @@ def test_without_runs_there_is_no_table_of_them() -> None:
 @pytest.mark.parametrize(
     ("load", "is_told"), [(None, False), (0.2, False), (3.0, True)]
 )
-def test_a_speed_measured_beside_others_is_doubted(
+def test_a_speed_measured_under_load_causes_a_warning(
     load: float | None, is_told: bool
 ) -> None:
     text = str(as_report(replace(TABLE, load=load)))
     assert ("it may be far too low" in text) == is_told
 
 
-def test_the_papers_own_machine_is_told_once() -> None:
+def test_the_papers_machine_is_shown_once() -> None:
     *_, forecasts = tables(as_report(replace(TABLE, cluster=P100S)))
     assert {len(row) for row in forecasts} == {3}
 
@@ -160,7 +160,7 @@ def test_the_papers_own_machine_is_told_once() -> None:
         (86_400_000.0, "1,000.0 days"),
     ],
 )
-def test_time_is_told_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
+def test_a_time_is_shown_in_a_readable_unit(seconds: float, text: str) -> None:
     ours = replace(OURS, seconds=seconds)
     assert tables(as_report(replace(TABLE, ours=(ours,))))[1][0][3] == text
 
@@ -174,7 +174,7 @@ MEASURED = replace(TABLE, ours=(RUN_HERE,), measured=HERE, waited=0.02)
 
 
 def told_utilisation(table: Table2) -> tuple[str, str]:
-    """Utilisation in the table, and the report's text."""
+    """Cell of the utilisation and text of the report."""
     text = str(as_report(table))
     [row] = [
         row

@@ -1,4 +1,4 @@
-"""Table 4: the paper's rows, and parses of ours beside them."""
+"""Table 4: the paper's rows and ours."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def parses(tmp_path: Path) -> Path:
     return tmp_path / "parses"
 
 
-def test_the_papers_parser_is_beaten_only_by_what_the_text_names() -> None:
+def test_only_parsers_that_the_text_names_beat_the_papers() -> None:
     # All earlier ones but the Recurrent Neural Network Grammar (section 6.3).
     alone = {row.parser: row.f1 for row in PAPER_ROWS if "WSJ only" in row.training}
     assert alone["Transformer (4 layers)"] == 91.3
@@ -67,7 +67,7 @@ def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
         our_parses("semi-supervised", gold, parses)
 
 
-def test_ours_stand_beside_the_papers_of_the_same_setting(
+def test_our_rows_are_shown_beside_the_papers_of_the_same_setting(
     gold: Path, parses: Path
 ) -> None:
     ours = tuple(

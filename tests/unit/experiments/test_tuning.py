@@ -1,4 +1,4 @@
-"""A grid has each search once; the best is chosen, with its significance."""
+"""Grids of search settings, the best of them, and its significance."""
 
 from dataclasses import replace
 
@@ -53,14 +53,14 @@ def tuning(*scores: float) -> Tuning:
         ((30.0, 31.0, 31.0, 30.0), 2),
     ],
 )
-def test_the_best_is_the_cheapest_of_those_that_print_alike(
+def test_the_best_is_the_fastest_of_equal_scores(
     scores: tuple[float, ...], best: int
 ) -> None:
     found = tuning(*scores)
     assert found.cells.index(found.best) == best
 
 
-def test_settings_that_were_not_tried_stay_in_the_models_search() -> None:
+def test_settings_that_were_not_tuned_stay() -> None:
     best = replace(NOW, beam_size=2, length_penalty=1.0, num_best=1, extra_length=7)
     chosen = tuned(NOW, best)
     assert chosen == replace(NOW, beam_size=2, length_penalty=1.0, num_best=2)

@@ -1,4 +1,4 @@
-"""One report in all its forms: each says all of it, and no text breaks the form."""
+"""One report in all formats: each has all of it, and no text breaks the format."""
 
 import io
 from html.parser import HTMLParser
@@ -52,7 +52,7 @@ def report(picture: Picture) -> Report:
 
 
 class Page(HTMLParser):
-    """Reads a page, and finds out whether each element is closed in its place."""
+    """HTML parser that checks that each element is closed in its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,19 +89,19 @@ class TestPage:
     def test_every_element_is_closed(self, page: Page) -> None:
         assert page.open == []
 
-    def test_text_is_shown_as_it_is(self, page: Page) -> None:
+    def test_a_page_shows_text_unchanged(self, page: Page) -> None:
         for text in (f"Report {NASTY}", f"Section {NASTY}", f"Title {NASTY}", NASTY):
             assert text in page.text
 
-    def test_it_needs_nothing_beside_it(self, page: Page, report: Report) -> None:
+    def test_a_page_loads_nothing(self, page: Page, report: Report) -> None:
         assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
         addresses = [v for v in page.values if "//" in v]
-        # Names of the language that pictures are written in, which nothing fetches.
+        # XML namespaces of pictures are addresses, but nothing loads them.
         assert {a.split("/")[2] for a in addresses} <= {"www.w3.org"}
         assert "url(http" not in as_page(report)
         assert "@import" not in as_page(report)
 
-    def test_it_is_for_any_screen_and_for_paper(self, report: Report) -> None:
+    def test_a_page_has_styles_for_screens_and_print(self, report: Report) -> None:
         text = as_page(report)
         assert "prefers-color-scheme: dark" in text
         assert "@media print" in text
@@ -110,16 +110,16 @@ class TestPage:
     def test_marked_words_stand_out(self, report: Report) -> None:
         assert "ein <mark>H|nd</mark>" in as_page(report)
 
-    def test_a_picture_is_in_it_under_its_title(self, report: Report) -> None:
+    def test_a_page_has_pictures_with_their_titles(self, report: Report) -> None:
         text = as_page(report)
         assert "<svg" in text
         assert "<figcaption>How it grows</figcaption>" in text
-        # On a phone it scrolls, by keys as well, as its letters would be too small.
+        # On a phone it scrolls, also by keyboard, as its text would be too small.
         assert '<div class="drawing" tabindex="0">\n<svg' in text
 
 
 class TestMarkdown:
-    def test_a_cell_stays_a_cell(self, report: Report) -> None:
+    def test_text_cannot_break_a_cell(self, report: Report) -> None:
         rows = [
             line for line in as_markdown(report).splitlines() if line.startswith("|")
         ]
@@ -128,7 +128,7 @@ class TestMarkdown:
         assert rows[2].replace(r"\|", "").count("|") == 4
         assert rows[2].endswith(r"| 12.5 | ein **H\|nd** |")
 
-    def test_text_means_nothing_but_itself(self, report: Report) -> None:
+    def test_text_is_escaped(self, report: Report) -> None:
         escaped = r"\<b\>a\|b\</b\> & \*c\* \[d\] \_e\_ \`f\`"
         lines = as_markdown(report).splitlines()
         assert lines[0] == f"# Report {escaped}"
@@ -136,12 +136,14 @@ class TestMarkdown:
         assert f"Title {escaped}:" in lines
         assert escaped in lines
 
-    def test_lines_within_text_are_one(self) -> None:
+    def test_line_breaks_in_text_become_spaces(self) -> None:
         section = Section(title="a\nb", parts=("c\n# d",))
         text = as_markdown(Report(title="t", sections=(section,)))
         assert text == "# t\n\n## a b\n\nc \\# d\n"
 
-    def test_pictures_are_written_beside_it(self, report: Report, tmp_path) -> None:
+    def test_pictures_are_written_beside_the_markdown(
+        self, report: Report, tmp_path
+    ) -> None:
         write_markdown(report, tmp_path, "report")
         text = (tmp_path / "report.md").read_text(encoding="utf-8")
         assert text == as_markdown(report)
@@ -150,7 +152,7 @@ class TestMarkdown:
 
 
 class TestTerminal:
-    def test_all_but_pictures_is_printed(self, report: Report) -> None:
+    def test_everything_but_pictures_is_printed(self, report: Report) -> None:
         output = io.StringIO()
         show(report, Console(file=output, width=120))
         printed = output.getvalue()
@@ -176,7 +178,7 @@ class TestTerminal:
             rest = iter(output.getvalue())
             assert all(letter in rest for letter in cell.replace(" ", ""))
 
-    def test_words_stay_whole_where_there_is_room(self) -> None:
+    def test_words_are_not_broken_if_the_table_fits(self) -> None:
         rows = (("self-attention", "many words that may well be parted" * 3),)
         table = Table(columns=columns("a", "b"), rows=rows)
         section = Section(title="", parts=(table,))
@@ -186,12 +188,14 @@ class TestTerminal:
 
 
 class TestChart:
-    def test_the_same_chart_is_drawn_alike(self) -> None:
+    def test_the_same_chart_gives_the_same_bytes(self) -> None:
         series = (Series(label="a", x=[1, 2], y=[3, 4]),)
         chart = Chart(name="c", title="t", x_label="x", y_label="y", series=series)
         assert draw(chart) == draw(chart)
 
-    def test_it_takes_the_colour_of_its_page(self, picture: Picture) -> None:
+    def test_a_picture_takes_the_text_colour_of_its_page(
+        self, picture: Picture
+    ) -> None:
         assert "currentColor" in picture.svg
         assert "#1f2328" not in picture.svg
 
@@ -199,7 +203,7 @@ class TestChart:
         for label in ("measured", "theory", ">n<", "seconds"):
             assert label in picture.svg
 
-    def test_numbers_may_have_names(self) -> None:
+    def test_ticks_may_have_names(self) -> None:
         series = (Series(label="a", x=[0, 1], y=[3, 4]),)
         names = ("first row", "second row")
         chart = Chart(
@@ -208,7 +212,7 @@ class TestChart:
         for name in names:
             assert f">{name}<" in draw(chart).svg
 
-    def test_two_on_a_page_do_not_share_names(self, picture: Picture) -> None:
+    def test_two_pictures_of_a_page_have_no_common_ids(self, picture: Picture) -> None:
         assert 'id="figure_1"' not in picture.svg
         assert picture.svg.startswith("<svg")
         assert picture.svg.endswith("</svg>")

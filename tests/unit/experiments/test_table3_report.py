@@ -1,4 +1,4 @@
-"""What the report of Table 3 says of what came of the runs."""
+"""Report on Table 3 for given results."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def tables(report: Report) -> list[list[list[str]]]:
     ]
 
 
-def test_rows_stand_beside_the_papers() -> None:
+def test_rows_are_shown_beside_the_papers() -> None:
     differences, figures, *_ = tables(as_report(TABLE))
     assert differences == [
         ["base", "30.00", "±1.25", "25.8", "", "", "", ""],
@@ -80,7 +80,7 @@ def test_rows_stand_beside_the_papers() -> None:
     ]  # fmt: skip
 
 
-def test_large_differences_are_summed_up() -> None:
+def test_large_differences_are_summarized() -> None:
     text = str(as_report(TABLE))
     assert (
         "2 of these rows differ from base by 0.7 BLEU or more in the paper; 1 of them "
@@ -88,13 +88,13 @@ def test_large_differences_are_summed_up() -> None:
     ) in text
 
 
-def test_what_failed_is_told_and_why() -> None:
+def test_failures_are_reported_with_their_reasons() -> None:
     assert ["big-seed1", "It was killed (SIGKILL)."] in tables(as_report(TABLE))[2]
     without = as_report(replace(TABLE, failures={}))
     assert "Runs that failed" not in [section.title for section in without.sections]
 
 
-def test_the_base_is_told_where_it_is_not_the_papers() -> None:
+def test_the_report_has_the_settings_that_differ_from_the_papers() -> None:
     *_, base, changed = tables(as_report(TABLE))
     assert base == [
         ["tokenizer.vocab_size", "9250", "37000"],
@@ -108,7 +108,7 @@ def test_the_base_is_told_where_it_is_not_the_papers() -> None:
     assert changed[0] == ["A-h1", "model.num_heads=1, model.d_k=64"]
 
 
-def test_the_papers_own_base_is_said_to_be_so() -> None:
+def test_the_report_says_if_the_base_is_the_papers() -> None:
     report = as_report(replace(TABLE, settings=settings(scaled_base())))
     assert "The base has the paper's settings throughout." in str(report)
 
@@ -122,17 +122,17 @@ def test_the_papers_own_base_is_said_to_be_so() -> None:
         "by bootstrap",
     ],
 )
-def test_the_protocol_is_told(said: str) -> None:
+def test_the_report_has_the_protocol(said: str) -> None:
     assert said in str(as_report(TABLE))
 
 
-def test_rows_are_drawn_by_their_names() -> None:
+def test_the_picture_has_the_names_of_the_rows() -> None:
     [picture] = as_report(TABLE).pictures()
     for row in ("A-h1", "A-h16", "C-N2"):
         assert f">{row}<" in picture.svg
     assert ">base<" in picture.svg  # the line
 
 
-def test_with_nothing_to_compare_nothing_is_drawn() -> None:
+def test_a_report_without_comparisons_has_no_picture() -> None:
     for rows in ((), TABLE.rows[:1]):
         assert as_report(replace(TABLE, rows=rows)).pictures() == []

@@ -1,4 +1,4 @@
-"""What the folder of an experiment says is done, and what is to be done next."""
+"""Folder of a Table 3 experiment: the state of its runs and their next commands."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 @pytest.fixture
 def log(experiment: Experiment) -> Callable[..., RowRun]:
-    """A run with that in its log."""
+    """Writes a run with the given log."""
 
     def write(*entries: tuple[str, int]) -> RowRun:
         [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
@@ -69,7 +69,9 @@ def test_runs_go_seed_by_seed(experiment: Experiment) -> None:
     assert [run.config.training.steps for run in runs] == [200, 600, 200, 600]
 
 
-def test_a_new_run_is_its_preset_with_what_is_otherwise(experiment: Experiment) -> None:
+def test_a_new_run_is_its_preset_with_the_changed_settings(
+    experiment: Experiment,
+) -> None:
     [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
     assert experiment.next_command(run) == [
         *(sys.executable, "-m", "transduce", "train", "--out", str(run.path)),
@@ -83,14 +85,14 @@ def test_a_new_run_is_its_preset_with_what_is_otherwise(experiment: Experiment) 
     ]
 
 
-def test_at_full_scale_only_averaging_is_otherwise(experiment: Experiment) -> None:
+def test_at_full_scale_a_run_differs_in_averaging_only(experiment: Experiment) -> None:
     full = replace(experiment, base=scaled_base())
     for run in row_runs(full.folder, full.base, ["base", "C-d1024"], [1]):
         assert run.overrides == ("training.keep_checkpoints=1",)
     assert BASE.training.seed == 1
 
 
-def test_settings_of_all_kinds_are_told(experiment: Experiment) -> None:
+def test_settings_of_all_types_are_passed_on(experiment: Experiment) -> None:
     model = replace(scaled_base().model, neighbourhood=5, norm="pre", output_bias=True)
     base = replace(scaled_base(), model=model)
     [run] = row_runs(experiment.folder, base, ["E-learned"], [1])
@@ -100,7 +102,7 @@ def test_settings_of_all_kinds_are_told(experiment: Experiment) -> None:
     assert apply_assignments(model, ["neighbourhood=none"]) == undone
 
 
-def test_a_run_that_has_begun_goes_on(
+def test_a_started_run_is_resumed(
     experiment: Experiment, log: Callable[..., RowRun]
 ) -> None:
     command = experiment.next_command(log(("step", 10), ("dev", 20)))
@@ -108,7 +110,7 @@ def test_a_run_that_has_begun_goes_on(
     assert command[-3:] == ["--resume", "--device", "cpu"]
 
 
-def test_a_run_that_is_trained_translates_by_its_last_checkpoint(
+def test_a_trained_run_translates_with_its_last_checkpoint(
     experiment: Experiment, log: Callable[..., RowRun]
 ) -> None:
     run = log(("dev", 100), ("step", 200), ("dev", 200), ("final", 100))
@@ -123,7 +125,7 @@ def test_a_run_that_is_trained_translates_by_its_last_checkpoint(
     ]
 
 
-def test_a_run_that_has_translated_is_done(
+def test_a_run_with_translations_is_done(
     experiment: Experiment, log: Callable[..., RowRun]
 ) -> None:
     run = log(("dev", 200), ("final", 200))
@@ -132,7 +134,7 @@ def test_a_run_that_has_translated_is_done(
     assert experiment.next_command(run) is None
 
 
-def test_the_same_experiment_goes_on(experiment: Experiment) -> None:
+def test_the_same_experiment_is_continued(experiment: Experiment) -> None:
     experiment.begin()
     refuse_other_contents(experiment.folder)
     before = (experiment.folder / "experiment.json").read_bytes()
@@ -140,7 +142,7 @@ def test_the_same_experiment_goes_on(experiment: Experiment) -> None:
     assert (experiment.folder / "experiment.json").read_bytes() == before
 
 
-def test_a_setting_that_the_record_does_not_know_was_the_default(
+def test_a_setting_missing_from_the_record_had_its_default(
     experiment: Experiment,
 ) -> None:
     experiment.begin()
@@ -198,7 +200,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
             refuse_other_contents(folder)
 
 
-def test_two_commands_do_not_work_in_one_folder(tmp_path: Path) -> None:
+def test_two_commands_cannot_use_one_folder(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -23,7 +23,7 @@ def translator(trained_checkpoint: Checkpoint) -> Translator:
 
 
 def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> Tensor:
-    """Equation 1, head by head, from the parameters alone."""
+    """Compute equation 1 for each head from the parameters."""
     d_k, heads = attention.d_k, []
     q = query @ attention.project_query.weight.T + attention.project_query.bias
     kv = memory @ attention.project_key_value.weight.T
@@ -47,7 +47,7 @@ def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> T
     ],
 )
 @torch.no_grad()
-def test_weights_are_those_of_the_parameters(
+def test_weights_follow_from_the_parameters(
     trained_checkpoint: Checkpoint,
     translator: Translator,
     kind: AttentionKind,
@@ -72,7 +72,7 @@ def test_weights_are_those_of_the_parameters(
     assert expected.shape[1:] == tuple(len(axis.pieces) for axis in found.axes(kind))
 
 
-def test_tokens_are_named_by_what_is_read_and_what_is_put_out(
+def test_axes_are_labelled_with_input_and_output_tokens(
     translator: Translator,
 ) -> None:
     found = attend(translator, "one", "eins")
@@ -81,7 +81,7 @@ def test_tokens_are_named_by_what_is_read_and_what_is_put_out(
     assert found.target_out.pieces == (" eins", " </s>")
 
 
-def test_nothing_listens_afterwards(translator: Translator) -> None:
+def test_no_hook_is_left(translator: Translator) -> None:
     attend(translator, SOURCE, TARGET)
     model = translator.models[0].operators.model
     hooks = [module._forward_hooks for module in model.modules()]
@@ -89,9 +89,7 @@ def test_nothing_listens_afterwards(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_what_is_too_long_or_empty_is_refused(
-    translator: Translator, side: str
-) -> None:
+def test_an_empty_or_long_text_is_refused(translator: Translator, side: str) -> None:
     texts = {"source": "one", "target": "one", side: "x " * 129}
     with pytest.raises(TooLongError, match=f"The {side} must have at most 128 tokens"):
         attend(translator, texts["source"], texts["target"])
@@ -100,7 +98,7 @@ def test_what_is_too_long_or_empty_is_refused(
         attend(translator, texts["source"], texts["target"])
 
 
-def test_a_tree_is_read_by_a_model_that_parses(parsing_checkpoint: Checkpoint) -> None:
+def test_a_parser_reads_a_tree(parsing_checkpoint: Checkpoint) -> None:
     parser = Translator(parsing_checkpoint, torch.device("cpu"))
     found = attend(parser, "It (is)", "(TOP (S (NP-SBJ (PRP It)) (VP (VBZ is))))")
     assert found.source_text == "It -LRB- is -RRB-"

@@ -4,7 +4,7 @@ import torch
 from transduce.analysis.head_annotation import AnnotatedMaps, alignment_errors, links_by
 from transduce.grammar.corpus import GrammarSentence
 
-# Two target words over two source words and the end.
+# Weights of two target words over two source words and the end token.
 WEIGHTS = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.1, 0.5]])
 
 
@@ -16,7 +16,7 @@ WEIGHTS = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.1, 0.5]])
         ("either", [[1, 1], [0, 0]]),
     ],
 )
-def test_words_are_linked_to_those_with_most_weight(
+def test_words_are_linked_to_those_of_the_greatest_weight(
     linking: str, expected: list[list[int]]
 ) -> None:
     found = links_by(linking, WEIGHTS)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def annotated() -> AnnotatedMaps:
     )
 
 
-def test_the_error_rate_is_none_where_all_links_are_right(
+def test_the_error_rate_of_correct_links_is_zero(
     annotated: AnnotatedMaps,
 ) -> None:
     rates = {
@@ -55,11 +55,13 @@ def test_the_error_rate_is_none_where_all_links_are_right(
     assert rates["written", "target", 1] == 0
     assert rates["written", "target", 2] == 1
     assert rates["read", "either", None] == 1
-    # The mean of both heads: 1.0 against 0.9, so that the first decides.
+    # In the mean of both heads the first decides: 1.0 to 0.9.
     assert rates["written", "target", None] == 0
 
 
-def test_the_error_rate_is_over_all_links_together(annotated: AnnotatedMaps) -> None:
+def test_the_error_rate_counts_the_links_of_all_sentences(
+    annotated: AnnotatedMaps,
+) -> None:
     one_word = AnnotatedMaps(
         sentence=annotated.sentence,
         encoder=annotated.encoder,
@@ -67,5 +69,5 @@ def test_the_error_rate_is_over_all_links_together(annotated: AnnotatedMaps) -> 
         read=annotated.read,
     )
     first = alignment_errors([annotated, one_word])[0]
-    # Found 2 + 1 links, all right, of 2 + 2.
+    # 2 + 1 links are found, all right, of 2 + 2.
     assert first.error_rate == pytest.approx(1 - 2 * 3 / (3 + 4))

@@ -1,4 +1,4 @@
-"""Exponents against layers whose time is known, and the turns that they take."""
+"""Exponents of layers whose times are known, and the order of their turns."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ OTHER = Sweep(
 
 
 class Clock:
-    """Goes on by what a layer is said to take, times the noise of this turn."""
+    """Clock that advances by a layer's given time, times the noise of the turn."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,7 +64,7 @@ def nothing(number: int) -> None:
     pass
 
 
-def test_the_exponent_is_that_of_the_times(clock: Clock):
+def test_the_exponent_is_fitted_to_the_times(clock: Clock):
     found = measure_scaling([SWEEP, OTHER], 99, nothing)
     first, second = found.growths
     assert first.exponent == pytest.approx(2.25)
@@ -74,32 +74,32 @@ def test_the_exponent_is_that_of_the_times(clock: Clock):
     assert (first.sweep, second.sweep) == (SWEEP, OTHER)
 
 
-def test_it_ends_as_soon_as_the_exponents_are_steady(clock: Clock):
+def test_the_measurement_ends_when_the_exponents_are_steady(clock: Clock):
     heard = []
     found = measure_scaling([SWEEP], 99, heard.append)
     assert (found.rounds, found.is_steady) == (MIN_ROUNDS, True)
     assert heard == list(range(1, MIN_ROUNDS + 1))
 
 
-def test_it_ends_after_so_many_rounds_at_the_latest(clock: Clock):
+def test_the_measurement_ends_after_the_most_rounds(clock: Clock):
     random = torch.Generator().manual_seed(1)
     clock.noise = iter(lambda: float(torch.rand(1, generator=random)), -1.0)
     found = measure_scaling([SWEEP], MIN_ROUNDS + 3, nothing)
     assert (found.rounds, found.is_steady) == (MIN_ROUNDS + 3, False)
 
 
-def test_a_turn_that_is_disturbed_does_no_harm(clock: Clock):
+def test_a_disturbed_turn_does_not_change_the_exponent(clock: Clock):
     turns = iter(range(10**6))
-    # The third round of all, after one that is not counted.
+    # The third round, after the warm-up.
     clock.noise = iter(lambda: 50.0 if 9 <= next(turns) < 12 else 1.0, -1.0)
     found = measure_scaling([SWEEP], 7, nothing)
     assert found.growths[0].exponent == pytest.approx(2.25)
 
 
-def test_all_take_turns_in_changing_order(clock: Clock):
+def test_layers_take_turns_in_changing_order(clock: Clock):
     measure_scaling([SWEEP, OTHER], 99, nothing)
     rounds = [clock.turns[i : i + 6] for i in range(0, len(clock.turns), 6)]
-    # One to warm up.
+    # The first is the warm-up.
     assert len(rounds) == MIN_ROUNDS + 1
     assert all(Counter(each) == Counter(rounds[0]) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 2
@@ -113,7 +113,7 @@ def test_a_sweep_changes_one_size_alone(clock: Clock):
     assert all(size.k == 2 for size in clock.turns)
 
 
-def test_threads_are_as_many_as_before(clock: Clock):
+def test_the_number_of_threads_is_restored(clock: Clock):
     torch.set_num_threads(2)
     try:
         measure_scaling([SWEEP], 1, nothing)

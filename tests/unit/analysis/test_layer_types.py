@@ -1,4 +1,4 @@
-"""Real layers against the model's own attention, and against what they should cost."""
+"""Layers compared with the model's attention, and their FLOPs with the formulas."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ LAYERS = [
 
 
 def counted_flops(layer: torch.nn.Module, sizes: LayerSizes) -> tuple[int, int]:
-    """Of all products of a pass, and of those of scores and weighted values alone."""
+    """FLOPs of all products of a pass, and of scores and weighted values alone."""
     if hasattr(layer, "attention"):
         # So that they are formed by products that are counted.
         layer.attention.weights_tap.register_forward_hook(lambda *_: None)
@@ -36,7 +36,7 @@ def counted_flops(layer: torch.nn.Module, sizes: LayerSizes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_maps_a_sequence_to_one_like_it(layer):
+def test_a_layer_keeps_the_shape_of_a_sequence(layer):
     sizes = LayerSizes(n=11, d=6, k=3, r=4)
     x = torch.randn(2, 11, 6)
     assert make_layer(layer, sizes)(x).shape == x.shape
@@ -44,7 +44,7 @@ def test_a_layer_maps_a_sequence_to_one_like_it(layer):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 12, 40])
 @pytest.mark.parametrize("r", [1, 2, 5, 12, 60])
-def test_bands_are_what_the_model_computes_with_a_mask(length, r):
+def test_restricted_attention_equals_the_models_with_a_mask(length, r):
     banded = RestrictedSelfAttention(128, r)
     x = torch.randn(3, length, 128)
     mask = neighbourhood_mask(length, length, r, CPU)
@@ -52,7 +52,7 @@ def test_bands_are_what_the_model_computes_with_a_mask(length, r):
     torch.testing.assert_close(banded(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_bands_learn_what_the_model_learns():
+def test_restricted_attention_has_the_models_gradients():
     banded = RestrictedSelfAttention(16, 3)
     x = torch.randn(2, 10, 16, requires_grad=True)
     inputs = [x, *banded.parameters()]
@@ -64,27 +64,27 @@ def test_bands_learn_what_the_model_learns():
 
 
 @pytest.mark.parametrize(("n", "d", "r"), [(64, 16, 4), (128, 16, 4), (64, 64, 8)])
-def test_bands_cost_no_more_than_three_times_r_for_a_position(n, d, r):
+def test_restricted_attention_costs_at_most_three_r_scores_per_position(n, d, r):
     sizes = LayerSizes(n=n, d=d, r=r)
     _, flops = counted_flops(RestrictedSelfAttention(d, r), sizes)
     operations = layer_cost("restricted self-attention", sizes).operations
-    # Scores and sums, of which the first block and the last see two blocks, not three.
+    # The first and the last block have keys in two blocks, not three.
     assert flops == 4 * (3 * operations - 2 * r * r * d)
 
 
-def test_heads_are_as_wide_as_the_papers():
+def test_heads_have_the_papers_width():
     assert SelfAttention(512).attention.num_heads == 8
     assert SelfAttention(8).attention.num_heads == 1
 
 
 @pytest.mark.parametrize("d", [16, 48])
-def test_the_share_of_attention_is_that_of_its_products(d):
+def test_the_share_of_attention_follows_from_its_products(d):
     sizes = LayerSizes(n=40, d=d)
     total, of_term = counted_flops(SelfAttention(d), sizes)
     assert share_of_term("self-attention", sizes) == pytest.approx(of_term / total)
 
 
-def test_the_share_of_bands_is_that_of_their_products():
+def test_the_share_of_restricted_attention_follows_from_its_products():
     sizes = LayerSizes(n=4096, d=16, r=8)
     total, of_term = counted_flops(RestrictedSelfAttention(16, 8), sizes)
     share = share_of_term("restricted self-attention", sizes)
@@ -92,11 +92,11 @@ def test_the_share_of_bands_is_that_of_their_products():
 
 
 @pytest.mark.parametrize("layer", ["recurrent", "convolutional"])
-def test_other_layers_have_no_products_besides(layer):
+def test_other_layers_have_no_other_products(layer):
     assert share_of_term(layer, LayerSizes(n=4, d=1000)) == 1
 
 
-def test_a_convolution_is_that_of_plain_loops():
+def test_a_convolution_equals_plain_loops():
     layer = Convolution(4, kernel_width=3, dilation=2)
     x = torch.randn(1, 9, 4)
     weight, bias = layer.convolution.weight, layer.convolution.bias

@@ -13,7 +13,7 @@ from transduce.text.corpus import SentencePair
 
 
 def silent(_: str) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def pairs(corpus: tuple[list[str], list[str]]) -> list[SentencePair]:
     ]
 
 
-def test_every_head_is_seen_and_missed(
+def test_every_head_is_surveyed_and_masked(
     translator: Translator, pairs: list[SentencePair]
 ) -> None:
     survey = survey_heads(translator, pairs, silent)
@@ -61,10 +61,10 @@ def test_pairs_that_are_too_long_are_left_out(
         survey_heads(translator, [long], silent)
 
 
-def test_any_tokenizer_can_be_held_against_the_grammar(
+def test_any_tokenizer_can_be_compared_with_the_grammar(
     translator: Translator,
 ) -> None:
-    """One that spells nearly every letter in bytes, too."""
+    """The translator's tokenizer encodes nearly every letter as bytes."""
     survey = survey_annotated(translator, grammar_sentences(12, None))
     assert len(survey.alignment) == 2 * 3 * (4 + 1)
     assert all(0 <= each.error_rate <= 1 for each in survey.alignment)

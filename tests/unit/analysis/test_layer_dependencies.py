@@ -1,4 +1,4 @@
-"""What real layers depend on is what Table 1 says."""
+"""Path lengths and sequential operations of real layers are those of Table 1."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_paths_are_as_long_as_table_1_says(layer, sizes):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_no_output_depends_on_what_a_layer_must_not_see(layer):
+def test_no_output_depends_on_a_masked_input(layer):
     sizes = LayerSizes(n=12, d=4, k=3, r=2)
     found = dependencies(make_layer(layer, sizes).to(EXACT), 12, 4)
     distance = torch.arange(12)[:, None] - torch.arange(12)
@@ -66,7 +66,7 @@ def test_dependencies_are_the_jacobians_non_zeros():
     assert torch.equal(dependencies(layer, 7, 4), expected)
 
 
-def test_what_cancels_out_is_a_dependency_still():
+def test_a_dependency_that_cancels_in_a_sum_is_found():
     class Difference(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([x[..., 0], -x[..., 0]], dim=-1)
@@ -74,7 +74,7 @@ def test_what_cancels_out_is_a_dependency_still():
     assert torch.equal(dependencies(Difference(), 3, 2), torch.eye(3).bool())
 
 
-def test_a_followed_recurrence_computes_the_same():
+def test_a_truncated_recurrence_computes_the_same():
     recurrence = Recurrence(5)
     x = torch.randn(6, 6, 5)
     found = TruncatedRecurrence(recurrence, num_steps=2)(x)
@@ -82,7 +82,7 @@ def test_a_followed_recurrence_computes_the_same():
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_a_signal_is_followed_through_so_many_steps(num_steps):
+def test_a_gradient_flows_through_the_given_number_of_steps(num_steps):
     followed = TruncatedRecurrence(Recurrence(4), num_steps).to(EXACT)
     ones = torch.ones(8, 8, dtype=torch.bool)
     expected = ones.tril() & ones.triu(1 - num_steps)
@@ -90,7 +90,7 @@ def test_a_signal_is_followed_through_so_many_steps(num_steps):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_only_a_recurrence_has_more_to_wait_for_in_longer_sequences(layer):
+def test_only_a_recurrence_has_more_sequential_operations_in_longer_sequences(layer):
     lengths = (8, 16, 32)
     counts = [
         count_sequential_operations(layer, LayerSizes(n=n, d=4, k=3, r=2))
@@ -104,7 +104,7 @@ def test_only_a_recurrence_has_more_to_wait_for_in_longer_sequences(layer):
     assert is_constant == (first == 0)
 
 
-def test_a_chain_is_counted_at_its_longest():
+def test_the_longest_chain_is_counted():
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             long = x.sin().cos().exp()

@@ -63,7 +63,7 @@ def sentence() -> GrammarSentence:
     ],
     ids=["main and subordinate clause", "relative clause"],
 )
-def test_dependencies_are_read_off_a_tree(
+def test_dependencies_follow_from_a_tree(
     tree: str, expected: list[tuple[str, str]]
 ) -> None:
     read = parse_tree(tree)
@@ -94,7 +94,9 @@ def test_the_built_in_grammar_has_every_kind_of_pronoun(seed: int, kind: str) ->
     assert any(link.kind == kind for each in sentences for link in links(each))
 
 
-def test_a_head_that_finds_the_antecedent_is_found(sentence: GrammarSentence) -> None:
+def test_a_head_that_finds_the_antecedent_is_the_most_accurate(
+    sentence: GrammarSentence,
+) -> None:
     nowhere = torch.eye(12)
     finds = torch.eye(12)
     finds[7] = torch.tensor([0, 0, 0.4, 0, 0, 0, 0, 0.5, 0, 0, 0, 0.1])
@@ -113,7 +115,9 @@ def test_a_head_that_finds_the_antecedent_is_found(sentence: GrammarSentence) ->
     assert (it.offset, it.offset_accuracy, it.num_links) == (-5, 1, 1)
 
 
-def test_maps_between_pieces_are_joined(sentence: GrammarSentence) -> None:
+def test_attention_between_pieces_becomes_attention_between_words(
+    sentence: GrammarSentence,
+) -> None:
     source = [" The", " bro", "ken", *(f" {w}" for w in sentence.source_words[2:])]
     target = [*(f" {w}" for w in sentence.target_words)]
     maps = AttentionMaps(
@@ -125,6 +129,6 @@ def test_maps_between_pieces_are_joined(sentence: GrammarSentence) -> None:
     assert found.encoder.shape == (1, 1, 12, 12)
     assert float(found.encoder[0, 0, 0, 1]) == pytest.approx(2 / 13)
     assert found.written.shape == found.read.shape == (1, 1, 12, 12)
-    # Each word is read a position after it is written.
+    # Each word is the input one position after it was the output.
     assert found.written[0, 0, 0].argmax() == 0
     assert found.read[0, 0, 0].argmax() == 1

@@ -1,4 +1,4 @@
-"""Runs as processes; here they are small programs that train nothing."""
+"""Runs of Table 3 as processes, here small programs that train nothing."""
 
 import json
 import os
@@ -37,7 +37,7 @@ WAITS = f"{DOES} out.with_suffix('.begun').touch(); time.sleep(600)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs(Experiment):
-    """Runs whose training and translating is one program."""
+    """Runs whose training and translation is a small program."""
 
     of_row: dict[str, str]
 
@@ -68,7 +68,7 @@ def programs(tmp_path: Path) -> Callable[..., Programs]:
 
 
 def prepared(experiment: Experiment) -> None:
-    """Leave what a run leaves that has made the corpus."""
+    """Write the files of a run that has prepared the corpus."""
     (experiment.folder / "runs" / "other").mkdir()
     (experiment.folder / "runs" / "other" / "config.json").touch()
 
@@ -83,7 +83,7 @@ def carried_out(
     return failures, told
 
 
-def test_what_is_not_done_is_done_and_what_is_done_is_not(
+def test_unfinished_runs_are_continued_and_finished_ones_are_not(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=FAILS, big=WRITES)
@@ -97,7 +97,7 @@ def test_what_is_not_done_is_done_and_what_is_done_is_not(
     assert told[-1] == ExperimentProgress(num_ended=2, steps=50 + 150, working=())
 
 
-def test_a_run_that_fails_does_not_lose_the_others(
+def test_a_failed_run_does_not_stop_the_others(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=FAILS, big=WRITES)
@@ -118,7 +118,7 @@ def test_a_run_that_fails_does_not_lose_the_others(
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_why_a_run_failed_is_told(
+def test_the_reason_of_a_failure_is_reported(
     programs: Callable[..., Programs], program: str, why: str
 ) -> None:
     experiment = programs(base=program)
@@ -128,7 +128,7 @@ def test_why_a_run_failed_is_told(
     assert failures == {"base-seed1": why}
 
 
-def test_each_place_has_a_process(programs: Callable[..., Programs]) -> None:
+def test_each_slot_has_a_process(programs: Callable[..., Programs]) -> None:
     meets = (
         f"{DOES} begun = out.with_suffix('.begun'); begun.touch()\n"
         "while len(list(out.parent.parent.glob('*/*.begun'))) < 2: time.sleep(0.01)\n"
@@ -142,7 +142,7 @@ def test_each_place_has_a_process(programs: Callable[..., Programs]) -> None:
     assert {run.translations.read_text() for run in runs} == {"a", "b"}
 
 
-def test_the_first_run_is_alone_until_the_corpus_is_made(
+def test_the_first_run_is_alone_until_the_corpus_is_prepared(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=WAITS, big=WAITS)
@@ -158,7 +158,7 @@ def test_the_first_run_is_alone_until_the_corpus_is_made(
     workers.stop()
 
 
-def test_a_request_to_stop_reaches_every_process(
+def test_stopping_ends_every_process(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=WAITS, big=WRITES)
@@ -196,12 +196,12 @@ def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> No
     ]
 
 
-def test_the_processor_takes_one_unless_told_otherwise() -> None:
+def test_the_processor_has_one_slot_by_default() -> None:
     assert make_slots("cpu", None) == [{}]
     assert make_slots("cpu", 1) == [{}]
 
 
-def test_the_processors_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slots_share_the_processors_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert make_slots("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
     assert make_slots("cpu", 20) == [{"OMP_NUM_THREADS": "1"}] * 20
@@ -216,7 +216,7 @@ def test_the_processors_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) ->
         ("5,3", None, ["5", "3"]),
     ],
 )
-def test_each_gpu_takes_one(
+def test_each_gpu_has_one_slot_by_default(
     monkeypatch: pytest.MonkeyPatch,
     visible: str | None,
     parallel: int | None,
@@ -231,6 +231,6 @@ def test_each_gpu_takes_one(
     ]
 
 
-def test_no_place_at_all_is_refused() -> None:
+def test_zero_slots_are_refused() -> None:
     with pytest.raises(ConfigError, match="`parallel` must be at least 1, but is 0"):
         make_slots("cpu", 0)

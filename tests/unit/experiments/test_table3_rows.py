@@ -29,12 +29,12 @@ def without_averaging(config: RunConfig) -> RunConfig:
 
 
 @pytest.mark.parametrize("row", TABLE_3)
-def test_at_full_scale_a_row_is_the_papers(row: str) -> None:
+def test_a_row_at_full_scale_is_the_papers(row: str) -> None:
     assert row_config(scaled_base(), row) == without_averaging(TABLE_3[row])
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_the_base_is_narrower_and_otherwise_the_same(scale: float) -> None:
+def test_the_scaled_base_differs_in_its_dimensions_only(scale: float) -> None:
     base = scaled_base(scale)
     assert changes(base, without_averaging(BASE)) == (
         {}
@@ -67,13 +67,15 @@ def test_a_row_changes_the_same_at_every_scale(row: str, scale: float) -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("row", ["A-h1", "A-h4", "A-h16", "A-h32"])
-def test_heads_cost_nothing(row: str, scale: float) -> None:
+def test_the_number_of_heads_does_not_change_the_parameters(
+    row: str, scale: float
+) -> None:
     base = scaled_base(scale)
     assert count_parameters(row_config(base, row).model) == count_parameters(base.model)
 
 
 @pytest.mark.parametrize("corpus", ["wmt14-en-de", None])
-def test_without_a_scale_the_base_is_the_papers(corpus: str | None) -> None:
+def test_the_base_without_a_scale_is_the_papers(corpus: str | None) -> None:
     assert base_for(corpus, None, None) == scaled_base()
     assert base_for(corpus, None, 50) == scaled_base(1.0, 50)
 
@@ -101,13 +103,13 @@ def test_fewer_steps_warm_up_for_a_fifth_of_them(steps: int, warmup_steps: int) 
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 0.1, 1.125, 2.0, float("nan")])
-def test_a_scale_that_would_part_a_pair_is_refused(scale: float) -> None:
+def test_a_scale_that_gives_odd_dimensions_is_refused(scale: float) -> None:
     pattern = r"`scale` must be a multiple of 1/8 from 1/8 to 1, but is "
     with pytest.raises(ConfigError, match=pattern + f"{scale:g}"):
         scaled_base(scale)
 
 
-def test_a_base_that_cannot_be_cut_is_refused() -> None:
+def test_a_base_that_gives_fractional_sizes_is_refused() -> None:
     base = scaled_base(0.125)
     base = replace(base, model=replace(base.model, num_layers=4))
     pattern = r"`num_layers` of row C-N2 must be .* but is 1/3 of the base's 4; leave"
@@ -122,11 +124,11 @@ def test_a_row_that_changes_nothing_is_refused() -> None:
         row_config(base, "D-drop0.2")
 
 
-def test_rows_come_in_the_papers_order_after_base() -> None:
+def test_rows_are_in_the_papers_order_after_base() -> None:
     assert require_rows(("C-N2", "A-h1")) == ["base", "A-h1", "C-N2"]
     assert require_rows(()) == list(TABLE_3)
 
 
-def test_an_unknown_row_names_the_nearest() -> None:
+def test_an_unknown_row_causes_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="A row must be .* is 'A-h2'; did you mean"):
         require_rows(("base", "A-h2"))

@@ -20,7 +20,7 @@ from transduce.analysis.word_links import (
         ([" gr", "<0xC3>", "<0xBC>", "n"], [0]),
         ([" ", "<0x78>", "y", " z"], [0, 3]),
         (["un", "do"], [0]),
-        # Scripts without spaces: a piece is a word, whatever spells it.
+        # In scripts without spaces each piece is a word.
         ([" ", "我们", "喜欢", "猫", "。"], [0, 2, 3, 4]),
         ([" ", "我", "<0xE9>", "<0xBE>", "<0x98>", "了"], [0, 2, 5]),
         ([" ", "用", "i", "Phone", "打"], [0, 2, 4]),
@@ -61,12 +61,12 @@ def test_bytes_belong_to_the_letter_that_they_spell() -> None:
     torch.testing.assert_close(groups.sum(dim=1), torch.ones(6))
 
 
-def test_a_letter_that_a_tokenizer_lost_is_missed() -> None:
+def test_a_letter_that_a_tokenizer_dropped_is_noticed() -> None:
     assert are_spelt(["grün", "."], [" gr", "<0xC3>", "<0xBC>", "n", "."])
     assert not are_spelt(["grün", "."], [" gr", "n", "."])
 
 
-def test_a_letter_in_bytes_stands_with_its_first_byte() -> None:
+def test_a_letter_in_bytes_is_shown_at_its_first_byte() -> None:
     pieces = [" a", "<0xE9>", "<0xBE>", "<0x98>", "<0xC3>", "<0xA4>", "<0xA4>", "b"]
     assert piece_texts(pieces) == [" a", "龘", "", "", "ä", "", "\ufffd", "b"]
     assert piece_texts(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]

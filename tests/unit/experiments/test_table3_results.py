@@ -1,4 +1,4 @@
-"""Figures of Table 3, of runs that are written by hand."""
+"""Results of Table 3 for runs that are written by hand."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 @pytest.fixture
 def write_run(experiment: Experiment) -> WriteRun:
-    """Leave behind what a run that is done leaves."""
+    """Write the files of a finished run."""
 
     def write(
         row: str,
@@ -77,7 +77,7 @@ def collected(experiment: Experiment, seeds: list[int]) -> Table3:
     return collect(experiment, runs, {"big-seed1": "It is too big."}, TRIALS)
 
 
-def test_rows_are_held_against_base(
+def test_rows_are_compared_with_base(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
@@ -107,7 +107,7 @@ def test_rows_are_held_against_base(
     ]  # fmt: skip
 
 
-def test_parameters_are_of_the_vocabulary_that_was_learned(
+def test_parameters_include_the_learned_vocabulary(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
@@ -133,7 +133,7 @@ def test_seeds_are_pooled(experiment: Experiment, write_run: WriteRun) -> None:
     )  # fmt: skip
 
 
-def test_only_seeds_that_base_has_as_well_are_held_against_it(
+def test_only_seeds_that_base_has_are_compared(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
@@ -147,7 +147,7 @@ def test_only_seeds_that_base_has_as_well_are_held_against_it(
     assert row.bleu.difference == row.bleu.score - good
 
 
-def test_a_row_without_base_stands_alone(
+def test_a_row_without_base_has_no_comparison(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("A-h1", 2, BAD)
@@ -157,7 +157,7 @@ def test_a_row_without_base_stands_alone(
     assert row.bleu.interval > 0
 
 
-def test_runs_that_were_slowed_are_found(
+def test_runs_at_a_reduced_rate_are_found(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
@@ -166,7 +166,7 @@ def test_runs_that_were_slowed_are_found(
     assert base.slowed_seeds == (2,)
 
 
-def test_a_perplexity_beyond_all_numbers_stays_so(
+def test_an_infinite_perplexity_stays_infinite(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD, perplexity=None)
@@ -174,13 +174,13 @@ def test_a_perplexity_beyond_all_numbers_stays_so(
     assert base.perplexity == float("inf")
 
 
-def test_without_a_run_there_is_no_row(experiment: Experiment) -> None:
+def test_an_experiment_without_runs_has_no_rows(experiment: Experiment) -> None:
     table = collected(experiment, [1])
     assert table.rows == ()
     assert table.num_sentences == 0
 
 
-def test_a_text_cut_short_is_refused(
+def test_truncated_translations_are_refused(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD[:-1])
@@ -220,7 +220,7 @@ def result(row: str, difference: float, *ps: float | None) -> RowResult:
         ("A-h16", 2.0, None),
     ],
 )
-def test_a_direction_is_that_of_the_paper_or_not(
+def test_the_direction_agrees_with_the_papers_or_opposes_it(
     row: str, difference: float, direction: str | None
 ) -> None:
     assert result(row, difference, 0.01, 0.01).direction == direction
@@ -235,7 +235,7 @@ def test_a_direction_is_that_of_the_paper_or_not(
         ((None, None), False),
     ],
 )
-def test_both_tests_must_find_it_significant(
+def test_a_change_is_significant_by_both_tests(
     ps: tuple[float | None, float | None], is_significant: bool
 ) -> None:
     assert result("A-h1", -1.0, *ps).is_significant == is_significant
