@@ -9,12 +9,6 @@
 
 #define MIN_AMX_ROWS 8 /* with fewer, loading the tiles costs what they save */
 
-TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
-{
-    return linear->scales && rows >= MIN_AMX_ROWS &&
-           linear->inputs % AMX_ROW_BYTES == 0 && td_has_amx_int8();
-}
-
 TD_INTERNAL int64_t amx_row_bytes(int64_t inputs)
 {
     /* One cache line more than needed: rows a power of two apart would fall into a few
@@ -31,6 +25,12 @@ TD_INTERNAL int64_t amx_row_bytes(int64_t inputs)
 #endif
 
 #ifdef HAS_AMX_INTRINSICS
+
+TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
+{
+    return linear->scales && rows >= MIN_AMX_ROWS &&
+           linear->inputs % AMX_ROW_BYTES == 0 && td_has_amx_int8();
+}
 
 #define USES_AMX __attribute__((target("amx-tile,amx-int8")))
 
@@ -242,6 +242,12 @@ TD_INTERNAL USES_AMX void amx_search(const Product *product, const LogitSink *si
 }
 
 #else
+
+TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
+{
+    (void)linear, (void)rows;
+    return 0;
+}
 
 TD_INTERNAL void amx_multiply(const Product *product, int64_t first, int64_t end)
 {
