@@ -81,8 +81,7 @@ typedef struct td_masking {
     int64_t count;       /* elements */
     int64_t block_width; /* elements of a block */
     int64_t block_masks; /* masks drawn for a block: even, at least block_width */
-    int64_t
-        first_block; /* number of the first block, if x is part of a larger tensor */
+    int64_t first_block; /* number of the first one, if x is part of a larger tensor */
     td_dropout dropout;
 } td_masking;
 
@@ -151,10 +150,10 @@ typedef struct td_output_loss {
     float *smoothed;                /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
     float *grad_states, *grad_weight;
-    int64_t accumulates; /* 1: the gradient of the weight is added to grad_weight */
-    td_bf16 *packed_forward,
-        *packed_backward; /* [vocab rounded up to 32, width] each */
-    float *workspace;     /* [output_loss_workspace] */
+    int64_t accumulates;     /* 1: the gradient of the weight is added to grad_weight */
+    td_bf16 *packed_forward; /* [vocab rounded up to 32, width] */
+    td_bf16 *packed_backward; /* [vocab rounded up to 32, width] */
+    float *workspace;         /* [output_loss_workspace] */
 } td_output_loss;
 
 /* All layers of an encoder or a decoder (section 3.1, Figure 1), post-norm with ReLU.
@@ -162,18 +161,17 @@ typedef struct td_output_loss {
 typedef struct td_stack {
     int64_t layers, sentences, length; /* length: positions of each sentence */
     int64_t d_model;                   /* a multiple of 32 */
-    int64_t
-        d_ff; /* a multiple of 16; in bf16 of 32, as are heads * d_k and heads * d_v */
-    int64_t heads, d_k, d_v; /* d_k, d_v: multiples of 16 */
-    int64_t
-        memory_length; /* positions of the encoder's output; 0: no cross-attention */
-    int64_t
-        kept_layers;   /* layers whose states are stored: all; or 1 without backward */
-    int64_t parts;     /* 1 to max(sentences, 1) */
-    int64_t first_row; /* number of the first row, if these are part of a batch */
-    int64_t is_bf16;   /* 1: matrices are multiplied in bf16 */
-    float epsilon;     /* of the layer norms */
-    float scale;       /* of the scores of attention */
+    /* Multiples of 16. In bf16, d_ff, heads * d_k and heads * d_v are multiples of 32.
+     */
+    int64_t d_ff, d_k, d_v;
+    int64_t heads;
+    int64_t memory_length; /* of the encoder's output; 0: no cross-attention */
+    int64_t kept_layers;   /* layers whose states are stored: all; 1 if no backward */
+    int64_t parts;         /* 1 to max(sentences, 1) */
+    int64_t first_row;     /* number of the first row, if these are part of a batch */
+    int64_t is_bf16;       /* 1: matrices are multiplied in bf16 */
+    float epsilon;         /* of the layer norms */
+    float scale;           /* of the scores of attention */
     td_dropout_rate dropout, attention_dropout, relu_dropout;
     td_mask self_mask, cross_mask;
     const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within
@@ -290,9 +288,8 @@ typedef struct td_model_config {
     int64_t encoder_layers, decoder_layers;
     int64_t d_model, d_ff, num_heads, d_k, d_v;
     int64_t max_positions; /* rows of the table of learned positions; 0: sinusoids */
-    int64_t
-        neighbourhood; /* largest distance over which self-attention attends; 0: any */
-    double norm_epsilon; /* added to variances */
+    int64_t neighbourhood; /* largest distance of self-attention; 0: unlimited */
+    double norm_epsilon;   /* added to variances */
     td_norm norm;
     td_scores scores;
     td_activation activation;
@@ -338,18 +335,23 @@ typedef struct td_search_config {
     int64_t is_greedy;  /* 1: always choose the best token; beam_size is 1 */
     int64_t eos;        /* end token */
     int64_t min_length; /* smallest number of tokens, without the end token */
-    int64_t num_best;   /* the search ends when no live hypothesis can beat so many */
-    int64_t end_candidates;  /* 1 to 2 beam_size: only so many of the best candidates of
-                                a step may end a hypothesis */
-    int64_t enough_finished; /* the search ends when so many hypotheses have finished */
-    int64_t
-        cut_ones_compete;  /* 1: hypotheses that the length limit cuts short are ranked
-                              with finished ones; 0: only if none has finished */
-    double length_penalty; /* alpha: log-probabilities are divided by */
-    int64_t is_power_penalty; /* ((5 + length) / 6)^alpha; or by length^alpha if 1 */
-    double coverage_penalty;  /* beta: factor of the coverage that is added to scores */
-    double diversity;         /* as in td_candidates */
-    const int64_t *excluded_tokens; /* [num_excluded_tokens] that never occur */
+    /* The search for a sentence ends when no live hypothesis can beat its num_best best
+     * ones, when enough_finished have finished (and num_best), or at its limit. */
+    int64_t num_best, enough_finished;
+    /* Only so many of the best candidates of a step may end a hypothesis: 1 to 2
+     * beam_size. */
+    int64_t end_candidates;
+    /* Whether hypotheses that the length limit cuts short are ranked with finished ones
+     * (1), or only if none has finished (0). */
+    int64_t cut_ones_compete;
+    /* A score is the log-probability divided by ((5 + length) / 6)^length_penalty, or
+     * by length^length_penalty if is_power_penalty, plus coverage_penalty times the
+     * coverage (Wu et al., 2016). The length includes the end token. */
+    double length_penalty;
+    int64_t is_power_penalty;
+    double coverage_penalty;
+    double diversity;               /* as in td_candidates */
+    const int64_t *excluded_tokens; /* [num_excluded_tokens] that never occur; copied */
     int64_t num_excluded_tokens;
 } td_search_config;
 
@@ -370,8 +372,6 @@ typedef struct td_hypothesis {
 
 /* Functions of decoding, of one instruction set. */
 typedef struct td_decode_api {
-    int64_t lanes; /* floats of a vector register: 8 or 16 */
-
     /* Pack weight [outputs, inputs] and bias [outputs]; NULL: a bias of zeros.
      * TD_OUT_OF_MEMORY. */
     td_status (*linear_new)(const float *weight, const float *bias, int64_t outputs,

@@ -21,7 +21,6 @@
 
 extern const td_decode_api TD_NAME(td_decode);
 const td_decode_api TD_NAME(td_decode) = {
-    .lanes = LANES,
     .linear_new = linear_new,
     .linear_apply = linear_apply,
     .linear_scales = linear_scales,
