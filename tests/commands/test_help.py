@@ -39,9 +39,10 @@ def test_the_package_shows_its_public_names_and_no_others() -> None:
     assert dir(transduce) == sorted(transduce.__all__)
 
 
-def test_the_module_is_the_command() -> None:
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_module_is_the_command_and_tells_its_version(flag: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "transduce", "--version"],
+        [sys.executable, "-m", "transduce", flag],
         capture_output=True,
         text=True,
         check=True,

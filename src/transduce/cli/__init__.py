@@ -148,6 +148,7 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
         name="transduce",
         help='The system of "Attention Is All You Need" as a tool.',
         version=lambda: transduce.__version__,
+        version_flags=("--version", "-V"),
         help_format="plaintext",
         help_formatter=PlainHelp(),
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
