@@ -39,11 +39,11 @@ from transduce.errors import TransduceError, counted, missing_in, missing_packag
 from transduce.interruption import unwound_on_termination
 
 USER_ERROR = 2
-"""Exit code of what the user can mend."""
+"""Exit code of errors that the user can correct."""
 
 
 DASH_AS_FILE = "./-"
-"""Stand-in for a lone `-`, which the parser of arguments would take for an option."""
+"""Replacement for a lone `-`, which the argument parser would take for an option."""
 
 
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -51,7 +51,8 @@ NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
-    """What an option says; `CoercionError` if it would be rounded to a whole number."""
+    """Convert an option's value; `CoercionError` instead of rounding to a whole
+    number."""
     tokens = [
         token.evolve(value="-") if token.value == DASH_AS_FILE else token
         for token in tokens
@@ -103,7 +104,7 @@ GROUPS = {
         "heads": "Survey the attention heads over a corpus, and their importance.",
     },
     "Parse": {
-        "parse": "Parse sentences, one tree a line.",
+        "parse": "Parse sentences, one tree per line.",
         "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     },
     "Serve and exchange": {
@@ -113,16 +114,16 @@ GROUPS = {
         "same.",
     },
 }
-"""Descriptions of the commands, by group, in the order of the help."""
+"""Descriptions of the commands by group, in the order of the help."""
 EXTRAS = {
     "benchmark": "benchmark",
     "export": "export",
     "import": "export",
     "serve": "serve",
 }
-"""Extras that install what some commands need; the others need "train" at most."""
+"""Extras that some commands need; the others need "train" at most."""
 CUT_BYTECODE = "marshal data too short"
-"""Python's error on importing a module whose bytecode a full disk cut short."""
+"""Python's error for a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {
@@ -136,13 +137,13 @@ PARTS = {
         "decoding": "Measure the speed and memory of decoding.",
     },
 }
-"""The commands of commands that are several."""
+"""Sub-commands of commands, with descriptions."""
 
 
 def _app(asked_for_help_on: Collection[str] = ()) -> App:
-    """All commands, imported when they are called.
+    """Build the application; commands are imported when they are called.
 
-    Those that help is asked for get their signature and docstring alone.
+    For help, a command's signature and docstring are read without importing it.
     """
     app = App(
         name="transduce",
@@ -193,12 +194,12 @@ RESULT_IS_OUTPUT = {
     "training",
     "decoding",
 }
-"""Functions that write their result to standard output. The others only report there on
-work whose result is in a file, and go on when nobody reads it."""
+"""Functions that write their result to standard output. The others only report progress
+there, and continue when the reader has gone."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; the user's mistakes end with one sentence and exit code 2."""
+    """Run a command; errors of the user end with one sentence and exit code 2."""
     with ended_at_once_if_joined(), unwound_on_termination():
         try:
             _run(arguments)
@@ -245,7 +246,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     except KeyboardInterrupt:
         _fail("Interrupted.")
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does; that is no error.
+        # The reader of the output has gone, as with `head`; that is not an error.
         discard_output()
         sys.exit(0)
     except OSError as error:
@@ -255,19 +256,19 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _missing_package(command: str, package: str) -> str:
-    """Message about a package without which a command does not start."""
+    """Return the message about a package that a command needs."""
     extra = EXTRAS.get(command, "train")
     return missing_package(f"`transduce {command}`", package, extra)
 
 
 def _only_displays(function: Callable[..., Any]) -> bool:
-    """Whether a command writes only progress and reports to standard output."""
+    """Return whether a command writes only progress to standard output."""
     is_ours = function.__module__.startswith(__name__)  # not the library's help
     return is_ours and function.__name__ not in RESULT_IS_OUTPUT
 
 
 def _told(error: CycloptsError) -> str:
-    """Mistake in a command line, as one sentence."""
+    """Describe a mistake in a command line as one sentence."""
     match error:
         case UnusedCliTokensError():
             unused = [f'"{each}"' for each in error.unused_tokens or ()]
@@ -288,7 +289,7 @@ def _told(error: CycloptsError) -> str:
 
 
 def _expected(hint: Any) -> str:
-    """Description of a type's values; empty for types that describe themselves."""
+    """Describe a type's values; empty for types that describe themselves."""
     kinds = {get_origin(each) or each: each for each in get_args(hint) or (hint,)}
     words = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
     choices = [str(name) for each in kinds.values() for name in get_args(each)]
@@ -296,14 +297,14 @@ def _expected(hint: Any) -> str:
 
 
 def _name(token: Token, error: CycloptsError) -> str:
-    """Name of the option or the argument that a value was given to."""
+    """Return the name of the option or argument of a value."""
     if token.keyword or error.argument is None:
         return token.keyword or "A value"
     return error.argument.name.lstrip("-").upper()
 
 
 def _missing(argument: Argument, error: MissingArgumentError) -> str:
-    """Message about an option that is missing or lacks values."""
+    """Return the message about an option that is missing or lacks values."""
     name = error.keyword or next(
         (token.keyword for token in argument.tokens if token.keyword), argument.name
     )
@@ -319,7 +320,7 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
 
 @contextmanager
 def _imports_kept() -> Iterator[None]:
-    """What is imported stays: to look through it for garbage would cost a fifth of the
+    """Keep imported objects out of garbage collection, which would take a fifth of the
     time until the first line."""
     gc.disable()
     try:

@@ -62,28 +62,28 @@ def attention(
         Its translation, or its tree in brackets if the model parses; by default the
         model's own.
     out
-        A file for a page with all layers and heads, which needs no network.
+        File for a page with all layers and heads; the page needs no network.
     figure
-        A file for one picture: .png, .svg or .pdf.
+        File for one picture: .png, .svg or .pdf.
     force
         Overwrite these files if they exist.
     view
-        What the picture shows: lines, as in the paper's Figures 3 to 5, a heat map of
-        each head, or an overview of all heads of all layers.
+        Kind of picture: lines, as in the paper's Figures 3 to 5, a heat map of each
+        head, or an overview of all heads of all layers.
     kind
-        Which attention the picture shows: encoder, decoder or encoder-decoder.
+        Attention that the picture shows: encoder, decoder or encoder-decoder.
     layer
-        Which layer the picture shows, from 1; by default the last.
+        Layer that the picture shows, from 1; by default the last.
     heads
-        Which of its heads, from 1; by default all.
+        Heads that the picture shows, from 1; by default all.
     token
-        The word, or sub-word, whose lines alone are drawn.
+        Word or sub-word whose lines are drawn; by default all.
     granularity
-        Whether the picture is of words or of sub-words.
+        Units of the picture: words or sub-words.
     beam_size
-        Hypotheses kept at each step of the search; those of the model's run by default.
+        Beam size of the search; by default the model's.
     length_penalty
-        Exponent alpha of the length penalty; that of the run by default.
+        Exponent alpha of the length penalty; by default the model's.
     device
         auto, cpu or cuda.
     """
@@ -145,7 +145,7 @@ def _require_between(name: str, value: int, most: int) -> None:
 
 
 def _places(labelled: LabelledHeads, token: str | None) -> list[int] | None:
-    """Where the token is among the queries; all of them if none is named."""
+    """Return the positions of the token among the queries; all if none is named."""
     if token is None:
         return None
     places = [i for i, label in enumerate(labelled.queries) if label == token]

@@ -1,4 +1,4 @@
-"""`transduce average`: the plain mean of checkpoints' weights."""
+"""`transduce average`: mean of the weights of checkpoints."""
 
 import sys
 from pathlib import Path
@@ -32,14 +32,14 @@ def average(
     checkpoint
         A run folder, or a checkpoint or model folder.
     more
-        Further ones, of the same run.
+        Further folders of the same run.
     out
         The folder of the new model.
     force
         Overwrite an older model in that folder.
     last
-        How many checkpoints of a run are averaged, the newest ones; by default as many
-        as its setting training.keep_checkpoints says.
+        Number of newest checkpoints of a run to average; by default its setting
+        training.keep_checkpoints.
     """
     require_new_folder(out, force=force, holding=WEIGHTS)
     given = (checkpoint, *more)
@@ -70,7 +70,7 @@ def average(
 
 
 def _members(path: Path, last: int | None) -> list[Path]:
-    """The last checkpoints of a run folder, or the folder itself if it is a model."""
+    """Return the last checkpoints of a run, or the folder itself if it is a model."""
     if not is_run(path):
         return [find_model(path)]
     saved = checkpoints_of(path)

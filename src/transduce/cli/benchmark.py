@@ -1,4 +1,4 @@
-"""`transduce benchmark`: our speed beside that of others, in one run."""
+"""`transduce benchmark`: speed beside other libraries, by turns in one run."""
 
 import json
 from dataclasses import asdict
@@ -29,7 +29,7 @@ from transduce.machine import Precision
 from transduce.text.corpus import read_text
 
 NUM_SENTENCES = 2_000
-"""Of the built-in corpus."""
+"""Number of sentences of the built-in corpus."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 
 
@@ -43,10 +43,11 @@ def training(
     plain_peers: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Measure the speed and memory of training, ours beside other libraries'.
+    """Measure speed and memory of training beside other libraries.
 
     Hugging Face Marian and torch.nn.Transformer train the same model on the same
-    batches in the same precision, each in its own process, one update each by turns.
+    batches in the same precision. Each runs in its own process; they take turns, one
+    update each.
 
     For example:
 
@@ -55,15 +56,15 @@ def training(
     Parameters
     ----------
     preset
-        The settings of model, batches and training: base, big, multi30k, ...
+        Settings of model, batches and training: base, big, multi30k, ...
     settings
         Single settings, such as model.num_layers=2.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products; by default bf16 where the processor is good at it.
+        Precision of matrix products; by default bf16 where it is faster.
     rounds
-        Number of updates measured of each library, after two to warm up.
+        Number of updates measured for each library, after two warm-up updates.
     plain_peers
         Measure the other libraries as they come. By default they too keep freed memory,
         which makes them up to twice as fast on a CPU.
@@ -105,11 +106,11 @@ def decoding(
     device: str = "auto",
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Measure the speed and memory of decoding, ours beside other libraries'.
+    """Measure speed and memory of decoding beside other libraries.
 
     CTranslate2 and Hugging Face's `generate` translate the same sentences with the same
-    model, which is exported and proven to be the same, each in its own process and in
-    each precision that the machine is made for, one setting each by turns.
+    model, whose export is proven equal, in each precision that the machine supports.
+    Each runs in its own process; they take turns, one setting each.
 
     For example:
 
@@ -119,22 +120,22 @@ def decoding(
     ----------
     model
         A model or run folder; by default a model of the preset's sizes with random
-        weights; as it never ends a translation, --length must be given.
+        weights, for which --length is required, since its translations never end.
     preset
-        The preset whose sizes are taken, if no model is given.
+        Preset of the model's sizes if no model is given.
     settings
         Single settings of the preset, such as model.num_layers=2.
     input
-        A text file, one sentence a line; - is standard input. By default sentences of
-        the built-in corpus, which have too few words for a preset's large vocabulary.
+        A text file, one sentence per line; - is standard input. By default sentences of
+        the built-in corpus, whose words hardly cover a preset's large vocabulary.
     batch_sizes
-        Numbers of sentences that are given at once.
+        Batch sizes in sentences.
     beam_sizes
-        Numbers of hypotheses kept at each step.
+        Beam sizes.
     length
-        Number of tokens of each translation; by default each ends by itself.
+        Fixed length of translations in tokens; by default each ends by itself.
     rounds
-        Number of turns measured of each setting, after one to warm up.
+        Number of measured turns of each setting, after one warm-up turn.
     device
         auto, cpu or cuda.
     json_output

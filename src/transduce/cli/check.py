@@ -39,11 +39,11 @@ from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import require_task
 
 WIDTH = 80
-"""Where there is no terminal: the same output everywhere."""
+"""Columns of the report without a terminal, so that output is the same everywhere."""
 LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH, SHORTEST_BAR = 26, 12, 22, 5
 TREES = "trees and variants"
 NARROW = 60
-"""Columns from which on facts stand beside their labels."""
+"""Smallest width at which figures stand beside their labels."""
 
 
 def check(
@@ -70,20 +70,19 @@ def check(
     Parameters
     ----------
     source
-        Text files, one sentence a line, plain or gzip.
+        Text files, one sentence per line, plain or gzip.
     target
         Their translations, line by line.
     dev_source
-        Held-out text, to be scored while training.
+        Held-out text, scored during training.
     dev_target
         Its translations.
     trees
         Treebanks in brackets, instead of text and translations.
     dev_trees
-        Held-out trees, to be scored while training.
+        Held-out trees, scored during training.
     preset
-        The preset that training would use; by default the one that fits the size of
-        the corpus.
+        Preset of the training; by default the one that fits the size of the corpus.
     config
         A TOML file of settings that change the preset.
     settings
@@ -120,7 +119,7 @@ def check(
 def as_json(
     report: CorpusReport | TreebankReport, advice: Sequence[Advice]
 ) -> dict[str, Any]:
-    """The report and the advice as one object."""
+    """Return the report and the advice as one JSON object."""
     return {
         "would_train": not any(each.is_refusal for each in advice),
         **asdict(report),
@@ -129,7 +128,7 @@ def as_json(
 
 
 def refuse(advice: Sequence[Advice]) -> None:
-    """`DataError` if training would refuse the corpus."""
+    """Raise `DataError` if training would refuse the corpus."""
     refusals = [each for each in advice if each.is_refusal]
     if refusals:
         reasons = f" for {len(refusals)} reasons, first" if len(refusals) > 1 else ""
@@ -137,7 +136,7 @@ def refuse(advice: Sequence[Advice]) -> None:
 
 
 class CorpusDisplay:
-    """A report as text: coloured on a terminal, plain and the same elsewhere."""
+    """Report as text: coloured on a terminal, plain elsewhere."""
 
     def __init__(self, console: Console, preset: str = "") -> None:
         self._console = console
@@ -149,7 +148,7 @@ class CorpusDisplay:
     def show(
         self, report: CorpusReport | TreebankReport, advice: Sequence[Advice]
     ) -> None:
-        """Print the figures, the places of what is odd, and the verdict."""
+        """Print the figures, the places of oddities, and the verdict."""
         if isinstance(report, TreebankReport):
             self._show_trees(report)
         else:
@@ -300,7 +299,7 @@ class CorpusDisplay:
             self._width,
             initial_indent=indent,
             subsequent_indent=indent + "    ",
-            # A path is worth nothing in halves.
+            # Never break a path.
             break_long_words=False,
             break_on_hyphens=False,
         )
@@ -315,7 +314,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _share(count: int, total: int) -> str:
-    """Of pairs; nothing for none, and never a rounded zero."""
+    """Format a share of pairs: empty for none, and never a rounded zero."""
     if not count:
         return ""
     return f"{count / total:.1%}" if count / total >= 0.0005 else "< 0.1%"
@@ -374,7 +373,7 @@ def _pair_findings(pairs: PairReport) -> dict[str, Finding]:
 def _places(
     splits: Mapping[str, SplitReport], overlap: Overlap | None
 ) -> dict[str, tuple[str, ...]]:
-    """Where the first of everything found stand, by what was found."""
+    """Return the places of the first findings, by kind."""
     places: dict[str, tuple[str, ...]] = {}
     findings: dict[str, Finding] = {}
     for name, side in _named_sides(splits):

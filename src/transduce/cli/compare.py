@@ -1,4 +1,4 @@
-"""`transduce compare`: systems' translations held against each other."""
+"""`transduce compare`: comparison of systems' translations."""
 
 import json
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def compare(
     force: Force = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Hold systems' translations against those of the first, the baseline.
+    """Compare systems' translations with those of the first, the baseline.
 
     For example:
 
@@ -75,31 +75,29 @@ def compare(
     Parameters
     ----------
     systems
-        Files of translations of the same sentences, one a line.
+        Files of translations of the same sentences, one per line.
     reference
-        The true translations.
+        Reference translations.
     source
-        What was translated, to be shown beside the translations.
+        Source sentences, shown beside the translations.
     train
-        Text of the target language in which words are counted, to tell the rare from
-        the frequent; by default they are counted in the reference.
+        Text of the target language for word frequencies; by default the reference.
     tokenize
-        sacreBLEU's tokenizer, which cuts text into words; none if the text is
-        tokenised already. By default the one for the language: zh, ja-mecab, ko-mecab,
-        char (Thai, Lao, Khmer, Burmese), else 13a.
+        sacreBLEU's tokenizer; none for tokenised text. By default the one for the
+        language: zh, ja-mecab, ko-mecab, char (Thai, Lao, Khmer, Burmese), else 13a.
     target_language
         Language of the translations, as a BCP 47 tag; by default that of the
         reference's ending (.de, .zh), otherwise guessed from its script.
     examples
-        Sentences shown where a system is better, and where it is worse.
+        Number of sentences shown where a system is better, and where it is worse.
     resamples
-        Test sets drawn by the paired bootstrap.
+        Number of resamples of the paired bootstrap.
     shuffles
-        Trials of approximate randomisation.
+        Number of shuffles of approximate randomisation.
     seed
         Seed of both tests.
     html
-        A file for a page with all tables.
+        File for a page with all tables.
     force
         Overwrite the page if it exists.
     json_output
@@ -160,7 +158,7 @@ def _lines(path: Path) -> list[str]:
 def as_report(
     comparison: Comparison, counted_in: Path, tokenization: Tokenization
 ) -> Report:
-    """The figures in tables; words were counted in the file."""
+    """Build the report; words were counted in the named file."""
     words = f"Words are those of sacreBLEU's tokenizer {tokenization}."
     baseline, num = comparison.systems[0], comparison.num_sentences
     return Report(
@@ -230,7 +228,7 @@ def _score_cells(score: SystemScore) -> tuple[str, ...]:
 
 
 def _verdict(score: SystemScore) -> str:
-    """In words, where both tests agree that it is no chance."""
+    """Describe a significant difference, if both tests agree; otherwise empty."""
     if score.bootstrap_p is None or score.randomisation_p is None:
         return "baseline"
     if max(score.bootstrap_p, score.randomisation_p) >= SIGNIFICANT_P:
@@ -306,7 +304,7 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 
 
 def marked_differences(text: str, reference: str) -> MarkedText:
-    """The text, with words marked that the reference does not have.
+    """Mark the words of a text that the reference does not have.
 
     Characters are marked if the reference has no spaces between words.
     """

@@ -1,4 +1,4 @@
-"""`transduce data`: download and prepare a corpus of the field."""
+"""`transduce data`: download and prepare a named corpus."""
 
 import shlex
 from pathlib import Path
@@ -14,9 +14,9 @@ from transduce.errors import counted
 
 
 def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
-    """Download and prepare a named corpus: line-aligned files, one a language.
+    """Download and prepare a named corpus: line-aligned files, one per language.
 
-    What breaks off, by Ctrl-C too, goes on when the same command is given again.
+    Give the same command again to continue after an interruption.
 
     For example:
 
@@ -27,10 +27,9 @@ def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
     name
         wmt14-en-de (1.7 GB), wmt14-en-fr (6.6 GB) or multi30k (2 MB).
     out
-        The folder of the files; new, or one that this command has begun.
+        Folder of the files; new, or left by an interrupted download.
     mirror
-        A server that offers the same paths, to use instead of the usual ones: its
-        address, http or https.
+        Address (http or https) of a mirror with the same paths.
     """
     corpus = named_corpus(name)
     with DataDisplay() as display:
@@ -39,7 +38,7 @@ def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
 
 
 class DataDisplay(ProgressDisplay):
-    """What is shown while a corpus comes, and when it is there."""
+    """Progress and result of a download."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class DataDisplay(ProgressDisplay):
         self._show(f"Writing {split}", counted(num_lines, "line"), num_lines, None)
 
     def finished(self, assembled: AssembledCorpus) -> None:
-        """Say what is there, and what to do with it."""
+        """Print the files, and the next command."""
         corpus, folder = assembled.corpus, assembled.folder
         if assembled.is_new:
             self.console.print(f"{corpus.name} is in {folder}:")

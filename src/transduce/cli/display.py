@@ -1,4 +1,4 @@
-"""How a training run shows itself in a terminal, or in a file of its output."""
+"""Progress of a training run on a terminal or in a log file."""
 
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.augmentation import AugmentationConfig
@@ -12,13 +12,13 @@ from transduce.training.micro_batch import Fit
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1
-"""Share of the trial's time, lost to others, from which on a forecast is uncertain."""
+"""Share of time lost to other programs above which a forecast is uncertain."""
 SMOOTHING = 0.95
-"""Of the speed shown: the share of what was shown before."""
+"""Weight of the previous value in the displayed speed."""
 
 
 class TrainingDisplay(ProgressDisplay):
-    """What is shown of a run while it goes, and at its end."""
+    """Progress and result of a training run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class TrainingDisplay(ProgressDisplay):
         self.begin(step, self._num_steps)
 
     def finished(self, result: RunResult) -> None:
-        """Say what came of the run."""
+        """Print the result of the run."""
         what = f"The average of the last {result.num_averaged} checkpoints"
         if result.num_averaged == 1:
             what = "The model"
@@ -115,7 +115,7 @@ def _figures(score: DevScore) -> str:
 
 
 def _checkpoints(training: TrainingConfig) -> str:
-    """Interval of checkpoints, and the part of the run that the average covers."""
+    """Describe the interval of checkpoints, and the updates that the average covers."""
     kept, every = training.keep_checkpoints, training.checkpoint_steps
     if every is None:
         often = duration(60 * training.checkpoint_minutes)
@@ -128,17 +128,17 @@ def _checkpoints(training: TrainingConfig) -> str:
 
 
 def _languages(config: RunConfig) -> str:
-    """Languages that the model will keep, and how to name missing ones."""
+    """Describe the model's languages, and how to set missing ones."""
     languages = config.languages
     options = ["--source-language"] * (languages.source is None)
-    if config.model.target_vocab_size is None:  # it writes text, no trees
+    if config.model.target_vocab_size is None:  # the target is text, not trees
         options += ["--target-language"] * (languages.target is None)
     hint = f" (name them by {' and '.join(options)})" if options else ""
     return f"Languages: {languages}{hint}"
 
 
 def _augmented(total: int, config: AugmentationConfig) -> str:
-    """Number of variants among the training trees, and how they are made."""
+    """Describe the number of variants among the training trees, and their kinds."""
     if not config.copies:
         return "Variants of trees: none (treebank.augmentation.copies)"
     num_trees = total // (config.copies + 1)
@@ -152,7 +152,7 @@ def _augmented(total: int, config: AugmentationConfig) -> str:
 
 
 def _forecast(start: RunStart) -> str:
-    """What an update is, and what the rest of the run takes by the trial of a batch."""
+    """Describe an update, and the forecast of the run's time."""
     batching, fit = start.config.batching, start.fit
     num_steps = start.config.training.steps - start.first_step
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
@@ -168,7 +168,7 @@ def _forecast(start: RunStart) -> str:
 
 
 def _reservation(fit: Fit) -> str:
-    """Reservation about a forecast that was made while other programs ran."""
+    """Describe the uncertainty of a forecast made while other programs ran."""
     if fit.waiting_share < BUSY_SHARE:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""End of a command's process, and closed or lost output streams."""
+"""End of the process, and closed or lost output streams."""
 
 import atexit
 import os
@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 OUTPUT_LOST = 2
-"""Exit code if what was said could not be written."""
+"""Exit code if output could not be written."""
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 """File descriptors of the standard streams."""
 
 
 def open_closed_streams() -> bool:
-    """Open closed standard streams on the null device; whether output was closed.
+    """Open closed standard streams on the null device; return whether output was
+    closed.
 
-    For a closed stream Python has None. The next file to be opened would get the
-    stream's descriptor, and libraries would write into it.
+    Python sets a closed stream to None. The next opened file would get the stream's
+    descriptor, and libraries would write into it.
     """
     is_closed = sys.stdout is None
     if sys.stderr is None:
@@ -41,7 +42,7 @@ def _discard(descriptor: int) -> None:
 
 
 def say_on_errors(message: str) -> None:
-    """Print a last message on standard error, unless that cannot be written."""
+    """Print a final message on standard error, ignoring failures."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -55,7 +56,7 @@ class _LastingStream:
         self._stream = stream
         self._name = name
         self._errors = errors
-        """Stream on which the failure is reported; None if it is not."""
+        """Stream on which the failure is reported; None for no report."""
 
     def write(self, text: str) -> int:
         try:
@@ -91,10 +92,10 @@ class _LastingStream:
 
 @contextmanager
 def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
-    """Go on after a terminal has closed, or the reader of a pipe has ended.
+    """Continue after the terminal or the reader of a pipe has closed.
 
-    Losing standard error never ends a command. Losing standard output does, unless it
-    is only a display of work whose results are in files.
+    The loss of standard error never ends a command. The loss of standard output does,
+    unless it only displays progress of work whose results are in files.
     """
     output, errors = sys.stdout, sys.stderr
     lasting_errors = cast(TextIO, _LastingStream(errors, "Standard error", None))
@@ -112,10 +113,10 @@ def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
 
 @contextmanager
 def ended_at_once_if_joined() -> Iterator[None]:
-    """End with what is in here, if it made this process one of several.
+    """Exit immediately after the block if it joined a process group.
 
-    PyTorch keeps gloo's threads as long as the process; one that is still at something
-    while the interpreter goes down may abort it, and so make a failure of a success.
+    PyTorch keeps gloo's threads until the process ends. A thread that still runs during
+    the interpreter's shutdown may abort it, which turns success into failure.
     """
     if _has_joined():
         yield
@@ -137,12 +138,12 @@ def ended_at_once_if_joined() -> Iterator[None]:
 
 
 def _is_written() -> bool:
-    """Whether all that was said has been taken, or nobody wants it any more."""
+    """Flush the output; return whether it was written, or its reader has gone."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
-        return True  # the reader has gone, as `head` does
+        return True  # the reader has gone, as with `head`
     except OSError as error:
         say_on_errors(f"transduce: The output: cannot be written ({error.strerror}).")
         discard_output()
@@ -151,7 +152,7 @@ def _is_written() -> bool:
 
 
 def discard_output() -> None:
-    """Keep Python from trying to write the rest when it ends, and failing again."""
+    """Discard unwritten output, so that Python does not fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -159,13 +160,13 @@ def discard_output() -> None:
 
 
 def _has_joined() -> bool:
-    """What has not been imported has joined nothing, and importing it takes long."""
+    """Return whether this process joined a group, without importing PyTorch."""
     module = sys.modules.get("transduce.training.distributed")
     return module is not None and module.HAS_JOINED.is_set()
 
 
 def _told(error: BaseException) -> int:
-    """The exit code, after what Python tells of such an end."""
+    """Print what Python prints for an exception; return the exit code."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

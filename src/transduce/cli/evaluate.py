@@ -1,4 +1,4 @@
-"""`transduce evaluate`: translations against references, by every protocol named."""
+"""`transduce evaluate`: BLEU and chrF of translations, each with its protocol."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -64,38 +64,37 @@ def evaluate(
     Parameters
     ----------
     model
-        A model or run folder that translates the source; or give --hypothesis.
+        A model or run folder to translate the source; alternatively, give --hypothesis.
     reference
-        The true translations, one a line.
+        Reference translations, one per line.
     source
-        What the model is to translate.
+        Source sentences for the model.
     hypothesis
-        Translations already made.
+        Existing translations, instead of a model.
     language
-        Language of the target, as a BCP 47 tag; it decides how text is cut into words.
-        By default the model's, otherwise that of the reference's ending (.de, .zh).
+        Target language as a BCP 47 tag, which selects the tokenizer. By default the
+        model's, otherwise that of the reference's ending (.de, .zh).
     tokenize
         sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
         ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a. If the
         language is unknown, it is guessed from the reference's script.
     beam_size
-        Hypotheses kept at each step of the model's search; those of its run by
-        default.
+        Beam size of the search; by default the model's.
     length_penalty
-        Alpha of the model's search; that of its run by default.
+        Alpha of the length penalty; by default the model's.
     tokenized
-        The text is tokenised and lower-cased already, as the published Multi30k
-        scores have it: print the BLEU of its words as well.
+        The text is already tokenised and lower-cased, as for published Multi30k scores:
+        also print BLEU without further tokenisation.
     json_output
         Print one JSON object.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     options = {
         "beam_size": beam_size,
@@ -106,7 +105,7 @@ def evaluate(
     }
     _require_either(model, source, hypothesis, options)
     language = LanguagesConfig(target=language).target
-    # Both are read, and found to be aligned, before anything is translated.
+    # Read both and check their alignment before translating.
     pairs = list(read_pairs(hypothesis or source, reference))
     references = [pair.target for pair in pairs]
     texts = [pair.source for pair in pairs]

@@ -1,4 +1,4 @@
-"""`transduce evaluate-parses`: predicted trees against gold trees, as EVALB does it."""
+"""`transduce evaluate-parses`: EVALB's scores of predicted trees."""
 
 import json
 import sys
@@ -44,8 +44,8 @@ def evaluate_parses(
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
 
-    A sentence whose words are not those of its gold tree is in no figure, so the
-    command fails unless such sentences are allowed.
+    Sentences whose words differ from the gold tree's are not scored; the command fails
+    unless --allow-dropped is given.
 
     For example:
 
@@ -54,42 +54,41 @@ def evaluate_parses(
     Parameters
     ----------
     gold
-        The true trees, in brackets, each on one line or on several (all but the first
+        Gold trees in brackets, each on one line or on several (all but the first
         indented).
     predicted
-        The predicted trees, one for each gold tree, on one line or on several. Where
-        each is on one line, a blank line stands for a sentence without a parse; (TOP)
-        stands for one everywhere.
+        Predicted trees, one for each gold tree, on one line or on several. If each is
+        on one line, a blank line stands for a sentence without a parse; (TOP) always
+        does.
     model
-        A model or run folder that is to parse the words of the gold trees, instead of
-        trees that are there. Both are normalised then, words have the gold tags, and
-        how many trees had to be mended is said.
+        A model or run folder to parse the words of the gold trees, instead of predicted
+        trees. Then all trees are normalised, words get the gold tags, and the number of
+        repaired trees is reported.
     beam_size
-        Hypotheses kept at each step of the model's search; those of its run by
-        default.
+        Beam size of the search; by default the model's.
     length_penalty
-        Alpha of the model's search; that of its run by default.
+        Alpha of the length penalty; by default the model's.
     constrained
-        The model is to search among trees over the words only.
+        Restrict the search to well-formed trees over the words.
     normalize
-        Leave out traces and functions and call each root TOP, in both files: a root
-        of another name is counted like any bracket.
+        Remove traces and function tags and rename each root to TOP, in both files; a
+        root of another name counts like any bracket.
     gold_tags
-        Give the predicted words the tags of the gold tree. Tags say what is
-        punctuation, which is not compared; their own accuracy then says nothing.
+        Give the predicted words the gold tags. Tags identify punctuation, which is not
+        compared; tagging accuracy is then meaningless.
     allow_dropped
-        Only warn of sentences that are in no figure.
+        Only warn about sentences that are not scored.
     json_output
-        Print one JSON object: sentences, all, and short (those of at most 40 words);
-        of a model also mended (percent of sentences) and repairs (by kind).
+        Print one JSON object: sentences, all, and short (at most 40 words); for a model
+        also mended (percent of repaired sentences) and repairs (by kind).
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     if predicted is not None and predicted.is_dir():
         raise ConfigError(
@@ -161,7 +160,7 @@ def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) 
 
 
 def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
-    """`DataError` if sentences are in no figure, or a warning of each."""
+    """Raise `DataError` for sentences that are not scored, or warn about each."""
     is_one_a_line = predicted.is_file() and (  # a pipe cannot be read again
         sum(1 for _ in read_lines(predicted)) == len(score.sentences)
     )

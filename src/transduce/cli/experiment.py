@@ -1,4 +1,4 @@
-"""What an experiment of many runs is given, and how it shows itself."""
+"""Input and progress of experiments of many runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from transduce.experiments.table3 import ExperimentProgress, RowRun
 
 
 class ExperimentDisplay(ProgressDisplay):
-    """What is shown while the rows of Table 3 are trained."""
+    """Progress of the trainings of Table 3."""
 
     def __init__(self, runs: Sequence[RowRun]) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ExperimentDisplay(ProgressDisplay):
         self._has_begun = False
 
     def went_on(self, progress: ExperimentProgress) -> None:
-        """Count from what was there already."""
+        """Start counting from existing results."""
         if not self._has_begun:
             self.begin(progress.steps, self._num_steps)
             self._has_begun = True
@@ -34,7 +34,7 @@ class ExperimentDisplay(ProgressDisplay):
 def corpus_files(
     source: Files, target: Files, dev_source: Files, dev_target: Files
 ) -> CorpusFiles | None:
-    """Those of a corpus of one's own; none if none is given."""
+    """Return the user's corpus files, or None if none are given."""
     sides = (source, target, dev_source, dev_target)
     if not any(sides):
         return None
@@ -54,7 +54,7 @@ def corpus_files(
 def chosen_corpus(
     name: str | None, files: CorpusFiles | None
 ) -> NamedCorpus | CorpusFiles:
-    """The corpus of that name, or the files."""
+    """Return the named corpus or the files; exactly one must be given."""
     if name is not None and files is None:
         return named_corpus(name)
     if name is None and files is not None:
@@ -66,7 +66,7 @@ def chosen_corpus(
 
 
 def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
-    """The files; of a named corpus, downloaded and prepared unless they are there."""
+    """Return the files; a named corpus is downloaded and prepared if necessary."""
     if isinstance(corpus, CorpusFiles):
         return corpus
     with DataDisplay() as display:

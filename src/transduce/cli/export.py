@@ -1,4 +1,4 @@
-"""`transduce export`: a model for another library, proven to put out the same."""
+"""`transduce export`: a model for another library, proven equal."""
 
 from importlib import import_module
 from pathlib import Path
@@ -27,11 +27,11 @@ def export(
     force: Force = False,
     sample: Path | None = None,
 ) -> None:
-    """Write a model as another library has it, and prove that it puts out the same.
+    """Export a model to another library, and prove that the two are equal.
 
-    The proof: the exported model, run by that library, has the same logits and chooses
-    the same tokens, and its tokenizer gives the same ids, on all sample sentences.
-    Where that cannot be, nothing is written.
+    The proof: on all sample sentences, the exported model, run by that library, has the
+    same logits and chooses the same tokens, and its tokenizer gives the same ids. If
+    the proof fails, nothing is written.
 
     For example:
 
@@ -49,9 +49,9 @@ def export(
     force
         Overwrite an older export to the same library in that folder.
     sample
-        A text file with sentences for the proof, one a line; - is standard input. By
-        default some of the built-in corpus, in the model's source language if that is
-        English, German or Chinese, else in English.
+        A text file with sentences for the proof, one per line; - is standard input. By
+        default sentences of the built-in corpus, in the model's source language if that
+        is English, German or Chinese, otherwise in English.
     """
     require_new_folder(out, force=force, holding=MARKS[to])
     checkpoint = load_model(model)

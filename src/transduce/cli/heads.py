@@ -1,4 +1,4 @@
-"""`transduce heads`: what each head does over a corpus."""
+"""`transduce heads`: survey of the attention heads over a corpus."""
 
 from dataclasses import asdict
 from itertools import islice
@@ -27,7 +27,7 @@ from transduce.trees.normalization import normalized
 from transduce.trees.trees import Tree
 
 MOST_SENTENCES = 1_000_000
-"""Greatest number of sentences in a survey, which are all in memory."""
+"""Maximum number of sentences of a survey, which keeps all in memory."""
 
 
 def heads(
@@ -42,10 +42,10 @@ def heads(
     sentences: int = 500,
     device: str = "auto",
 ) -> None:
-    """Survey what each head does over a corpus, and what it is worth.
+    """Survey the function and the importance of each attention head over a corpus.
 
-    The built-in corpus, if no other is given, also tells which heads find what
-    pronouns stand for, which follow syntax, and how well attention aligns words.
+    The built-in corpus, used by default, also shows which heads resolve pronouns, which
+    follow syntax, and how well attention aligns words.
 
     For example:
 
@@ -60,13 +60,13 @@ def heads(
     force
         Overwrite an older report in that folder.
     source
-        Text files, one sentence a line.
+        Text files, one sentence per line.
     target
         Their translations, line by line.
     trees
-        Treebanks instead, for a model that parses.
+        Treebanks, for a parser.
     sentences
-        Number of pairs or trees to look at, from the first on.
+        Number of pairs or trees, from the first on.
     device
         auto, cpu or cuda.
     """
@@ -103,7 +103,7 @@ def _refuse(files: Files, does: str, options: str) -> None:
 
 
 def _trees(files: Files, count: int) -> list[Tree]:
-    """The first trees of treebanks, or of the built-in corpus."""
+    """Return the first trees of treebanks, or of the built-in corpus."""
     if not files:
         return list(map(normalized, islice(held_out_trees(SEED), count)))
     return read_treebank(files)[:count]

@@ -1,4 +1,4 @@
-"""Layout of `--help`: without boxes, and legible at any width."""
+"""Layout of `--help`, without boxes, for terminals of any width."""
 
 from ast import literal_eval
 from collections.abc import Iterator
@@ -12,30 +12,30 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 WIDEST_TEXT = 100
-"""Columns of a line of help at most; longer lines are hard to read."""
+"""Maximum width of help in columns; longer lines are hard to read."""
 BESIDE = 60
-"""Columns from which on a description stands beside its option, not below it."""
+"""Smallest width at which a description stands beside its option, not below."""
 LABEL_WIDTH = 26
 INDENT = "  "
 EXAMPLE_INDENT = 4 * " "
 """Indent of command lines in a docstring, which keep their line breaks."""
 UNSAID_DEFAULTS = ("False", "None", "()")
-"""Defaults that only mean that an option was not given."""
+"""Defaults that are not printed, since they mean "not given"."""
 
 
 class PlainHelp:
-    """The help formatter of all commands, as cyclopts calls it."""
+    """Help formatter of all commands, called by cyclopts."""
 
     def render_usage(
         self, console: Console, options: ConsoleOptions, usage: Any
     ) -> None:
-        """Print how the command is called."""
+        """Print the usage of the command."""
         self._print(console, f"Usage: {usage}", style="bold")
 
     def render_description(
         self, console: Console, options: ConsoleOptions, description: Any
     ) -> None:
-        """Print what the command does, paragraph by paragraph."""
+        """Print the description of the command, paragraph by paragraph."""
         for paragraph in _plain(console, description).split("\n\n"):
             if not paragraph.strip():
                 continue

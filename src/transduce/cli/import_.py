@@ -1,4 +1,4 @@
-"""`transduce import`: a model of another library, proven to put out the same."""
+"""`transduce import`: a model of another library, proven equal."""
 
 from pathlib import Path
 
@@ -19,11 +19,11 @@ def import_(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> None:
-    """Make a Marian folder of Hugging Face a model folder, such as one of OPUS-MT.
+    """Import a Marian model of Hugging Face, such as one of OPUS-MT.
 
-    It ends with a proof: the model has the logits of MarianMTModel and chooses the same
-    tokens, and its tokenizer gives the same ids, on all sample sentences. Where that
-    cannot be, nothing is written.
+    The command ends with a proof: on all sample sentences, the model has the same
+    logits as MarianMTModel and chooses the same tokens, and its tokenizer gives the
+    same ids. If the proof fails, nothing is written.
 
     For example:
 
@@ -32,21 +32,21 @@ def import_(
     Parameters
     ----------
     folder
-        Holds config.json, model.safetensors, source.spm, target.spm and vocab.json; or
-        what `transduce export --to marian` wrote.
+        A folder with config.json, model.safetensors, source.spm, target.spm and
+        vocab.json, or one written by `transduce export --to marian`.
     out
         The model folder to write.
     force
         Overwrite an older model in that folder.
     sample
-        A text file with sentences for the proof, one a line; - is standard input. By
-        default some of the built-in corpus, in the stated source language if that is
-        English, German or Chinese, else in English.
+        A text file with sentences for the proof, one per line; - is standard input. By
+        default sentences of the built-in corpus, in the given source language if that
+        is English, German or Chinese, otherwise in English.
     source_language
-        Language that the model reads, as a BCP 47 tag such as en or pt-BR; by default
-        the one that tokenizer_config.json names.
+        Source language as a BCP 47 tag such as en or pt-BR; by default the one in
+        tokenizer_config.json.
     target_language
-        Language that the model writes. A model with several has none by default.
+        Target language. A model with several has none by default.
     """
     require_new_folder(out, force=force, holding=WEIGHTS)
     languages = LanguagesConfig(source=source_language, target=target_language)

@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine, and end them together."""
+"""Processes of a run on this machine: started, and ended together."""
 
 import os
 import signal
@@ -29,11 +29,11 @@ from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
 MAX_DEVICES = 16
-"""GPUs of a machine at most: more processes need as many cores."""
+"""Maximum number of processes on a machine."""
 GRACE_SECONDS = 10.0
-"""For the others to end by themselves when one has ended badly."""
+"""Seconds for other processes to end by themselves after one has failed."""
 LEFT_BEHIND = 3
-"""Exit code of a process that ends since another one has."""
+"""Exit code of a process that ends because another one has ended."""
 LAUNCHER = "TRANSDUCE_LAUNCHER"
 """Environment variable with the process id of a worker's launcher."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -48,7 +48,7 @@ class ProcessKilledError(TransduceError):
 class _Worker:
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    """What it says on standard error, if it is not the first."""
+    """Captured standard error; None for the first process."""
 
     @property
     def has_failed(self) -> bool:
@@ -56,13 +56,13 @@ class _Worker:
 
     @property
     def is_at_fault(self) -> bool:
-        """Whether it has ended badly by itself."""
+        """Whether it failed by itself."""
         return self.process.returncode > 0 and self.process.returncode != LEFT_BEHIND
 
 
 @contextmanager
 def one_voice(processes: Processes, devices: int) -> Iterator[None]:
-    """Have one process tell what all of a run could, or what started so many."""
+    """Let only one process of a run print."""
     try:
         yield
     except TrainingStoppedError:
@@ -80,7 +80,7 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
 def end_with_launcher() -> None:
     """Save and stop this worker if its launcher is killed.
 
-    Otherwise it would train on, and the run could not be resumed.
+    Otherwise it would continue, and the run could not be resumed.
     """
     if not is_joined():
         return
@@ -91,12 +91,12 @@ def end_with_launcher() -> None:
 
 
 def run_processes(command: Sequence[str], count: int) -> int:
-    """Run a command as so many processes that know of each other; the exit code.
+    """Run a command as `count` processes of one group; return the exit code.
 
-    They find each other by the variables of torchrun. If one ends badly the others are
-    ended too: `ProcessKilledError` if it was killed, `ProcessLostError` if nobody knows
-    why, else its exit code. The first one prints; what another says is shown only if
-    that is the cause.
+    They connect by torchrun's environment variables. If one fails, the others are ended
+    too. Raises `ProcessKilledError` if it was killed, `ProcessLostError` for an unknown
+    cause; otherwise its exit code is returned. Only the first prints; the output of
+    another is shown if it is the cause.
     """
     require_between("--devices", count, 1, max(num_cores() or 1, MAX_DEVICES))
     with ExitStack() as stack:
@@ -144,9 +144,9 @@ def _free_port() -> int:
 
 @contextmanager
 def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
-    """Ctrl-C reaches the workers by the terminal, other signals through here."""
+    """Forward signals to the workers; Ctrl-C reaches them through the terminal."""
 
-    # No `SIG_IGN`, which the workers would have from here.
+    # Not `SIG_IGN`, which the workers would inherit.
     def leave_it_to_them(_number: int, _frame: FrameType | None) -> None: ...
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
@@ -163,7 +163,7 @@ def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
 
 
 def _wait(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Until all are done, or some have failed; these."""
+    """Wait until all are done or some have failed; return the failed ones."""
     while True:
         is_over = all(worker.process.poll() is not None for worker in workers)
         failed = [worker for worker in workers if worker.has_failed]
@@ -183,7 +183,7 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
-    """What is to be said of those that failed first, all having ended."""
+    """Return the exit code, or raise an error, for the processes that failed first."""
     if not failed:
         return 0
     for worker in failed:

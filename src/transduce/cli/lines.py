@@ -1,4 +1,4 @@
-"""Lines of text in, translations out, as several commands have them."""
+"""Input lines and output of translations, shared by several commands."""
 
 import json
 import sys
@@ -23,15 +23,16 @@ from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
-    """What is to be read."""
+    """Lines to translate, and how they are grouped."""
 
     lines: Iterator[str]
     windows: Windows
-    """Of a file full ones; what is still being written is not waited for."""
+    """Windows of lines: full ones of a file; a stream's lines are not awaited."""
 
 
 def source_lines(input: Path | None) -> SourceLines:
-    """Lines of a file, or of standard input; `DataError` if that is closed."""
+    """Return the lines of a file or of standard input; `DataError` if that is
+    closed."""
     if input is None or input == STANDARD_INPUT:
         lines = read_stream(standard_input("--input FILE"))
         return SourceLines(lines=lines, windows=arriving_windows)
@@ -44,7 +45,7 @@ class Form:
     """Output format of translations."""
 
     num_best: int = 1
-    """Translations written for each line, one a line."""
+    """Number of translations of each line."""
     jsonl: bool = False
     """Whether each line is a JSON object with scores and tokens."""
 
@@ -57,9 +58,9 @@ def write_translations(
     form: Form,
     batch_lines: int,
 ) -> None:
-    """Write each as soon as it is there: as text, the n best, or as JSON.
+    """Write each translation as soon as it is ready: as text, n-best, or JSON.
 
-    Of an over-long line it is said that it was translated in parts.
+    A message names each long line that was translated in parts.
     """
     is_on_screen = destination.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     with (

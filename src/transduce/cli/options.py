@@ -24,11 +24,11 @@ Assignments = Annotated[
 
 
 TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")
-"""A bracket, perhaps with a label, and another one with a label: `(S (NP `, `( (S `."""
+"""Pattern of the beginning of a tree, such as `(S (NP ` or `( (S `."""
 LINES_LOOKED_AT = 20
-"""A file without text in so many lines is left to whatever reads it."""
+"""Number of lines inspected; a file without text in them is left to its reader."""
 MOST_SHOWN = 20
-"""Characters of a word in a message."""
+"""Maximum number of characters of a word in a message."""
 NO_CORPUS = (
     "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..."
 )
@@ -37,14 +37,14 @@ NO_CORPUS = (
 def run_config(
     name: str, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
-    """A preset, changed by a file, changed by single settings."""
+    """Return a preset, changed by a file and then by single settings."""
     return changed(preset(name), config_file, assignments)
 
 
 def changed(
     config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
-    """The settings, changed by a file, then by assignments.
+    """Return settings, changed by a file and then by assignments.
 
     Setting `checkpoint_minutes` replaces the preset's `checkpoint_steps`.
     """
@@ -80,7 +80,7 @@ def _is_set(
     config_file: Path | None,
     assignments: tuple[str, ...],
 ) -> bool:
-    """Whether the user sets a setting of training, found by changing it before."""
+    """Return whether the user sets a training setting, by changing it beforehand."""
     found = set()
     for probe in (1, 2):
         probed = apply_assignments(config, (f"training.{name}={probe}",))
@@ -90,7 +90,7 @@ def _is_set(
 
 
 def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:
-    """`ConfigError` if only one side of a corpus is given."""
+    """Raise `ConfigError` if only one side of a corpus is given."""
     if bool(source) != bool(target):
         raise ConfigError(
             "Both sides of a corpus must be given, but only "
@@ -104,7 +104,7 @@ def text_files(
     dev_source: tuple[Path, ...],
     dev_target: tuple[Path, ...],
 ) -> CorpusFiles:
-    """Text files of a run; `ConfigError` if a side is missing."""
+    """Return the text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
     require_both(dev_source, dev_target)
     _refuse_standard_input(*source, *target, *dev_source, *dev_target)
@@ -124,7 +124,7 @@ def _refuse_standard_input(*paths: Path) -> None:
 
 
 def refuse_trees(*paths: Path, option: str = "--trees") -> None:
-    """`ConfigError` if a file of text begins with a tree in brackets."""
+    """Raise `ConfigError` if a text file begins with a tree in brackets."""
     for path in paths:
         if TREE_BEGINNING.match(_beginning(path)):
             raise ConfigError(
@@ -135,7 +135,7 @@ def refuse_trees(*paths: Path, option: str = "--trees") -> None:
 
 
 def _refuse_text(*paths: Path) -> None:
-    """`ConfigError` if a treebank begins with anything but a bracket."""
+    """Raise `ConfigError` if a treebank begins with anything but a bracket."""
     for path in paths:
         if (words := _beginning(path).split()) and not words[0].startswith("("):
             raise ConfigError(
@@ -146,18 +146,18 @@ def _refuse_text(*paths: Path) -> None:
 
 
 def _beginning(path: Path) -> str:
-    """The first lines of a file; nothing where only a full reading will tell."""
-    if not path.is_file():  # a pipe can be read but once
+    """Return the first lines of a file; empty if it cannot be inspected."""
+    if not path.is_file():  # a pipe can be read only once
         return ""
     lines = islice(read_lines(path), LINES_LOOKED_AT)
     try:
         return "\n".join(line.content.decode() for line in lines)
-    except UnicodeDecodeError:  # the reading names the line and the byte
+    except UnicodeDecodeError:  # reading it will report line and byte
         return ""
 
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
-    """The given files, of text or of trees; None if there are none."""
+    """Return the given files of text or trees, or None."""
     _refuse_standard_input(*treebanks.trees, *treebanks.dev_trees)
     if any(text.absolute_names().values()):
         if treebanks.trees or treebanks.dev_trees:
@@ -175,7 +175,7 @@ def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
 
 
 def required_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles:
-    """The given files; `ConfigError` if there are none."""
+    """Return the given files; `ConfigError` if there are none."""
     files = run_files(text, treebanks)
     if files is None:
         raise ConfigError(NO_CORPUS)

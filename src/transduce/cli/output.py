@@ -29,8 +29,8 @@ def require_new(
 ) -> None:
     """Raise `ConfigError` if an output would overwrite a file, or is a folder.
 
-    An input or another output is never overwritten, an older file only by force. Empty
-    files, pipes and devices hold nothing that could be lost.
+    Inputs and other outputs are never overwritten, older files only by force. Empty
+    files, pipes and devices hold nothing to lose.
     """
     if output is None or output == STANDARD_OUTPUT:
         return
@@ -51,8 +51,8 @@ def require_new(
 def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even force overwrites only what the same command wrote: a folder that has a file
-    named `holding`, and no folders.
+    Even force overwrites only a folder that the same command wrote: one with a file
+    named `holding`, and without folders.
     """
     if not _exists(out):
         return
@@ -79,9 +79,9 @@ def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
 
 @contextmanager
 def writer(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears when all is written.
+    """Open standard output, or a file that appears once it is complete.
 
-    `DataError` if the file cannot be written, but not if it is a pipe whose reader
+    Raises `DataError` if the file cannot be written, but not for a pipe whose reader
     has gone.
     """
     if output is None or is_standard_output(output):
@@ -94,7 +94,7 @@ def writer(output: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def told_if_unwritable(output: Path) -> Iterator[None]:
-    """Turn an error of writing into `DataError`, except for a closed pipe."""
+    """Turn errors of writing into `DataError`, except for a closed pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -120,19 +120,20 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
 
 
 def real_file(output: Path) -> Path:
-    """Target of a symbolic link, which stays a link; any other path as it is."""
+    """Return the target of a symbolic link; any other path unchanged."""
     return Path(os.path.realpath(output)) if output.is_symlink() else output
 
 
 def replaceable(output: Path) -> bool:
-    """Whether a file can be put in a path's place: not in a pipe's or a device's."""
+    """Return whether a file can replace a path; pipes and devices cannot be
+    replaced."""
     return output.is_file() or not output.exists()
 
 
 def is_standard_output(output: Path) -> bool:
-    """Whether a path names standard output, as - and /dev/stdout do.
+    """Return whether a path names standard output, as - and /dev/stdout do.
 
-    Such a file is not replaced: others may have written to it, or do so later.
+    Such a file is not replaced, since other programs may also write to it.
     """
     if output == STANDARD_OUTPUT:
         return True

@@ -1,4 +1,4 @@
-"""`transduce parse`: sentences in, constituency trees out."""
+"""`transduce parse`: constituency trees of sentences."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -41,9 +41,9 @@ def parse(
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
 ) -> None:
-    """Parse sentences: one tree a line, in order, over exactly their words.
+    """Parse sentences: one tree per line, in order, over exactly their words.
 
-    Options that are not given are as in the model's settings.
+    Unset search options default to the model's settings.
 
     For example:
 
@@ -54,38 +54,38 @@ def parse(
     model
         A model or run folder, trained on trees.
     input
-        A text file, one sentence a line; - is standard input, the default.
+        A text file, one sentence per line; - is standard input, the default.
     output
         A file to write; - is standard output, the default. Lines are kept in
         OUTPUT.part until all are done.
     force
         Overwrite the output, and the picture, if it exists.
     resume
-        Go on with an output that was cut short, of the same model, input and options.
+        Continue an interrupted output of the same model, input and options.
     tokenized
-        The words of each line are separated by spaces already. By default lines are
-        raw English text, which is cut into words as in the Penn Treebank.
+        The words of each line are already separated by spaces. By default lines are raw
+        English text, which is tokenised as in the Penn Treebank.
     beam_size
-        Hypotheses kept at each step; 1 is greedy.
+        Number of hypotheses kept at each step; 1 is greedy search.
     length_penalty
         Exponent alpha of the length penalty; 0 ranks by probability alone.
     extra_length
-        The most symbols of a tree beyond the number of its sentence's tokens.
+        Maximum number of a tree's symbols beyond the number of its sentence's tokens.
     constrained
-        Search only among trees over the words, so that nothing needs mending. In the
-        paper any symbol may follow any other.
+        Restrict the search to well-formed trees over the words, so that no repairs are
+        needed. In the paper, any symbol may follow any other.
     pretty
         Write each tree on several lines, indented.
     svg_file
-        Draw the trees too, as one SVG picture.
+        File for a drawing of all trees as one SVG picture.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(input)
@@ -140,7 +140,7 @@ def parse(
 
 
 def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
-    """The trees; of sentences that are too long to be read, it is said."""
+    """Yield the trees; a message names sentences that are too long."""
     for number, each in enumerate(parses, start=first):
         if each.is_overlong:
             print(

@@ -1,9 +1,9 @@
 """Outputs with one record per line of input, kept when a command is interrupted.
 
-A command writes to `OUTPUT.part`, which has whole records only, however the process
-ends. Beside it, the first line of `OUTPUT.part.record` holds model and options; a
-further line for each record holds where it ends and a checksum of its input. So
-`--resume` goes on only if the result is that of a command that was never interrupted.
+A command writes to `OUTPUT.part`, which holds only whole records, however the process
+ends. The first line of `OUTPUT.part.record` holds model and options; each further line
+holds the end of a record and a checksum of its input. So `--resume` continues only if
+the result equals that of an uninterrupted command.
 """
 
 import json
@@ -36,7 +36,7 @@ from transduce.text.tokenizer import TOKENIZER_FILE
 from transduce.trees.vocabulary import SYMBOLS_FILE
 
 Resume = Annotated[bool, Parameter(negative="")]
-"""Option to go on with an output that was interrupted."""
+"""Option to continue an interrupted output."""
 
 Origin = Mapping[str, Any]
 """Everything that the records depend on besides the input's lines, as JSON."""
@@ -45,9 +45,9 @@ Item = TypeVar("Item")
 FORMAT = 1
 PART, RECORD = ".part", ".part.record"
 KEY_BYTES = 8
-"""Bytes of the checksum of a line of input."""
+"""Size of the checksum of an input line in bytes."""
 SUMMED_WORDS = 1 << 17
-"""Words of a file of weights that one sum covers: sums are as fast as memory."""
+"""Number of words of weights covered by one sum."""
 
 
 class RecordOutput(Protocol):
@@ -55,11 +55,11 @@ class RecordOutput(Protocol):
 
     @property
     def num_done(self) -> int:
-        """Number of records that an earlier command wrote."""
+        """Number of records written by an earlier command."""
 
     @property
     def notes(self) -> list[Any]:
-        """Notes of the records that an earlier command wrote."""
+        """Notes of the records written by an earlier command."""
 
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
@@ -121,7 +121,7 @@ class Destination:
     ) -> Iterator[RecordOutput]:
         """Open the output; a file gets its name when everything is written.
 
-        Resuming begins after a whole number of batches of `batch_items` items, since
+        Resuming starts after a whole number of batches of `batch_items` items, since
         results may depend on the other items of a batch.
         """
         if (output := self._in_parts) is None:
@@ -138,7 +138,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class _PassingOutput:
-    """Standard output, a pipe or a device, which cannot be resumed."""
+    """Output that cannot be resumed: standard output, a pipe or a device."""
 
     _write: Callable[[str], object]
     _flush: Callable[[], object]
@@ -165,7 +165,7 @@ class _Part:
         self.path = path
         self.num_done = 0
         self.num_written = 0
-        """Number of records, those of an earlier command included."""
+        """Number of records, including those of an earlier command."""
         self.notes: list[Any] = []
         self._part, self._record = part, record
         self._end = 0
@@ -190,7 +190,7 @@ class _Part:
             # Lock first, so that another command's output is not touched.
             descriptor = os.open(path, flags, 0o666)
             stack.callback(os.close, descriptor)
-            # A signal may end the command from here on.
+            # A signal may end the command from this point on.
             stack.callback(_remove_empty, path, record, descriptor)
             lock_file(descriptor, refusal)
             of_record = os.open(record, flags, 0o666)
@@ -265,14 +265,14 @@ class _Part:
         _beside(output, RECORD).unlink()
 
     def cut_short(self) -> bool:
-        """Cut off a partial record; whether any whole records are left."""
+        """Cut off a partial record; return whether any whole records are left."""
         os.ftruncate(self._part, self._end)
         return self.num_written > 0
 
 
 @contextmanager
 def _keeping(part: _Part, output: Path) -> Iterator[None]:
-    """Keep whole records when writing ends early, and say so."""
+    """Keep whole records when writing ends early, and print a message."""
     try:
         yield
     except BaseException as error:
@@ -299,11 +299,11 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
 
 
 class OutputKeptError(TransduceError):
-    """A command was interrupted, and --resume can go on with its output."""
+    """A command was interrupted, and --resume can continue its output."""
 
 
 class _OtherInputError(DataError):
-    """A command resumes an output with another input."""
+    """A command resumes an output with a different input."""
 
 
 def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
@@ -326,9 +326,9 @@ def _key(text: str) -> str:
 
 
 def _write_all(descriptor: int, text: str) -> int:
-    """Write a text in one call if possible; its number of bytes.
+    """Write a text in one call if possible; return its number of bytes.
 
-    Only a full disk takes a part of it and refuses the rest.
+    Only a full disk accepts a part of it and refuses the rest.
     """
     content = memoryview(text.encode("utf-8"))
     left = content
@@ -416,7 +416,7 @@ def model_sum(path: Path) -> str:
     weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
     whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
     words = weights[:whole].view(np.uint64)
-    # Far faster than a cryptographic sum; any one weight that differs changes it.
+    # Far faster than a cryptographic hash; any single changed weight changes it.
     starts = np.arange(0, len(words), SUMMED_WORDS)
     digest.update(np.add.reduceat(words, starts).tobytes() if len(words) else b"")
     digest.update(weights[whole:].tobytes() + len(weights).to_bytes(8, "little"))

@@ -9,15 +9,15 @@ from transduce.text.corpus import read_text
 from transduce.text.languages import base
 
 NUM_SENTENCES = 6
-"""Of the built-in grammar."""
+"""Number of sentences of the built-in grammar."""
 OUTLANDISH = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
-"""For the tokenizer: what few models have seen."""
+"""Text that few tokenizers have seen."""
 
 
 def proof_sentences(sample: Path | None, language: str | None) -> list[str]:
-    """The user's own, or some of the built-in corpus.
+    """Return the user's sentences, or some of the built-in corpus.
 
-    These are in the language, a BCP 47 tag, or in English if the corpus lacks it.
+    The latter are in `language`, a BCP 47 tag, or in English if the corpus lacks it.
     """
     if sample is None:
         return [OUTLANDISH, *_built_in(None if language is None else base(language))]

@@ -1,4 +1,4 @@
-"""`transduce quickstart`: the whole main job on the built-in corpus."""
+"""`transduce quickstart`: training, averaging and scoring on the built-in corpus."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ def quickstart(
     force: Force = False,
     device: str = "auto",
 ) -> None:
-    """Train, average, search and score on the built-in corpus, in minutes.
+    """Train, average, translate and score on the built-in corpus, in minutes.
 
     For example:
 
@@ -48,9 +48,9 @@ def quickstart(
     out
         A new folder for the corpus and the run.
     task
-        What is learned: translation (section 6.1), or parsing (section 6.3).
+        Task to learn: translation (section 6.1) or parsing (section 6.3).
     pair
-        The languages to translate from and to: English to German or Chinese.
+        Language pair: English to German or Chinese.
     force
         Overwrite an older quickstart in that folder.
     device

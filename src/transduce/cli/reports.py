@@ -1,4 +1,4 @@
-"""Reports of commands: on the terminal, and in a folder of their own."""
+"""Reports of commands, on the terminal and in a folder."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from transduce.report.terminal import show
 
 
 def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) -> None:
-    """Print the report, and write it in all its forms."""
+    """Print the report, and write it as Markdown, page and JSON."""
 
     with atomic_directory(out) as folder:
         write_markdown(report, folder, name)

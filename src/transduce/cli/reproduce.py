@@ -1,4 +1,5 @@
-"""`transduce reproduce`: the paper's tables, our figures beside those of the paper."""
+"""`transduce reproduce`: the paper's tables, with measured figures beside the
+paper's."""
 
 import os
 from dataclasses import asdict, replace
@@ -67,7 +68,7 @@ Pairs = Annotated[
 def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     """Measure what layers cost (section 4), beside the formulas of Table 1.
 
-    The processor is used, in one thread, for some minutes; a busy one takes longer.
+    The measurement uses one thread of the processor for some minutes.
 
     For example:
 
@@ -80,7 +81,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     force
         Overwrite an older report in that folder.
     max_rounds
-        Rounds of measurements at most; they end as soon as the exponents are steady.
+        Maximum number of rounds; they end as soon as the exponents are stable.
     """
     if max_rounds < 1:
         raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
@@ -122,7 +123,7 @@ def table2(
     Parameters
     ----------
     runs
-        Folders of runs, to be scored by both protocols of BLEU.
+        Folders of runs to score by both protocols of BLEU.
     out
         A new folder for the report: Markdown, a page, and JSON.
     force
@@ -130,23 +131,23 @@ def table2(
     presets
         Presets whose costs are listed and whose training times are forecast.
     source
-        Test text, for the runs to translate.
+        Test text for the runs to translate.
     reference
-        Its true translations.
+        Reference translations.
     language
-        Language of the reference, as a BCP 47 tag; by default that of its ending or of
-        the run, else German. Compounds are split in German alone.
+        Language of the reference as a BCP 47 tag; by default that of its ending or of
+        the run, otherwise German. Only German compounds are split.
     tokenize
         sacreBLEU's tokenizer; by default the one for the language.
     hardware
-        K80, K40, M40 or P100, whose speed the paper tells; this, whose speed is
-        measured; or a name of your own, with --tflops.
+        K80, K40, M40 or P100, with the paper's speeds; this, whose speed is measured;
+        or any other name, with --tflops.
     tflops
         TFLOP/s that one device sustains.
     devices
         Number of devices.
     device
-        auto, cpu or cuda, for translating and measuring here.
+        auto, cpu or cuda, for translation and measurement on this machine.
     """
     if bool(runs) != bool(source):
         raise ConfigError("Runs and a --source to translate must go together.")
@@ -199,9 +200,9 @@ def table3(
 ) -> None:
     """Vary the base model as Table 3 does (section 6.2), at any scale.
 
-    Every row is a training of its own. What is done is not done again: the same
-    command goes on where it was stopped, and adds rows and seeds. With --scale 1 and
-    --corpus wmt14-en-de it is the paper's experiment.
+    Every row is a separate training. The same command continues where it was stopped,
+    and adds rows and seeds. With --scale 1 and --corpus wmt14-en-de it is the paper's
+    experiment.
 
     For example:
 
@@ -210,46 +211,45 @@ def table3(
     Parameters
     ----------
     out
-        The folder of the experiment: runs, what they printed, and the report.
+        Folder of the experiment: runs, their logs, and the report.
     corpus
-        A corpus that `transduce data` knows, to download and prepare in there; or give
-        files by --source, --target, --dev-source and --dev-target.
+        Named corpus of `transduce data`, downloaded into the folder; alternatively,
+        give files by --source, --target, --dev-source and --dev-target.
     source
-        Text files, one sentence a line, plain or gzip.
+        Text files, one sentence per line, plain or gzip.
     target
         Their translations, line by line.
     dev_source
-        Held-out text, which the rows are scored on.
+        Held-out text on which the rows are scored.
     dev_target
         Its translations.
     scale
         Factor on the widths d_model, d_ff, d_k, d_v and on the vocabulary: a multiple
-        of 1/8. Heads and layers keep their numbers; what a row changes in size, it
-        changes by the paper's factor. By default 1, the paper's; for --corpus multi30k
-        1/4, with half the layers, small updates and a small vocabulary besides.
+        of 1/8. The numbers of heads and layers stay; rows change sizes by the paper's
+        factors. By default 1, the paper's; for --corpus multi30k 1/4, with half the
+        layers, small updates and a small vocabulary.
     steps
-        Updates of base, 100,000 in the paper (for --corpus multi30k, unless --scale is
-        given, 2,000); big has three times as many. Of fewer than 20,000, a fifth warms
-        up.
+        Number of updates of base: 100,000 in the paper (2,000 for --corpus multi30k
+        without --scale); big has three times as many. With fewer than 20,000, a fifth
+        of them are warm-up.
     rows
         Rows by the names of their presets (A-h1, C-N2, ...); all by default. Base is
         always among them.
     seeds
-        Seeds of each row's trainings, whose figures are pooled.
+        Seeds of each row's trainings; their figures are pooled.
     settings
         Single settings of the base, such as batching.target_tokens=4096.
     parallel
-        Number of trainings at the same time; by default one on each CUDA device, or
-        one.
+        Number of simultaneous trainings; by default one on each CUDA device, or one.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products while training, the same in all rows: auto is what
-        `transduce train` would choose for base.
+        Precision of matrix products in training, the same in all rows; auto is the
+        choice of `transduce train` for base.
     resamples
-        Test sets drawn by the paired bootstrap.
+        Number of resamples of the paired bootstrap.
     shuffles
-        Trials of approximate randomisation.
+        Number of shuffles of approximate randomisation.
     """
     trials = Trials(resamples=resamples, shuffles=shuffles)
     base = changed(base_for(corpus, scale, steps), None, settings)
@@ -295,8 +295,8 @@ def table4(
 ) -> None:
     """Place parses among the parsers of Table 4 (section 6.3).
 
-    Trees are normalised, and predicted words given the tags of the gold trees, as
-    `transduce evaluate-parses --normalize --gold-tags` does.
+    Trees are normalised, and predicted words get the gold tags, as with
+    `transduce evaluate-parses --normalize --gold-tags`.
 
     For example:
 
@@ -309,15 +309,14 @@ def table4(
     force
         Overwrite an older report in that folder.
     wsj_only
-        Gold trees and a parser, by turns: a file of its trees, or the folder of its
-        run or model, which then parses the words of the gold trees. Of parsers that
-        have seen no other trees than the treebank's.
+        Pairs of a gold file and a parser trained on the treebank only. The parser is a
+        file of its trees, or a run or model folder, which parses the gold words.
     semi_supervised
-        The same of parsers that have seen other trees as well.
+        The same for parsers that were also trained on other trees.
     treebank
-        What the gold trees are of: theirs is the Wall Street Journal.
+        Name of the treebank; the paper's is the Wall Street Journal.
     split
-        What part of it they are: theirs is section 23.
+        Name of the test part; the paper's is section 23.
     device
         auto, cpu or cuda, for parsing.
     """
@@ -349,7 +348,7 @@ def table4(
 
 MOST_DEVICES = 1_000_000
 MOST_TFLOPS = 1_000_000
-"""Greatest speed of a device, a thousand times that of today's fastest."""
+"""Maximum speed of a device, a thousand times that of today's fastest."""
 
 
 def _cluster(

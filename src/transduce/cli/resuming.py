@@ -1,4 +1,4 @@
-"""How to go on with a run that was broken off."""
+"""Message that says how to resume an interrupted run."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from transduce.training.trainer import TrainingStoppedError
 def telling_how_to_go_on(
     out: Path, device: str = "auto", devices: int = 1
 ) -> Iterator[None]:
-    """Add the command that goes on with a run to what is said when it is broken off."""
+    """Add the command that resumes a run to the error that interrupted it."""
     command = ["transduce", "train", "--out", str(out), "--resume"]
     if device != "auto":
         command += ["--device", device]
@@ -28,7 +28,7 @@ def telling_how_to_go_on(
         raise type(error)(f"{error} {how}") from None
     except KeyboardInterrupt:
         if not (out / RECORD).is_file():
-            raise  # before there was a run
+            raise  # before the run existed
         raise TrainingStoppedError(
             f"Interrupted; the last checkpoint is kept. {how}"
         ) from None

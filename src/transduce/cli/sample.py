@@ -1,4 +1,4 @@
-"""`transduce sample`: translations drawn at random."""
+"""`transduce sample`: random translations."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -49,7 +49,7 @@ def sample(
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
 ) -> None:
-    """Draw translations of each line at random, each token by its probability.
+    """Sample translations of each line, token by token from the model's distribution.
 
     For example:
 
@@ -60,40 +60,40 @@ def sample(
     model
         A model or run folder.
     ensemble
-        Further models; tokens are drawn by the mean of all models' probabilities.
+        Further models; tokens are sampled from the mean of all models' probabilities.
     input
-        A text file, one sentence a line; - is standard input, the default.
+        A text file, one sentence per line; - is standard input, the default.
     output
         A file to write; - is standard output, the default. Lines are kept in
         OUTPUT.part until all are done.
     force
         Overwrite the output if it exists.
     resume
-        Go on with an output that was cut short, of the same model, input and options.
+        Continue an interrupted output of the same model, input and options.
     number
-        Number of translations of each line, likeliest first, one a line. An over-long
-        line has only one: the likeliest draw of each of its parts.
+        Number of translations of each line, likeliest first, one per line. A line that
+        is translated in parts has only one: the likeliest sample of each part.
     temperature
         Temperature of the softmax, above 0; below 1, likely tokens become likelier.
     top_k
-        Draw only from this number of likeliest tokens (Fan et al., 2018).
+        Sample from the k likeliest tokens only (Fan et al., 2018).
     top_p
-        Draw only from the likeliest tokens that together have this probability, above
-        0 and at most 1 (Holtzman et al., 2020).
+        Sample from the likeliest tokens whose probabilities sum to at least p, above 0
+        and at most 1 (Holtzman et al., 2020).
     seed
-        Seed of the draws; the same seed gives a line the same translations.
+        Seed of the samples; the same seed gives a line the same translations.
     extra_length
-        The most tokens of a translation beyond the number of its source's tokens.
+        Maximum length of a translation minus that of its source, in tokens.
     jsonl
-        Write a JSON object a line, with scores and tokens.
+        Write one JSON object per line, with scores and tokens.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     config = SamplingConfig(
         number=number,

@@ -1,4 +1,4 @@
-"""`transduce score`: how likely a model holds given translations."""
+"""`transduce score`: log-probabilities of given translations."""
 
 import json
 from math import fsum
@@ -29,7 +29,7 @@ def score(
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
 ) -> None:
-    """Log-probability of each target line, and the perplexity of them all.
+    """Print the log-probability of each target line, and the perplexity of all.
 
     For example:
 
@@ -40,7 +40,7 @@ def score(
     model
         A model or run folder.
     source
-        Text files, one sentence a line.
+        Text files, one sentence per line.
     target
         Their translations, line by line.
     output
@@ -49,9 +49,9 @@ def score(
     force
         Overwrite the output if it exists.
     resume
-        Go on with an output that was cut short, of the same model, input and options.
+        Continue an interrupted output of the same model, input and options.
     jsonl
-        Write a JSON object a line, and one for the total.
+        Write one JSON object per line, and one for the total.
     device
         auto, cpu or cuda.
     """
@@ -79,7 +79,7 @@ def score(
                 out.write(_line(found, jsonl=jsonl), note)
                 log_probabilities.append(found.log_probability)
                 num_tokens += found.num_tokens
-        # An exact sum is the same wherever an earlier command was interrupted.
+        # An exact sum does not depend on where an earlier command was interrupted.
         total = fsum(log_probabilities)
         out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
 

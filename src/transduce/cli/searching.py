@@ -9,10 +9,10 @@ from transduce.search_config import SearchConfig
 
 
 def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
-    """A model's own search settings, changed by the given options.
+    """Return a model's search settings, changed by the given options.
 
-    Own settings that lose their meaning are dropped with a warning; options without
-    effect are warned of, too. `ConfigError` if the options contradict each other.
+    Warns about own settings that no longer apply, which are dropped, and about options
+    without effect. Raises `ConfigError` if options contradict each other.
     """
     config, dropped = own.changed(options)
     for each in (*dropped, *_pointless(config, options)):
@@ -21,7 +21,7 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
 
 
 def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
-    """Warnings about options that do not change the result of a search."""
+    """List warnings about options that do not change the result of a search."""
     said = []
     if config.beam_size == 1:
         said = [
@@ -36,7 +36,7 @@ def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
 
 
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:
-    """Raise `ConfigError` if search options are given, but nothing is searched for."""
+    """Raise `ConfigError` if search options are given to a command without search."""
     for name, value in options.items():
         if value not in (None, False, "auto", "fp32"):
             raise ConfigError(

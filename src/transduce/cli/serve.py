@@ -1,4 +1,4 @@
-"""`transduce serve`: models for others to use over HTTP, with a web page."""
+"""`transduce serve`: models over HTTP, with a web page."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,11 @@ def serve(
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
 ) -> None:
-    """Translate, or parse, for others over HTTP, with a page at /.
+    """Serve translators and parsers over HTTP, with a web page at /.
 
-    Clients of LibreTranslate work unchanged. The interface is described at /docs.
+    LibreTranslate clients work unchanged. The interface is documented at /docs.
 
-    Ctrl-C or SIGTERM ends it, once what was taken is done.
+    Ctrl-C or SIGTERM stops the server after it has finished accepted requests.
 
     For example:
 
@@ -49,36 +49,37 @@ def serve(
     ----------
     models
         Model or run folders, each as FOLDER, NAME=FOLDER or SOURCE:TARGET=FOLDER. The
-        languages are those given (en:pt-BR), those of a name such as en-de, or those
-        that the model keeps. A parser has only a name.
+        languages are those given (en:pt-BR), those of a name such as en-de, or the
+        model's own. A parser has only a name.
     host
-        The address to listen at; by default nobody but this machine is answered.
+        Address to listen at; the default serves only this machine.
     port
-        The port to listen at; 0 for any that is free.
+        Port to listen at; 0 for any free port.
     api_keys
-        A file of keys, one a line; each request must have one of them.
+        File of API keys, one per line; each request must have one of them.
     requests_per_minute
-        The most requests of each key or, without keys, each address. Refused requests,
-        such as those with a wrong key, are counted by address.
+        Limit for each key or, without keys, for each address. Refused requests, such as
+        those with a wrong key, count by address.
     max_characters
-        The most characters of text in a request.
+        Maximum number of characters of text in a request.
     max_tokens
-        The most tokens of text in a request. Rare characters are several tokens each.
+        Maximum number of tokens of text in a request; a rare character may be several
+        tokens.
     max_waiting
-        Sentences that may wait, of all requests; a request too many is refused.
+        Maximum number of waiting sentences of all requests; further ones are refused.
     timeout
-        Seconds within which a request is answered, or refused.
+        Seconds within which a request is answered or refused.
     batch_size
-        The most sentences that are translated, or parsed, together.
+        Maximum number of sentences translated or parsed in one batch.
     max_connections
-        The most open connections. One more replaces the one that has been idle
-        longest; if all are busy, it is refused.
+        Maximum number of open connections. A further one replaces the one that has been
+        idle longest; if all are busy, it is refused.
     client_timeout
         Seconds that a client may take to send a request's headers, and its body.
     allowed_hosts
         Further host names of the server, such as a proxy's. A server that listens on
-        this machine only answers to localhost, its addresses and these names; any
-        other answers to every name, unless some are given.
+        this machine only accepts localhost, its addresses and these names; any other
+        accepts every name, unless some are given.
     cors_origins
         Sites whose pages may use the server from a browser, such as
         https://example.org, or * for all; none by default.
@@ -88,11 +89,11 @@ def serve(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     if not models:
         raise ConfigError(
@@ -133,7 +134,7 @@ def serve(
     )
     if processes is None:
         processes = default_processes(choose_device(device))
-    # For what is not shared out: the page, the clients and the queue need one too.
+    # The page, the clients and the queue need a core too.
     leave_a_core()
     with server.listen(host, port) as listener:
         served = [

@@ -22,9 +22,9 @@ class UnresolvedError(LookupError):
 
 
 def described(reference: str) -> Callable[..., Any] | str:
-    """Function with the signature and the docstring of "module:function".
+    """Return a function with the signature and docstring of "module:function".
 
-    Its body does nothing. If the source is not enough, the reference is returned.
+    Its body does nothing. If the source does not suffice, return the reference.
     """
     module, _, name = reference.partition(":")
     try:
@@ -49,7 +49,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 
 
 def _value(module: str, name: str) -> Any:
-    """Value of a module-level name."""
+    """Return the value of a module-level name."""
     node = _definitions(module).get(name)
     match node:
         case ast.ImportFrom(module=str(origin)):
@@ -66,7 +66,7 @@ def _value(module: str, name: str) -> Any:
 
 
 def _namespace(module: str, *nodes: ast.AST) -> dict[str, Any]:
-    """Values of the names that some parts of a module use."""
+    """Return the values of the names that some parts of a module use."""
     names = {
         node.id
         for part in nodes
@@ -78,7 +78,7 @@ def _namespace(module: str, *nodes: ast.AST) -> dict[str, Any]:
 
 @cache
 def _definitions(module: str) -> dict[str, ast.stmt]:
-    """The statements that define the names of a module."""
+    """Return the statements that define the names of a module."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise UnresolvedError(module)

@@ -28,7 +28,7 @@ def split(
 ) -> None:
     """Split a parallel corpus into training, development and test text.
 
-    Pairs are drawn at random by their source, and all pairs of one source stay
+    Pairs are selected at random by their source; all pairs with the same source stay
     together, so that no held-out sentence is also in training.
 
     For example:
@@ -38,19 +38,19 @@ def split(
     Parameters
     ----------
     source
-        Text files, one sentence a line, plain or gzip.
+        Text files, one sentence per line, plain or gzip.
     target
         Their translations, line by line.
     out
-        The folder of the files: train.en, train.de, dev.en, ..., with the endings that
-        name the languages, else .source and .target.
+        Folder of the files: train.en, train.de, dev.en, ..., with the endings of the
+        languages if known, otherwise .source and .target.
     dev
-        Pairs of the development text: by default one in a hundred, at least 200 and at
+        Number of development pairs; by default one in a hundred, at least 200 and at
         most 2,000.
     test
-        Pairs of the test text; by default there is none.
+        Number of test pairs; by default there is no test text.
     seed
-        Seed of the draw.
+        Seed of the random selection.
     force
         Replace the output folder.
     """

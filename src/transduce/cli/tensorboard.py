@@ -1,4 +1,4 @@
-"""A run's figures for TensorBoard, beside its own log."""
+"""TensorBoard logging of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"
-"""Of a run."""
+"""Name of the folder in a run."""
 FLUSH_SECONDS = 2
-"""What a crash may lose."""
+"""Seconds between two writes; a crash loses at most these."""
 
 
 class TensorBoardLog:
-    """An observer that writes what TensorBoard shows."""
+    """Observer that writes a run's figures for TensorBoard."""
 
     def __init__(self, run: Path) -> None:
-        """`RequestError` if TensorBoard is not installed."""
+        """Open the log; `RequestError` if TensorBoard is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -60,7 +60,7 @@ class TensorBoardLog:
         self._writer.close()
 
     def _go_on_after(self, step: int) -> None:
-        # What was written after it, before a crash, is not shown.
+        # Hide what was written after this step before a crash.
         self._writer = self._new_writer(
             self._folder, purge_step=step + 1, flush_secs=FLUSH_SECONDS
         )

@@ -1,4 +1,4 @@
-"""What commands print on, and how they show how far they are."""
+"""Consoles and progress of commands."""
 
 import sys
 import time
@@ -23,12 +23,12 @@ from rich.table import Table
 from transduce.errors import counted
 
 LINE_SECONDS = 30.0
-"""Between progress lines where there is no terminal to draw on."""
+"""Seconds between progress lines without a terminal."""
 NARROWEST, USUAL, WIDEST = 20, 80, 1_000
-"""Columns of a terminal: the least, the default and the most. Rich does not end at one
-column, and fills memory at a billion."""
+"""Minimum, default and maximum width in columns. Rich never ends at one column, and
+fills the memory at a billion."""
 BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
-"""Columns of the progress bar at least, and on a narrow terminal."""
+"""Width of the progress bar in columns: minimum, and on a narrow terminal."""
 
 
 class BoundedConsole(Console):
@@ -57,30 +57,30 @@ class BoundedConsole(Console):
 
 
 def plain_console() -> BoundedConsole:
-    """Standard output, on which a text is printed as it is."""
+    """Return a console on standard output that prints text unchanged."""
     return BoundedConsole(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def table_console() -> BoundedConsole:
-    """Console on standard output that fits tables into the terminal's width."""
+    """Return a console on standard output that fits tables to the terminal."""
     return BoundedConsole(highlight=False)
 
 
 def error_console() -> BoundedConsole:
-    """Console on standard error, for the progress of a command."""
+    """Return a console on standard error, for progress."""
     return BoundedConsole(stderr=True, highlight=False)
 
 
 def program() -> str:
-    """This very command as it was called: it need not be on the path."""
+    """Return how this command was called, since it may not be on the path."""
     return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
 
 
 class ProgressLine(ProgressColumn):
     """Progress in one line: description, bar, figures and time.
 
-    On a narrow terminal the figures are left out, the last first; then the bar gets
-    shorter; then the description is cut to its numbers.
+    On a narrow terminal, first the figures are dropped, last ones first; then the bar
+    gets shorter; then the description is cut to its numbers.
     """
 
     def __init__(self, console: Console, time: ProgressColumn, *, has_bar: bool):
@@ -127,9 +127,9 @@ class ProgressLine(ProgressColumn):
 
 @contextmanager
 def counted_lines(is_on_screen: bool) -> Iterator[Callable[[], None]]:
-    """What is to be called for each line that is done: it keeps a count in sight.
+    """Yield a function to call for each finished line; it displays their number.
 
-    On the terminal of standard error, unless the lines themselves are on the screen.
+    The count is on standard error's terminal, unless the lines are on the screen.
     """
     console = error_console()
     progress = Progress(
@@ -158,7 +158,7 @@ def counted_lines(is_on_screen: bool) -> Iterator[Callable[[], None]]:
 
 
 class ProgressDisplay:
-    """A progress bar on a terminal, a line now and then elsewhere."""
+    """Progress bar on a terminal; occasional progress lines elsewhere."""
 
     def __init__(self) -> None:
         self.console = plain_console()
@@ -183,7 +183,7 @@ class ProgressDisplay:
         self._progress.stop()
 
     def begin(self, completed: int, total: int | None) -> None:
-        """Count from here on, so that what was there before counts for no speed."""
+        """Start counting, so that earlier work does not affect the speed."""
         self._progress.start()
         self._progress.reset(self._task, completed=completed, total=total, visible=True)
 

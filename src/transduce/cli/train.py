@@ -1,4 +1,4 @@
-"""`transduce train`: text files to trained, averaged, scored model."""
+"""`transduce train`: from text files to a trained, averaged, scored model."""
 
 import sys
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def train(
     however_long: Annotated[bool, Parameter(negative="")] = False,
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Train a model: text files to averaged, scored model.
+    """Train a model, average its last checkpoints and score the result.
 
     For example:
 
@@ -76,12 +76,12 @@ def train(
     out
         The run's folder; new, or with --resume one that holds a run.
     preset
-        The preset to begin with: base, big or a row of Table 3 (C-N2, ...) for
-        millions of pairs, multi30k for tens of thousands; for trees parsing-wsj,
-        parsing-semi or parsing-small. The default is base (for trees parsing-wsj) if
-        the corpus is large enough; otherwise a preset that fits is proposed.
+        Preset of all settings: base, big or a row of Table 3 (C-N2, ...) for millions
+        of pairs, multi30k for tens of thousands; for trees parsing-wsj, parsing-semi or
+        parsing-small. The default is base (for trees parsing-wsj) if the corpus is
+        large enough; otherwise the command suggests a preset.
     source
-        Text files, one sentence a line, plain or gzip.
+        Text files, one sentence per line, plain or gzip.
     target
         Their translations, line by line.
     dev_source
@@ -89,18 +89,18 @@ def train(
     dev_target
         Its translations.
     trees
-        Treebanks in brackets, instead of text and translations: train a parser. One
-        given twice counts twice.
+        Treebanks in brackets, instead of text and translations, to train a parser. A
+        file given twice counts twice.
     dev_trees
         Held-out trees, scored at each checkpoint.
     no_dev
         Train on all pairs. By default, if no dev corpus is given, 1 % of the pairs are
         held out, at least 200 and at most 2,000.
     source_language
-        Language of the source, as a BCP 47 tag such as en or pt-BR, kept in the model.
-        By default guessed from the files' endings: train.en, train.pt-BR.gz.
+        Source language as a BCP 47 tag such as en or pt-BR, stored in the model. By
+        default guessed from the files' endings: train.en, train.pt-BR.gz.
     target_language
-        Language of the target, likewise. It also chooses BLEU's tokenizer.
+        Target language, likewise. It also selects BLEU's tokenizer.
     config
         A TOML file of settings that change the preset.
     settings
@@ -108,20 +108,20 @@ def train(
     force
         Replace the run in the output folder by a new one.
     resume
-        Go on with the run in the output folder.
+        Continue the run in the output folder.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products. By default bf16 where the processor is good at it;
-        a resumed run keeps its own.
+        Precision of matrix products. By default bf16 where it is faster; a resumed run
+        keeps its precision.
     devices
-        Number of processes to train with on this machine, each on a GPU of its own, or
-        on its share of the processor's cores. For several machines use torchrun.
+        Number of training processes on this machine, each on its own GPU or share of
+        the processor's cores. For several machines use torchrun.
     however_long
-        Train even if no preset is named and the forecast is more than a week, or the
-        corpus is much too small for base.
+        Train even if no preset is given and the forecast exceeds a week, or the corpus
+        is much too small for base.
     tensorboard
-        Write the run's figures for TensorBoard too, into the run's folder.
+        Also write TensorBoard logs to the run's folder.
     """
     if force:
         _require_overwritable(
@@ -189,7 +189,7 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
 
 
 def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
-    """Settings to train on all pairs; `ConfigError` if a dev corpus is given."""
+    """Return settings to train on all pairs; `ConfigError` if a dev corpus is given."""
     if files is not None and files.has_dev:
         raise ConfigError(
             "Either a dev corpus or --no-dev must be given, but both are; leave one "
@@ -199,7 +199,7 @@ def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
 
 
 def _command(options: Mapping[str, Any]) -> list[str]:
-    """The same one again, for each of several processes."""
+    """Return this command again, for each of several processes."""
     command = [sys.executable, "-m", "transduce", "train"]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
@@ -218,7 +218,7 @@ def _run_config(
     settings: tuple[str, ...],
     files: RunFiles | None,
 ) -> RunConfig:
-    """The settings asked for; without a preset, on top of those of a resumed run."""
+    """Return the requested settings, based on a preset or on a resumed run."""
     if resumed is not None and preset is None:
         return changed(settings_of(resumed), config, settings)
     large, _ = FITTING["translation" if files is None else files.task]
@@ -226,7 +226,8 @@ def _run_config(
 
 
 def _refuse_changes(out: Path, run: RunConfig, files: RunFiles | None) -> None:
-    """`ConfigError` if a run to be resumed was begun with anything else."""
+    """Raise `ConfigError` if a resumed run was started with different input or
+    settings."""
     refuse_changed_settings(out, run)
     if files is not None:
         refuse_changed_files(out, files)

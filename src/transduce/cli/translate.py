@@ -1,4 +1,4 @@
-"""`transduce translate`: raw text in, raw text out."""
+"""`transduce translate`: translation of raw text."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -57,9 +57,9 @@ def translate(
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
 ) -> None:
-    """Translate raw text, one line for one line, in order.
+    """Translate raw text line by line, in order.
 
-    Search options that are not given are as in the model's settings, but for --nbest.
+    Unset search options default to the model's settings, except --nbest.
 
     For example:
 
@@ -73,57 +73,57 @@ def translate(
     ensemble
         Further models; each token is chosen by the mean of all models' probabilities.
     input
-        A text file, one sentence a line; - is standard input, the default.
+        A text file, one sentence per line; - is standard input, the default.
     output
         A file to write; - is standard output, the default. Lines are kept in
         OUTPUT.part until all are done.
     force
         Overwrite the output if it exists.
     resume
-        Go on with an output that was cut short, of the same model, input and options.
+        Continue an interrupted output of the same model, input and options.
     prefixes
         A text file with the beginning of each line's translation.
     beam_size
-        Hypotheses kept at each step; 1 is greedy.
+        Number of hypotheses kept at each step; 1 is greedy search.
     patience
-        Factor on the beam size: the search of a line ends when that many of its
-        translations have ended (Kasai et al., 2022). 1 is as in CTranslate2, and saves
-        a tenth to more than a third of the steps. By default the search goes on while
-        a better translation is possible.
+        Search of a line ends after patience times beam-size finished translations
+        (Kasai et al., 2022). 1 is as in CTranslate2, and saves a tenth to more than a
+        third of the steps. By default search continues while a better translation is
+        possible.
     length_penalty
         Exponent alpha of the length penalty; 0 ranks by probability alone.
     penalty
-        Form of the length penalty, by which a hypothesis' log-probability is divided:
-        gnmt is ((5 + length) / 6)^alpha (Wu et al., 2016), power is length^alpha.
+        Divisor of a hypothesis' log-probability: gnmt is ((5 + length) / 6)^alpha (Wu
+        et al., 2016), power is length^alpha.
     coverage_penalty
-        Weight beta of the coverage penalty, in nats: hypotheses that hardly attend to
-        some source tokens rank lower, so that less is left untranslated (Wu et al.,
-        2016).
+        Weight beta of the coverage penalty, in nats, which lowers hypotheses that
+        hardly attend to some source tokens, so that less is left untranslated (Wu et
+        al., 2016).
     diversity
-        Penalty, in nats, for each rank among the continuations of one hypothesis, so
-        that the n best differ more (Li et al., 2016).
+        Penalty in nats per rank among the continuations of one hypothesis, so that the
+        n best differ more (Li et al., 2016).
     min_length
-        The fewest tokens of a translation.
+        Minimum length of a translation in tokens.
     extra_length
-        The most tokens of a translation beyond the number of its source's tokens.
+        Maximum length of a translation minus that of its source, in tokens.
     max_length
-        Tokens of a translation at most, its end counted, however long its source; but
-        there is room for a prefix and one token in any case. If a line is translated
-        in parts, the limits of length hold for each part.
+        Maximum length of a translation in tokens, with the end token; a prefix and one
+        token are always allowed. If a line is translated in parts, the length limits
+        apply to each part.
     nbest
-        Number of translations of each line, best first, no two alike, one a line. Blank
-        lines stand for missing ones; a line translated in parts has only one. By
-        default 1, whatever the model's settings say.
+        Number of different translations of each line, best first, one per line. Blank
+        lines stand for missing ones; a line translated in parts has only one. The
+        default is 1, whatever the model's settings.
     jsonl
-        Write a JSON object a line, with scores and tokens.
+        Write one JSON object per line, with scores and tokens.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
-        times as fast on a processor that supports them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
+        faster on a processor that supports them.
     processes
-        Processes that share many sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     if prefixes == STANDARD_INPUT and input in (None, STANDARD_INPUT):
         raise ConfigError(

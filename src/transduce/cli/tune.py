@@ -1,4 +1,4 @@
-"""`transduce tune`: beam size and length penalty, chosen on the development set."""
+"""`transduce tune`: choice of beam size and length penalty on the development set."""
 
 import json
 import os
@@ -58,8 +58,8 @@ def tune(
     """Choose beam size and length penalty on the development set (section 6.1).
 
     Every beam size is tried with every penalty, and the best pair is written to the
-    model's settings, the defaults of all commands that search. In a run, the model is
-    its average, or else its best checkpoint.
+    model's settings, which are the defaults of all commands that search. A run's model
+    is its average, or else its best checkpoint.
 
     For example:
 
@@ -70,30 +70,30 @@ def tune(
     model
         A model or run folder.
     dev_source
-        Held-out text, one sentence a line; not the text to be reported on.
+        Held-out text, one sentence per line; not the test text.
     dev_target
         Its translations, line by line.
     dev_trees
-        Held-out trees, for a model that parses.
+        Held-out trees, for a parser.
     beam_sizes
         Beam sizes to try: by default 1 2 4 8, or 1 4 10 21 for trees.
     length_penalties
         Length penalties (alpha) to try.
     patiences
-        Patiences to try beside the model's own.
+        Patiences to try in addition to the model's.
     tokenize
         sacreBLEU's tokenizer; by default the one for the target's language.
     dry_run
-        Only show what would be chosen; the model stays as it is.
+        Only print the choice; leave the model unchanged.
     json_output
         Print one JSON object.
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products; choose the one that the model will be used in.
+        Precision of matrix products; choose the one in which the model will be used.
     processes
-        Processes that share the sentences, each on one core; by default one for each
-        core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Number of processes that share the sentences, each on one core; by default one
+        for each core, or OMP_NUM_THREADS, at most 16.
     """
     require_both(dev_source, dev_target)
     if bool(dev_source) == bool(dev_trees):
@@ -182,7 +182,7 @@ def _table(tuning: Tuning, patience: float | None) -> Table:
     for beam in sorted({beam for beam, _ in scores}):
         of_beam = [c for (b, _), c in scores.items() if b == beam]
         cells = [scores.get((beam, penalty)) for penalty in penalties]
-        if beam == 1:  # one for all penalties
+        if beam == 1:  # the same for all penalties
             cells = [of_beam[0]] * len(penalties)
         rows.append((f"{beam}", *(_cell(tuning, cell) for cell in cells)))
     heads = columns("beam", *(f"{penalty:g}" for penalty in penalties))
