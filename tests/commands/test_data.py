@@ -214,7 +214,9 @@ def test_ctrl_c_keeps_what_came(
         patch.setattr(download, "CHUNK_BYTES", 500)
         outcome = command(*command_line(server, tmp_path))
     assert outcome.code == 2
-    assert outcome.out == "What has come is kept: the same command goes on.\n"
+    assert (
+        outcome.out == "Downloads are kept; give the same command again to continue.\n"
+    )
     assert outcome.err == "transduce: Interrupted.\n"
     server.asked.clear()
     data()

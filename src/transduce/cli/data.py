@@ -52,7 +52,9 @@ class DataDisplay(ProgressDisplay):
     ) -> None:
         super().__exit__(kind, error, trace)
         if kind in (KeyboardInterrupt, SystemExit):
-            self.console.print("What has come is kept: the same command goes on.")
+            self.console.print(
+                "Downloads are kept; give the same command again to continue."
+            )
 
     def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
         figures = decimal(num_bytes) + (f" of {decimal(total)}" if total else "")

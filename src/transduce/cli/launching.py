@@ -70,8 +70,8 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
             raise
         sys.exit(USER_ERROR)
     except ProcessLostError:
-        # If there is but one device, torchrun or the like has started them: then one
-        # of each machine tells, as the first may be lost with its own.
+        # With one device here, torchrun or similar started the processes. Then one
+        # process of each machine prints: the first may be lost with its machine.
         if devices == 1 and local_rank() == 0:
             raise
         sys.exit(LEFT_BEHIND)

@@ -327,8 +327,7 @@ def table4(
         )
     if treebank is None or split is None:
         raise ConfigError(
-            "What the trees are of must be told, for F1 says nothing without it: "
-            "--treebank and --split."
+            "F1 is meaningless without its test set; name it by --treebank and --split."
         )
     require_new_folder(out, force=force, holding="table4.json")
     given: dict[Setting, Pairs] = {
