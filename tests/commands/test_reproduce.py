@@ -199,7 +199,7 @@ class TestTable4:
             ((), "Trees must be given: --wsj-only or --semi-supervised, each with"),
             (
                 ("--wsj-only", "g", "p"),
-                "F1 is meaningless without its test set, for F1",
+                "F1 is meaningless without its test set",
             ),
             (
                 ("--wsj-only", "g", "p", "--treebank", "T"),
