@@ -1,6 +1,6 @@
-"""All that passes from training to decoding: config, weights, tokenizer.
+"""Checkpoints: config, weights and tokenizer of a model, in memory and in a folder.
 
-Folders appear whole or not at all.
+A folder appears whole or not at all.
 """
 
 import errno
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    architecture_of,
+    require_transformer,
+)
+from transduce.architectures.models import TransductionModel, build
 from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -25,48 +31,61 @@ from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
-FILLING = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
-"""What draws first weights."""
+INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
+"""Functions that draw first weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model at rest."""
+    """A model as config, weights and tokenizer, with what is known of its origin."""
 
-    config: ModelConfig
+    config: ArchitectureConfig
     weights: Mapping[str, Tensor]
     tokenizer: Tokenizer
     step: int
-    """Updates it was trained for; of an average, the last member's."""
+    """Number of updates in training; of an average, its last member's."""
     symbols: SymbolVocabulary | None = None
-    """What a parser writes."""
+    """Target vocabulary of a parser; None for a translator."""
     run: str | None = None
-    """The id of the run that trained it, if there is one."""
+    """Id of the run that trained it; None if there is none."""
     search: SearchConfig | None = None
-    """How its run searches, if that is known."""
+    """Search settings of its run; None if unknown."""
     source_language: str | None = None
-    """BCP 47 tag of the language that it reads; None if unknown."""
+    """BCP 47 tag of the source language; None if unknown."""
     target_language: str | None = None
-    """BCP 47 tag of the language that it writes; None if unknown."""
+    """BCP 47 tag of the target language; None if unknown."""
 
-    def build(self) -> Transformer:
-        """The model, ready to compute with these very weights: no copy of them."""
+    def build(self) -> TransductionModel:
+        """Build the model in evaluation mode; it shares memory with the weights."""
         return built(self.config, self.weights)
 
+    @property
+    def transformer_config(self) -> ModelConfig:
+        """Settings of a Transformer; `RequestError` for other architectures."""
+        return require_transformer(self.config)
+
+    def build_transformer(self) -> Transformer:
+        """Build a Transformer; raise `RequestError` for other architectures."""
+        require_transformer(self.config)
+        return cast(Transformer, self.build())
+
     def arrays(self) -> Mapping[str, Array]:
-        """The weights; on a CPU, these very ones."""
+        """Return the weights in fp32; those of a CPU share memory with the tensors."""
         return {n: w.detach().cpu().float().numpy() for n, w in self.weights.items()}
 
 
-def built(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer:
-    """The model, ready to compute with these very weights: no copy of them."""
+def built(
+    config: ArchitectureConfig, weights: Mapping[str, Tensor]
+) -> TransductionModel:
+    """Build the model in evaluation mode; it shares memory with the weights."""
     model = _outline(config)
     model.load_state_dict(weights, assign=True)
-    return model.eval()
+    model.eval()
+    return model
 
 
-class _Unfilled(TorchFunctionMode):
-    """Leaves new tensors without first numbers."""
+class _Uninitialized(TorchFunctionMode):
+    """Mode in which new weights are not drawn."""
 
     def __torch_function__(
         self,
@@ -76,31 +95,32 @@ class _Unfilled(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if func in FILLING:
+        if func in INITIALIZERS:
             return args[0] if args else given["tensor"]
         return func(*args, **given)
 
 
-def _outline(config: ModelConfig) -> Transformer:
-    """The model without its weights.
+def _outline(config: ArchitectureConfig) -> TransductionModel:
+    """Build the model on the meta device, without weights.
 
-    Random first ones would take time, and change what dropout draws next; even without
-    memory for them, PyTorch would load its compiler, which takes a second.
+    Drawing random weights takes time and advances the random numbers that dropout uses.
+    Even on the meta device it makes PyTorch load its compiler, which takes a second.
     """
-    with torch.device("meta"), _Unfilled():
-        return Transformer(config)
+    with torch.device("meta"), _Uninitialized():
+        return build(config)
 
 
 def save_model(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a model folder, whole or not at all."""
+    """Write a model folder atomically."""
     with atomic_directory(folder) as new:
         write_model(checkpoint, new)
 
 
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the files of a model into a folder that is there."""
+    """Write the files of a model into an existing folder."""
     config = {
         "format": FORMAT,
+        "architecture": architecture_of(checkpoint.config),
         "step": checkpoint.step,
         "run": checkpoint.run,
         "source_language": checkpoint.source_language,
@@ -118,7 +138,10 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def load_model(path: Path) -> Checkpoint:
-    """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
+    """Read a model folder, or a run's model.
+
+    Raises `CheckpointError` if it is missing or damaged.
+    """
     stored = open_model(path)
     return Checkpoint(
         config=stored.config,
@@ -134,19 +157,19 @@ def load_model(path: Path) -> Checkpoint:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as safetensors; `OSError` if that fails."""
+    """Write tensors as safetensors; raise `OSError` if that fails."""
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
-        # The library hides the system's error in its text.
+        # The library has the system's error only in its message.
         number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
         raise OSError(number, os.strerror(number)) from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read safetensors; `CheckpointError` if missing, damaged or cut short."""
+    """Read safetensors; raise `CheckpointError` if the file is missing or damaged."""
     try:
-        # Copied, for what the library gives lies in the file, which may be overwritten.
+        # Copies, because the library maps the file, which may be overwritten.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise damaged(path, error) from None

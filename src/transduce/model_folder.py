@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
+from transduce.architectures.config import CONFIGS, TRANSFORMER, ArchitectureConfig
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.files import read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
@@ -59,7 +60,7 @@ class ModelAtRest(Protocol):
     """Parts of a stored model that decoding needs."""
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ArchitectureConfig: ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -85,7 +86,7 @@ class ModelAtRest(Protocol):
         ...
 
     def arrays(self) -> Mapping[str, Array]:
-        """Return the weights by the names of `Transformer`'s state dict."""
+        """Return the weights by the names of the model's state dict."""
         ...
 
 
@@ -171,7 +172,7 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
 class StoredModel:
     """Contents of a model folder; the weights are read on access."""
 
-    config: ModelConfig
+    config: ArchitectureConfig
     weights: StoredWeights
     tokenizer: Tokenizer
     step: int
@@ -188,7 +189,7 @@ class StoredModel:
     """BCP 47 tag of the target language; None if unknown."""
 
     def arrays(self) -> Mapping[str, Array]:
-        """Return the weights by the names of `Transformer`'s state dict."""
+        """Return the weights by the names of the model's state dict."""
         return self.weights
 
 
@@ -206,7 +207,10 @@ def open_model(path: Path) -> StoredModel:
         )
     symbols = _load_symbols(folder, config)
     weights = StoredWeights(folder / WEIGHTS)
-    if weights.shapes != parameter_shapes(config) or not weights.are_fp32:
+    is_fitting = not isinstance(config, ModelConfig) or (
+        weights.shapes == parameter_shapes(config)
+    )
+    if not (is_fitting and weights.are_fp32):
         raise CheckpointError(
             f"{folder / WEIGHTS}: the weights must fit the settings beside them, but "
             "do not; the files are of different models."
@@ -224,7 +228,7 @@ def open_model(path: Path) -> StoredModel:
     )
 
 
-def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
+def _load_symbols(folder: Path, config: ArchitectureConfig) -> SymbolVocabulary | None:
     """Load a parser's target vocabulary, and check its size against the model's."""
     if config.target_vocab_size is None:
         return None
@@ -268,15 +272,22 @@ def _name_by_step(folder: Path) -> str:
 
 def _read_config(
     content: dict[str, Any], path: Path
-) -> tuple[ModelConfig, int, SearchConfig | None]:
+) -> tuple[ArchitectureConfig, int, SearchConfig | None]:
     number = content.get("format")
     if type(number) is not int or number not in FORMATS:
         raise VersionError(
             f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
             f"{shown(number)}; the model was saved by another version of transduce."
         )
-    settings = content.get("model")
-    known = {field.name for field in fields(ModelConfig)} - FORMATS[number]
+    architecture = content.get("architecture", TRANSFORMER)
+    if not isinstance(architecture, str) or architecture not in CONFIGS:
+        raise VersionError(
+            f"{path}: `architecture` must be one of {', '.join(sorted(CONFIGS))}, but "
+            f"is {shown(architecture)}; the model was saved by another version of "
+            "transduce."
+        )
+    settings, default = content.get("model"), CONFIGS[architecture]()
+    known = {field.name for field in fields(default)} - FORMATS[number]
     if not isinstance(settings, dict) or set(settings) != known:
         raise CheckpointError(
             f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
@@ -289,7 +300,7 @@ def _read_config(
             f"{shown(step)}; use another checkpoint."
         )
     try:
-        config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
+        config = apply_mapping(default, settings, where="", prefix="model.")
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
     try:

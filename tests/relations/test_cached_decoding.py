@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.architectures.models import DecoderState, Stepper
 from transduce.decoding.fused_step import FusedStep
-from transduce.decoding.torch_decoder import State, Stepper
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 
@@ -111,7 +111,7 @@ def test_sentences_that_join_go_on_from_their_own_past(
     assert_close(stepped[2:], expected[:, :, 1:])
 
 
-def _read(stepper: Stepper, state: State, tokens: Tensor) -> None:
+def _read(stepper: Stepper, state: DecoderState, tokens: Tensor) -> None:
     """The first token is that of one hypothesis, from which the others go on."""
     stepper.step(tokens[:, :1, 0], state)
     state.reorder(torch.arange(len(tokens))[:, None].expand(-1, tokens.size(1)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.search import Coverage, Decoder, Hypothesis, run_search
-from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
@@ -110,7 +110,7 @@ def record_search(
     decoder: Decoder
     coverage: Coverage | None = None
     if config.coverage_penalty > 0:
-        decoder = covered = CoverageDecoder(model.stepper, memory)
+        decoder = covered = model.watch(memory)
         coverage = covered.coverage
     else:
         decoder = IncrementalDecoder(model.stepper, memory)

@@ -217,7 +217,7 @@ def _attend(
     translator: Translator, source: _Source, target_ids: list[int]
 ) -> PairAttention:
     (maps,) = attention_maps(
-        translator.models[0].operators.model,
+        translator.models[0].operators.transformer,
         _row([*source.ids, EOS], translator),
         _row([BOS, *target_ids], translator),
     )

@@ -177,7 +177,7 @@ def attended_links(
     ]
     short = [i for i, length in enumerate(lengths) if length <= MAX_TOKENS]
     found: list[WordLinks | None] = [None] * len(pairs)
-    model = translator.models[0].operators.model
+    model = translator.models[0].operators.transformer
     for batch in similar_lengths([lengths[i] for i in short], MOST_POSITIONS):
         chosen = [short[i] for i in batch]
         maps = cross_attention_maps(

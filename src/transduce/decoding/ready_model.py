@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from transduce.architectures.config import require_transformer
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.search import Coverage, CoverageDecoder, JoinableDecoder
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import keep_freed_memory
+from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest
 from transduce.native import api, has_amx_int8
 from transduce.search_config import SearchConfig
@@ -43,9 +45,10 @@ class ReadyModel:
         self._checkpoint = checkpoint
         self._precision = precision
         self._device = device
+        is_transformer = isinstance(checkpoint.config, ModelConfig)
         is_native = device == "cpu" and precision != "bf16" and api() is not None
-        self._is_native = is_native
-        if not is_native:
+        self._is_native = is_native and is_transformer
+        if not self._is_native:
             _ = self.operators
 
     def get_ready(self) -> None:
@@ -67,9 +70,8 @@ class ReadyModel:
         # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
         # multiply them faster.
         assert self._precision != "bf16"
-        return NativeModel(
-            self._checkpoint.config, self._checkpoint.arrays(), self._precision
-        )
+        config = require_transformer(self._checkpoint.config)
+        return NativeModel(config, self._checkpoint.arrays(), self._precision)
 
     @cached_property
     def operators(
@@ -102,10 +104,7 @@ class ReadyModel:
         encoded = self.encode(sources)
         if self._is_native:
             return self.native.start(encoded, sum_attention=True)
-        from transduce.decoding.torch_decoder import CoverageDecoder
-
-        operators = self.operators
-        return CoverageDecoder(operators.stepper, encoded)
+        return self.operators.watch(encoded)
 
     def read_for(
         self, config: SearchConfig, sources: Sequence[Sequence[int]]

@@ -1,52 +1,14 @@
 """A PyTorch model as a decoder for search."""
 
-from typing import Any, Protocol, runtime_checkable
-
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from transduce.architectures.models import DecoderState, Stepper
 from transduce.decoding.cache import resized
 from transduce.decoding.fused_step import FusedStep
-from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Memory
-
-
-@runtime_checkable
-class State(Protocol):
-    """State of a batch of hypotheses between two steps of a decoder."""
-
-    @property
-    def memory_mask(self) -> Bool[Tensor, "sentences 1 1 source"]:
-        """True at the tokens of the sources, not at their padding."""
-        ...
-
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
-
-        Hypotheses are numbered through all groups.
-        """
-        ...
-
-    def join(self, other: Any) -> None:
-        """Append the sentences of another state with groups of the same size."""
-        ...
-
-
-@runtime_checkable
-class Stepper(Protocol):
-    """A model that decodes step by step: any architecture, or `FusedStep`."""
-
-    def start(self, memory: Memory) -> State:
-        """Return the state before the first step, with one hypothesis a sentence."""
-        ...
-
-    def step(
-        self, last_ids: Int[Tensor, "sentences group"], state: Any
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; return the logits of the next."""
-        ...
 
 
 class IncrementalDecoder:
@@ -55,7 +17,7 @@ class IncrementalDecoder:
     @torch.inference_mode()
     def __init__(self, stepper: Stepper, memory: Memory) -> None:
         self._stepper = stepper
-        self._state = stepper.start(memory)
+        self._state: DecoderState = stepper.start(memory)
 
     @torch.inference_mode()
     def step(
@@ -90,9 +52,7 @@ class CoverageDecoder(IncrementalDecoder):
     @torch.inference_mode()
     def __init__(self, stepper: FusedStep, memory: Memory) -> None:
         super().__init__(stepper, memory)
-        last_layer = stepper.model.decoder_layers[-1]
-        assert isinstance(last_layer, DecoderLayer)
-        self._tap = last_layer.memory_attention.weights_tap
+        self._tap = stepper.model.cross_attention_taps[-1]
         mask = memory.mask[:, 0]  # sentences 1 source
         self._attention = torch.zeros(mask.shape, device=mask.device)
         """Attention of each hypothesis to each source token, summed over steps."""

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.architectures.config import require_transformer
+from transduce.architectures.models import Stepper, TransductionModel
 from transduce.checkpoint import built
 from transduce.data.tensors import pad_rows
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
@@ -19,7 +21,7 @@ from transduce.decoding.fused_step import (
 )
 from transduce.decoding.native_model import NativePrecision, PackedLinear
 from transduce.decoding.ready_model import DecodingPrecision
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
@@ -55,11 +57,22 @@ def available(device: torch.device) -> list[DecodingPrecision]:
 class TorchModel:
     """A model on its device, prepared for decoding in a precision."""
 
-    model: Transformer
-    stepper: FusedStep
-    """Decoding step by step; attention weights pass through the model's taps."""
+    model: TransductionModel
+    stepper: Stepper
+    """`FusedStep` for a Transformer, otherwise the model itself."""
     recorder: Recorder | None = None
     """Recorder of steps, on a GPU."""
+
+    @property
+    def transformer(self) -> Transformer:
+        """The model; `RequestError` if it has another architecture."""
+        require_transformer(self.model.config)
+        return cast(Transformer, self.model)
+
+    def watch(self, memory: Memory) -> CoverageDecoder:
+        """Return a decoder that sums attention; `RequestError` unless a Transformer."""
+        require_transformer(self.model.config)
+        return CoverageDecoder(cast(FusedStep, self.stepper), memory)
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
@@ -69,7 +82,7 @@ class TorchModel:
 
     def start(self, memory: Memory) -> IncrementalDecoder:
         """Return a decoder of encoded sources."""
-        if self.recorder is None:
+        if self.recorder is None or not isinstance(self.stepper, FusedStep):
             return IncrementalDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.recorder)
 
@@ -85,27 +98,36 @@ def prepare(
 
 @torch.no_grad()
 def prepared(
-    model: Transformer, precision: DecodingPrecision, device: torch.device
+    model: TransductionModel, precision: DecodingPrecision, device: torch.device
 ) -> TorchModel:
     """Prepare a model, whose parameters may be converted in place.
 
     Raises `RequestError` if the device cannot decode in this precision.
     """
     model = fuse(model)
+    is_transformer = isinstance(model, Transformer)
     if precision == "int8":
+        require_transformer(model.config)
         _require_int8(device)
-        return _packed(model, _natively("int8") or _by_torch_in_int8())
-    model = model.to(device)
-    if precision == "fp32" and device.type == "cpu":
+        return _packed(
+            cast(Transformer, model), _natively("int8") or _by_torch_in_int8()
+        )
+    model.to(device)
+    if precision == "fp32" and device.type == "cpu" and is_transformer:
         natively = _natively("fp32")
         if natively is not None:
-            return _packed(model.float(), natively)
+            return _packed(cast(Transformer, model).float(), natively)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    stepper = FusedStep(model, plain_linear, dtype)
+    stepper = (
+        FusedStep(model, plain_linear, dtype)
+        if isinstance(model, Transformer)
+        else model
+    )
     recorder = CudaGraphs(device) if device.type == "cuda" else None
-    return TorchModel(model=model.to(dtype), stepper=stepper, recorder=recorder)
+    model.to(dtype)
+    return TorchModel(model=model, stepper=stepper, recorder=recorder)
 
 
 def _natively(precision: NativePrecision) -> MakeMap | None:
@@ -232,7 +254,7 @@ LOGIT_POSITIONS = 256
 
 
 def score_by_torch(
-    model: Transformer, sources: list[list[int]], targets: list[list[int]]
+    model: TransductionModel, sources: list[list[int]], targets: list[list[int]]
 ) -> list[TargetScore]:
     """Score a batch; sources include their end tokens, targets do not."""
     device = model.output_weight.device
@@ -241,7 +263,7 @@ def score_by_torch(
 
 @torch.no_grad()
 def score_targets(
-    model: Transformer,
+    model: TransductionModel,
     source: Int[Tensor, "batch source"],
     targets: list[list[int]],
 ) -> list[TargetScore]:
@@ -260,7 +282,7 @@ def score_targets(
 
 
 def _log_probability(
-    model: Transformer,
+    model: TransductionModel,
     states: Float[Tensor, "target d_model"],
     target_out: Int[Tensor, " target"],
 ) -> float:

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
+from transduce.architectures.config import ArchitectureConfig, architecture_of
 from transduce.decoding.native_search import start_search
 from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
 from transduce.decoding.processes import (
@@ -101,7 +102,7 @@ class Translator:
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """As PyTorch calls it; there is but one CPU, whatever its number."""
         self.precision: DecodingPrecision = precision
-        self.config: ModelConfig = checkpoint.config
+        self.config: ArchitectureConfig = checkpoint.config
         """Config of the first model."""
         self.models = [
             ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
@@ -125,10 +126,13 @@ class Translator:
         """Short description: task, size, device and precision."""
         does = "translates" if self.symbols is None else "parses"
         several = f", {len(self.models)} models" if len(self.models) > 1 else ""
-        layers = counted(self.config.num_layers, "layer")
+        config = self.config
+        layers = f"{architecture_of(config)} architecture"
+        if isinstance(config, ModelConfig):
+            layers = counted(config.num_layers, "layer")
         return (
             f"<{type(self).__name__}: {does}, {layers}, d_model "
-            f"{self.config.d_model}, {self.tokenizer.vocab_size:,} pieces"
+            f"{config.d_model}, {self.tokenizer.vocab_size:,} pieces"
             f"{several}, on {self.device} ({self.precision})>"
         )
 

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from transduce.analysis.figures import draw_learning_curve
+from transduce.architectures.models import TransductionModel, build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
 from transduce.data.corpus_files import CorpusFiles
@@ -58,7 +59,6 @@ from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.metrics.tokenization import choose_tokenization
-from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
@@ -336,7 +336,7 @@ class _Run:
 
     def _start(
         self, *, has_diverged: bool = False
-    ) -> tuple[Transformer, TrainingState | None]:
+    ) -> tuple[TransductionModel, TrainingState | None]:
         """Newest usable checkpoint, or a new model if nothing is saved.
 
         Damaged checkpoints are set aside and, after a divergence, those that were saved
@@ -348,7 +348,7 @@ class _Run:
             self._processes.wait()  # until the first has set damaged ones aside
         found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
         torch.manual_seed(self._config.training.seed)
-        model, state = found or (Transformer(self._config.model), None)
+        model, state = found or (build(self._config.model), None)
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
             self._folder.forget_log_after(step)
@@ -479,7 +479,7 @@ class _Run:
         else:
             self._checkpoints.save_stopped(checkpoint, trainer.state())
 
-    def _checkpoint(self, model: Transformer, step: int) -> Checkpoint:
+    def _checkpoint(self, model: TransductionModel, step: int) -> Checkpoint:
         return Checkpoint(
             config=self._config.model,
             weights={name: w.detach() for name, w in model.state_dict().items()},
@@ -605,7 +605,7 @@ class RunCheckpoints:
         self,
         set_aside: Callable[[Path, CheckpointError], None],
         has_diverged: bool = False,
-    ) -> tuple[Transformer, TrainingState] | None:
+    ) -> tuple[TransductionModel, TrainingState] | None:
         """Checkpoint to continue from; None if nothing is saved.
 
         Calls `set_aside` with each damaged checkpoint and its error. After a divergence
@@ -637,7 +637,7 @@ class RunCheckpoints:
             )
         return None
 
-    def _load(self, checkpoint: Path) -> tuple[Transformer, TrainingState]:
+    def _load(self, checkpoint: Path) -> tuple[TransductionModel, TrainingState]:
         model = load_model(checkpoint).build()
         state = load_training_state(checkpoint)
         require_moments(model, self._config, state.tensors)

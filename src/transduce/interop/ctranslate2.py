@@ -52,8 +52,8 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
     fails.
     """
-    require_one_vocabulary(TARGET, checkpoint.config)
-    require_plain_attention(TARGET, checkpoint.config)
+    require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require_plain_attention(TARGET, checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)
 
@@ -88,7 +88,7 @@ class _Exported:
 
 
 def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
-    config = checkpoint.config
+    config = checkpoint.transformer_config
     spec = TransformerSpec.from_config(
         (config.num_layers, config.num_decoder_layers),
         config.num_heads,
@@ -120,7 +120,7 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
 
 
 def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
-    config = checkpoint.config
+    config = checkpoint.transformer_config
     if config.positions == "sinusoidal":
         return sinusoids(MAX_POSITIONS, config.d_model)
     table = checkpoint.weights["positions.weight"] * math.sqrt(config.d_model)

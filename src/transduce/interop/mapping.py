@@ -108,7 +108,7 @@ def _shown(value: object) -> str:
 
 
 def _stack(checkpoint: Checkpoint, name: str) -> Stack:
-    weights, config = checkpoint.weights, checkpoint.config
+    weights, config = checkpoint.weights, checkpoint.transformer_config
     return Stack(
         layers=tuple(
             _layer(weights, config, f"{name}_layers.{i}", name == "decoder")

@@ -68,12 +68,12 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     fails.
     """
     logging.disable_progress_bar()
-    require_one_vocabulary(TARGET, checkpoint.config)
-    require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
-    require_plain_attention(TARGET, checkpoint.config)
-    _require_small_epsilon(checkpoint.config)
+    require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require(TARGET, checkpoint.transformer_config, norm="post", positions="sinusoidal")
+    require_plain_attention(TARGET, checkpoint.transformer_config)
+    _require_small_epsilon(checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
-    ids = range(checkpoint.config.vocab_size)
+    ids = range(checkpoint.transformer_config.vocab_size)
 
     with atomic_directory(folder) as new:
         _write_tokenizer(checkpoint.tokenizer, new)
@@ -98,7 +98,7 @@ def halved(d_model: int) -> Int64[Tensor, " d_model"]:
 
 
 def _model(checkpoint: Checkpoint) -> MarianMTModel:
-    model = MarianMTModel(marian_config(checkpoint.config, MAX_POSITIONS))
+    model = MarianMTModel(marian_config(checkpoint.transformer_config, MAX_POSITIONS))
     search = checkpoint.search or SearchConfig()
     model.generation_config = GenerationConfig(
         num_beams=search.beam_size,
@@ -162,9 +162,9 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    order = halved(checkpoint.config.d_model)
+    order = halved(checkpoint.transformer_config.d_model)
     yield "model.shared.weight", checkpoint.weights["embedding.weight"][:, order]
-    if checkpoint.config.output_bias:
+    if checkpoint.transformer_config.output_bias:
         yield "final_logits_bias", checkpoint.weights["embedding.bias"][None]
     for name, stack in (
         ("encoder", encoder(checkpoint)),

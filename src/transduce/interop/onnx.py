@@ -47,12 +47,12 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     Raises `RequestError` for a parser or an unsupported tokenizer, `ProofError` if the
     proof fails.
     """
-    require_one_vocabulary(TARGET, checkpoint.config)
+    require_one_vocabulary(TARGET, checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
     with atomic_directory(folder) as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
-        model = checkpoint.build()
+        model = checkpoint.build_transformer()
         with torch.no_grad():
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)

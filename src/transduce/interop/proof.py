@@ -102,7 +102,7 @@ def prove(
     sentences: Sequence[str],
 ) -> Proof:
     """Compare another library's model with this one; `ProofError` if they differ."""
-    ours = checkpoint.build()
+    ours = checkpoint.build_transformer()
     num_tokens, max_difference = 0, 0.0
     for sentence in sentences:
         _require_same_tokenizer(tokenizer, checkpoint.tokenizer, sentence)

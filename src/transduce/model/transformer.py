@@ -126,6 +126,11 @@ class Transformer(nn.Module):
         """Bias of the logits, if they have one."""
         return self.output_embedding.bias
 
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        """Modules that the weights of cross-attention pass through, one a layer."""
+        return [layer.memory_attention.weights_tap for layer in self.decoder_layers]
+
     def start(self, memory: Memory) -> "Prefixes":
         """Return the state before the first step, with one hypothesis a sentence."""
         sentences, device = len(memory.mask), memory.mask.device

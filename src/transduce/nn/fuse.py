@@ -31,7 +31,7 @@ from transduce.nn.linear import Linear, linear
 from transduce.nn.residual import has_normalized_sum, normalized_sum
 from transduce.nn.short_attention import Heads, has_short_attention, short_attention
 
-Module = TypeVar("Module", bound=nn.Module)
+Model = TypeVar("Model")
 
 FEW_QUERIES, FEW_KEYS = 16, 64
 """With at most this many queries (in decoding) or keys (in training, if the native
@@ -39,12 +39,13 @@ attention does not exist), forming the weights is faster on a CPU than PyTorch's
 attention."""
 
 
-def fuse(model: Module) -> Module:
+def fuse(model: Model) -> Model:
     """Return a copy of a model, or of a part of it, that is computed fast.
 
     The copy shares the parameters and has the same modules under the same names, with
     their hooks.
     """
+    assert isinstance(model, nn.Module)
     shared = {id(parameter): parameter for parameter in model.parameters()}
     fused = deepcopy(model, shared)
     for module in list(fused.modules()):

@@ -7,6 +7,7 @@ import torch
 
 from transduce.data.batches import Batcher
 from transduce.device import Hardware
+from transduce.model.transformer import Transformer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import BatchLoss
 
@@ -24,7 +25,8 @@ def is_worth_fusing(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> 
     # A CPU has kernels of ours, which are faster; and what is compiled passes over
     # hooks, by which attention is guided.
     is_slow = hardware.device.type == "cuda" and not batch_loss.is_guided
-    return is_slow and updates >= LEAST_UPDATES
+    has_layers = isinstance(batch_loss.model, Transformer)
+    return is_slow and has_layers and updates >= LEAST_UPDATES
 
 
 def fuse_layers(
@@ -38,7 +40,9 @@ def fuse_layers(
     If PyTorch cannot compile in one of the processes, the reason; then all have the
     layers as they were. What cannot be compiled later is computed without.
     """
-    layers = [*batch_loss.model.encoder_layers, *batch_loss.model.decoder_layers]
+    model = batch_loss.model
+    assert isinstance(model, Transformer)
+    layers = [*model.encoder_layers, *model.decoder_layers]
     for layer in layers:
         layer.compile(dynamic=True)
     torch._dynamo.config.recompile_limit = MOST_GRAPHS

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transduce.architectures.models import TransductionModel
 from transduce.data.tensors import Batch
-from transduce.model.layers import DecoderLayer
-from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import EOS, PAD
 
 
@@ -64,16 +63,14 @@ class Guidance:
 
 @contextmanager
 def watched_attention(
-    model: Transformer,
+    model: TransductionModel,
 ) -> Iterator[list[Float[Tensor, "batch heads target source"]]]:
     """Record the cross-attention weights of the decoder's last layer but one."""
-    layer = model.decoder_layers[max(len(model.decoder_layers) - 2, 0)]
-    assert isinstance(layer, DecoderLayer)
+    *others, last = model.cross_attention_taps
+    tap = others[-1] if others else last
     watched: list[Tensor] = []
-    tap = layer.memory_attention.weights_tap.register_forward_hook(
-        lambda _, __, weights: watched.append(weights)
-    )
+    hook = tap.register_forward_hook(lambda _, __, weights: watched.append(weights))
     try:
         yield watched
     finally:
-        tap.remove()
+        hook.remove()

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transduce.architectures.models import TransductionModel
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
-from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 from transduce.training.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.training.guided_attention import Guidance, watched_attention
@@ -20,7 +20,7 @@ class BatchLoss(nn.Module):
 
     def __init__(
         self,
-        model: Transformer,
+        model: TransductionModel,
         label_smoothing: float,
         hardware: Hardware,
         guidance: Guidance | None = None,

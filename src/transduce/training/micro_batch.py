@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
+from transduce.architectures.config import ArchitectureConfig
+from transduce.architectures.models import build
 from transduce.data.batches import Batcher
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
-from transduce.model.config import ModelConfig
-from transduce.model.transformer import Transformer
 from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
@@ -50,11 +50,11 @@ class Fit:
     """Why PyTorch could not compile the layers, where that was tried."""
 
 
-def require_memory(config: ModelConfig, hardware: Hardware) -> None:
+def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
     """`ConfigError` if weights and optimizer alone are more than there is."""
     try:
         with torch.device("meta"):
-            num_parameters = Transformer(config).num_parameters()
+            num_parameters = build(config).num_parameters()
     except RuntimeError:  # more than can be counted
         num_parameters = sys.maxsize
     needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()

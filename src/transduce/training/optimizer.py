@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transduce.architectures.models import TransductionModel
 from transduce.errors import CheckpointError
 from transduce.native import check, ffi
 from transduce.nn.native_operators import (
@@ -184,7 +185,7 @@ class WeightOptimizer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: TransductionModel,
         config: TrainingConfig,
         dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
@@ -261,7 +262,7 @@ class WeightOptimizer:
         return state
 
 
-def matrices_of(model: nn.Module) -> set[str]:
+def matrices_of(model: TransductionModel) -> set[str]:
     """The names of those of the layers' linear maps; no embedding is one."""
     return {
         f"{name}.weight"
@@ -270,7 +271,9 @@ def matrices_of(model: nn.Module) -> set[str]:
     }
 
 
-def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
+def moments_of(
+    model: TransductionModel, config: TrainingConfig
+) -> dict[str, tuple[str, ...]]:
     """What is kept of each weight, by its name."""
     matrices = matrices_of(model) if config.optimizer == "muon" else set()
     return {
@@ -280,7 +283,7 @@ def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str,
 
 
 def require_moments(
-    model: nn.Module, config: TrainingConfig, tensors: Mapping[str, Tensor]
+    model: TransductionModel, config: TrainingConfig, tensors: Mapping[str, Tensor]
 ) -> None:
     """`CheckpointError` if they are not those of that model and optimizer."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}

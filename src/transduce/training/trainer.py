@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from transduce.architectures.models import TransductionModel
 from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.metrics.perplexity import perplexity
-from transduce.model.transformer import Transformer
 from transduce.nn.fuse import fuse
 from transduce.nn.packed_weights import unchanged_weights
 from transduce.text.vocabulary import PAD
@@ -130,7 +130,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Transformer,
+        model: TransductionModel,
         batcher: Batcher,
         config: TrainingConfig,
         hardware: Hardware,

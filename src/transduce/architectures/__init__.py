@@ -1,0 +1,1 @@
+"""Architectures: what all models share, and the function that builds each."""

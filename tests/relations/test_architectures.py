@@ -1,0 +1,289 @@
+"""An architecture of its own trains, is stored, averaged, scored and decoded."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transduce import checkpoint as checkpoint_module
+from transduce.architectures.config import CONFIGS
+from transduce.architectures.models import TransductionModel, build
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.dataset import EncodedPair, write_dataset
+from transduce.data.tensors import pad_rows
+from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.translator import Translator
+from transduce.device import Hardware
+from transduce.errors import RequestError, VersionError
+from transduce.interop import onnx
+from transduce.model.transformer import Memory, Transformer
+from transduce.nn.fuse import fuse
+from transduce.search_config import SearchConfig
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.training.averaging import average
+from transduce.training.config import TrainingConfig
+from transduce.training.trainer import Trainer, TrainingStoppedError
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumConfig:
+    vocab_size: int = 50
+    target_vocab_size: int | None = None
+    d_model: int = 16
+    dropout: float = 0.1
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sum of the embeddings that each hypothesis has read, and of its source."""
+
+    memory_mask: Tensor
+    source: Tensor
+    read: Tensor
+
+    def reorder(self, rows: Tensor) -> None:
+        sentences = rows[:, 0] // self.read.size(1)
+        self.read = self.read.flatten(0, 1)[rows]
+        self.source, self.memory_mask = (
+            self.source[sentences],
+            self.memory_mask[sentences],
+        )
+
+    def join(self, other: "Sums") -> None:
+        width = max(each.memory_mask.size(3) for each in (self, other))
+        masks = [
+            nn.functional.pad(each.memory_mask, (0, width - each.memory_mask.size(3)))
+            for each in (self, other)
+        ]
+        self.memory_mask = torch.cat(masks)
+        self.source = torch.cat([self.source, other.source])
+        self.read = torch.cat([self.read, other.read])
+
+
+class SumModel(nn.Module):
+    """States of the decoder: a linear map of sums of embeddings, and a tanh."""
+
+    def __init__(self, config: SumConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.inner = nn.Linear(config.d_model, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def encode(self, source: Tensor) -> Memory:
+        mask = source != PAD
+        states = self.embedding(source) * mask[..., None]
+        return Memory(states=states, mask=mask[:, None, None])
+
+    def decode(self, target_in: Tensor, memory: Memory) -> Tensor:
+        read = self.embedding(target_in).cumsum(1)
+        return self.states(read, memory.states.sum(1)[:, None])
+
+    def states(self, read: Tensor, source: Tensor) -> Tensor:
+        return torch.tanh(self.inner(self.dropout(read + source)))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.output_weight.T
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.embedding.weight
+
+    @property
+    def output_bias(self) -> None:
+        return None
+
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        return []
+
+    def start(self, memory: Memory) -> Sums:
+        source = memory.states.sum(1)[:, None]
+        return Sums(memory.mask, source, torch.zeros_like(source))
+
+    def step(self, last_ids: Tensor, state: Sums) -> Tensor:
+        state.read = state.read + self.embedding(last_ids)
+        return self.logits(self.states(state.read, state.source))
+
+    def num_parameters(self) -> int:
+        return sum(each.numel() for each in self.parameters())
+
+    def update_flops(self, source_lengths: np.ndarray, _: np.ndarray) -> int:
+        return int(source_lengths.sum())
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module in `transduce.architectures` would add."""
+
+    def build_any(config: object) -> TransductionModel:
+        return SumModel(config) if isinstance(config, SumConfig) else build(config)
+
+    monkeypatch.setitem(CONFIGS, "sum", SumConfig)
+    monkeypatch.setattr(checkpoint_module, "build", build_any)
+
+
+@pytest.fixture
+def trainer(
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    cpu: Hardware,
+    tmp_path: Path,
+) -> Trainer:
+    pairs = (
+        EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
+        for source, target in zip(*corpus, strict=True)
+    )
+    dataset = write_dataset(pairs, tmp_path / "dataset")
+    batching = BatchingConfig(source_tokens=150, target_tokens=150)
+    model = SumModel(SumConfig(vocab_size=tokenizer.vocab_size))
+    config = TrainingConfig(steps=30, warmup_steps=10)
+    return Trainer(model, Batcher(dataset, batching, seed=1), config, cpu)
+
+
+def train(trainer: Trainer, last: int | None = None) -> list[float]:
+    losses: list[float] = []
+    trainer.train(
+        on_step=lambda report: losses.append(report.loss),
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: trainer.progress.step == last,
+    )
+    return losses
+
+
+@pytest.fixture
+def checkpoint(trainer: Trainer, tokenizer: Tokenizer) -> Checkpoint:
+    model = trainer.model
+    return Checkpoint(
+        config=model.config, weights=model.state_dict(), tokenizer=tokenizer, step=30
+    )
+
+
+@pytest.mark.parametrize("model", [SumModel, None], ids=["own", "transformer"])
+def test_every_architecture_has_the_members_of_a_model(model, tiny) -> None:
+    built = Transformer(tiny) if model is None else model(SumConfig())
+    assert isinstance(built, TransductionModel)
+    assert isinstance(fuse(built), TransductionModel)
+
+
+def test_an_architecture_trains(trainer: Trainer) -> None:
+    losses = train(trainer)
+    assert losses[-1] < losses[0] - 0.5
+    assert trainer.progress.flops > 0
+
+
+def test_its_training_goes_on_as_if_it_had_not_stopped(trainer: Trainer) -> None:
+    with pytest.raises(TrainingStoppedError):
+        train(trainer, last=12)
+    weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}
+    state = trainer.state()
+    once = train(trainer)
+    assert len(once) == 18
+    trainer.model.load_state_dict(weights)
+    trainer.restore(state)
+    assert train(trainer) == once
+
+
+def test_its_memory_is_found(trainer: Trainer) -> None:
+    assert not trainer.fit().was_cut
+
+
+def test_a_folder_keeps_its_architecture(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(checkpoint, tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert stored["architecture"] == "sum"
+    found = load_model(tmp_path / "model")
+    assert found.config == checkpoint.config
+    assert isinstance(found.build(), SumModel)
+    for name, weight in checkpoint.weights.items():
+        assert torch.equal(found.weights[name], weight)
+
+
+def test_a_folder_that_names_none_holds_a_transformer(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    save_model(trained_checkpoint, folder)
+    content = json.loads((folder / "config.json").read_text())
+    assert content.pop("architecture") == "transformer"
+    (folder / "config.json").write_text(json.dumps(content))
+    assert isinstance(load_model(folder).build(), Transformer)
+
+
+def test_an_unknown_architecture_is_refused(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    save_model(trained_checkpoint, folder)
+    content = json.loads((folder / "config.json").read_text())
+    content["architecture"] = "perceptron"
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(VersionError, match="one of sum, transformer, but is .percep"):
+        load_model(folder)
+
+
+def test_its_average_is_the_mean(checkpoint: Checkpoint) -> None:
+    weights = {name: 3 * weight for name, weight in checkpoint.weights.items()}
+    mean = average([checkpoint, replace(checkpoint, weights=weights)])
+    for name, weight in checkpoint.weights.items():
+        torch.testing.assert_close(mean.weights[name], 2 * weight)
+
+
+def test_steps_are_those_of_a_whole_pass() -> None:
+    model = SumModel(SumConfig()).eval()
+    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 8]])
+    memory = model.encode(source)
+    decoder = IncrementalDecoder(model, memory)
+    stepped = [decoder.step(np.array([[token]])) for token in target[0].tolist()]
+    whole = model.logits(model.decode(target, memory))
+    torch.testing.assert_close(torch.cat(stepped, dim=1), whole)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_translates(trainer, checkpoint, precision) -> None:
+    train(trainer)
+    translator = Translator(checkpoint, CPU, precision=precision)
+    texts = ["one two", "three", "four five six"] * 5
+    for each in translator.translate_stream(texts, SearchConfig()):
+        assert each.hypotheses[0].log_probability > -1_000
+    assert "sum architecture" in repr(translator)
+
+
+def test_its_scores_are_those_of_a_whole_pass(checkpoint, tokenizer) -> None:
+    translator, model = Translator(checkpoint, CPU), checkpoint.build()
+    texts = ["one two", "three"], ["eins", "drei vier"]
+    ids = [tokenizer.encode(each) for each in texts[1]]
+    found = translator.score(*texts)
+    for source, target, score in zip(texts[0], ids, found, strict=True):
+        memory = model.encode(pad_rows([[*tokenizer.encode(source), EOS]]))
+        with torch.no_grad():
+            states = model.decode(torch.tensor([[BOS, *target]]), memory)
+            log_probs = model.logits(states).log_softmax(-1)[0]
+        rows = zip(log_probs, [*target, EOS], strict=True)
+        expected = sum(float(row[i]) for row, i in rows)
+        assert score.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def refusals() -> Iterator[object]:
+    config = SearchConfig(coverage_penalty=0.2)
+    yield lambda c, _: Translator(c, CPU, precision="int8")
+    yield lambda c, _: list(Translator(c, CPU).translate_stream(["one"], config))
+    yield lambda c, folder: onnx.export(c, folder / "onnx", ["one"])
+
+
+@pytest.mark.parametrize("task", list(refusals()), ids=["int8", "coverage", "export"])
+def test_only_a_transformer_can_do_some_tasks(checkpoint, tmp_path, task) -> None:
+    with pytest.raises(RequestError, match='architecture of the model is "sum"'):
+        task(checkpoint, tmp_path)
