@@ -199,12 +199,12 @@ def test_an_impossible_setting_is_refused(wrong, message):
 @pytest.mark.parametrize("sentences", [[], [""], ["one two three four five six"]])
 def test_sentences_that_do_not_fit_are_refused(sentences, trained_checkpoint):
     setting = replace(FORCED, forced_length=3)
-    with pytest.raises(ConfigError, match="have one of at most 2 tokens, but have"):
+    with pytest.raises(ConfigError, match="must have at most 2 tokens, but none has"):
         measure_decoding(trained_checkpoint, sentences, [setting], 1, CPU, print)
 
 
 def test_no_setting_is_refused(trained_checkpoint):
-    with pytest.raises(ConfigError, match="must be a batch size and a beam size"):
+    with pytest.raises(ConfigError, match="at least one batch size and one beam size"):
         measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
 
 

@@ -18,7 +18,7 @@ SECONDS = {
     TORCH: [9.0, 9.0, 3.0, 3.0, 3.0],
 }
 RATES = [1e6, 2e6, 1e6, 3e6, 1e6]
-YARDSTICK = "The matrix rate"
+YARDSTICK = "the matrix rate"
 
 
 class KnownWorker:

@@ -81,15 +81,15 @@ def test_a_worker_works_in_a_process_of_its_own(cpu):
 
 def test_a_worker_that_ends_before_its_turn_is_an_error():
     begin_only = operator.methodcaller("begin")
-    with Worker("The lazy one", begin_only, CPU) as worker:
-        message = "The process of The lazy one ended with exit code 0 during"
+    with Worker("the lazy system", begin_only, CPU) as worker:
+        message = "The process of the lazy system ended with exit code 0 during"
         with pytest.raises(TransduceError, match=message):
             worker.take_turn()
 
 
 def test_a_failing_worker_prints_its_error(capfd):
-    worker = Worker("The wrong one", operator.methodcaller("no_such_method"), CPU)
-    message = "The process of The wrong one ended with exit code 1 during"
+    worker = Worker("the wrong system", operator.methodcaller("no_such_method"), CPU)
+    message = "The process of the wrong system ended with exit code 1 during"
     with pytest.raises(TransduceError, match=message):
         worker.__enter__()
     assert "has no attribute 'no_such_method'" in capfd.readouterr().err
