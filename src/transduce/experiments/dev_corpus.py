@@ -11,7 +11,7 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset, require_ids_below
-from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
+from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.experiments.presets import RunConfig
@@ -208,10 +208,9 @@ class DevCorpus:
     @classmethod
     def open(
         cls, folder: RunFolder, config: RunConfig, device: torch.device
-    ) -> "DevCorpus | None":
-        """Open the run's dev corpus; None if it has none."""
-        if (path := folder.dev_corpus) is None:
-            return None
+    ) -> "DevCorpus":
+        """Open the dev corpus of a run that has one."""
+        path = folder.path / DEV
         dataset = open_dataset(path)
         model = config.model
         target_size = model.target_vocab_size or model.vocab_size

@@ -271,7 +271,9 @@ class _Run:
         self._hardware = hardware
         self._processes = processes
         self._observers = observers if processes.is_first else ()
-        self._dev = DevCorpus.open(folder, self._config, hardware.device)
+        self._dev: DevCorpus | None = None
+        if folder.has_dev_corpus:
+            self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
 

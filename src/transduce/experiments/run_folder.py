@@ -173,10 +173,9 @@ class RunFolder:
         return self.path / TRAINING
 
     @property
-    def dev_corpus(self) -> Path | None:
-        """Folder of the encoded dev corpus; None if there is none."""
-        folder = self.path / DEV
-        return folder if folder.is_dir() else None
+    def has_dev_corpus(self) -> bool:
+        """Whether the run has a dev corpus."""
+        return (self.path / DEV).is_dir()
 
     @property
     def dev_trees(self) -> Path | None:
@@ -383,21 +382,21 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
 
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a run to resume has other settings."""
-    begun = settings_of(out)
+    recorded = settings_of(out)
     # The sizes follow from the tokenizer; the caller cannot choose them.
     model = replace(
         config.model,
-        vocab_size=begun.model.vocab_size,
-        target_vocab_size=begun.model.target_vocab_size,
+        vocab_size=recorded.model.vocab_size,
+        target_vocab_size=recorded.model.target_vocab_size,
     )
     # Languages that are not given were guessed when the run started.
     languages = LanguagesConfig(
-        source=config.languages.source or begun.languages.source,
-        target=config.languages.target or begun.languages.target,
+        source=config.languages.source or recorded.languages.source,
+        target=config.languages.target or recorded.languages.target,
     )
     config = replace(config, model=model, languages=languages)
     for name in (field.name for field in fields(config)):
-        ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
+        ours, theirs = asdict(getattr(config, name)), asdict(getattr(recorded, name))
         for key, value in ours.items():
             if value != theirs[key]:
                 raise ConfigError(
@@ -410,9 +409,9 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
 def refuse_changed_files(out: Path, files: RunFiles) -> None:
     """Raise `ConfigError` if a run to resume has other files."""
     folder, _ = RunFolder.open(out)
-    if (begun := folder.files()) != files.absolute_names():
+    if (recorded := folder.files()) != files.absolute_names():
         raise ConfigError(
             f"{out}: the run to resume was started with other files "
-            f"({', '.join(chain.from_iterable(begun.values()))}); leave the files "
+            f"({', '.join(chain.from_iterable(recorded.values()))}); leave the files "
             "out, or start another run."
         )

@@ -229,35 +229,35 @@ def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
 
 
 def _require_same(
-    folder: Path, begun: Mapping[str, Any], requested: Mapping[str, Any]
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    if begun.get("format") != FORMAT:
+    if recorded.get("format") != FORMAT:
         raise ConfigError(
             f"{folder / RECORD}: the format must be {FORMAT}, but is "
-            f"{begun.get('format')}; the experiment was started by another version of "
-            "transduce."
+            f"{recorded.get('format')}; the experiment was started by another version "
+            "of transduce."
         )
-    if not isinstance(begun.get("settings"), dict) or "precision" not in begun:
+    if not isinstance(recorded.get("settings"), dict) or "precision" not in recorded:
         raise ConfigError(
             f"{folder / RECORD}: the record of the experiment is damaged; restore the "
             "file, or choose another folder."
         )
-    if begun.get("files") != requested["files"]:
-        files = begun.get("files")
+    if recorded.get("files") != requested["files"]:
+        files = recorded.get("files")
         parts = files.values() if isinstance(files, dict) else ()
         names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
             f"{folder}: the experiment in this folder was started with other files "
             f"({', '.join(names)}); give those, or choose another folder."
         )
-    if begun["precision"] != requested["precision"]:
+    if recorded["precision"] != requested["precision"]:
         raise ConfigError(
             f"{folder}: the precision of the experiment in this folder is "
-            f"{begun['precision']}, but {requested['precision']} is requested; give "
-            f"--precision {begun['precision']}, or choose another folder."
+            f"{recorded['precision']}, but {requested['precision']} is requested; give "
+            f"--precision {recorded['precision']}, or choose another folder."
         )
     # Settings that an older version did not have were at their defaults.
-    known = settings(RunConfig()) | begun["settings"]
+    known = settings(RunConfig()) | recorded["settings"]
     for name, value in requested["settings"].items():
         if (theirs := known[name]) != value:
             raise ConfigError(

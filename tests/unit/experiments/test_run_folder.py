@@ -144,7 +144,7 @@ def test_a_record_of_unknown_settings_is_refused(run: RunFolder) -> None:
 
 
 def test_a_run_without_dev_text_has_no_dev_corpus(run: RunFolder) -> None:
-    assert run.dev_corpus is None
+    assert not run.has_dev_corpus
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
