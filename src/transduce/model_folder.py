@@ -29,7 +29,7 @@ from transduce.text.languages import canonical
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
-FORMAT = 4
+FORMAT = 5
 """Format version of model folders, raised when older code could not read newer ones."""
 DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
@@ -43,6 +43,7 @@ FORMATS = {
     },
     2: {"target_vocab_size", *DROPOUTS},
     3: DROPOUTS,
+    4: set[str](),
     FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
@@ -102,9 +103,11 @@ class StoredWeights(Mapping[str, Array]):
         try:
             require_file(path)
             self._file = cast(Any, safe_open(path, framework="np"))
+            stored = self._file.keys()
+            self._stored = {current_name(name): name for name in stored}
             self._shapes = {
-                name: tuple(self._file.get_slice(name).get_shape())
-                for name in self._file.keys()  # noqa: SIM118 # it is no mapping
+                name: tuple(self._file.get_slice(stored).get_shape())
+                for name, stored in self._stored.items()
             }
             self._kept = _identity(path)
         except (SafetensorError, OSError, ValueError) as error:
@@ -118,11 +121,12 @@ class StoredWeights(Mapping[str, Array]):
     @property
     def are_fp32(self) -> bool:
         """Whether all weights are fp32."""
-        return all(self._file.get_slice(each).get_dtype() == "F32" for each in self)
+        stored = self._stored.values()
+        return all(self._file.get_slice(each).get_dtype() == "F32" for each in stored)
 
     def __getitem__(self, name: str) -> Array:
         self._require_unchanged()
-        array: Array = self._file.get_tensor(name)
+        array: Array = self._file.get_tensor(self._stored[name])
         # The sum is faster to check; it is not finite if any weight is not.
         with np.errstate(over="ignore", invalid="ignore"):
             is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
@@ -147,6 +151,11 @@ class StoredWeights(Mapping[str, Array]):
                     f"{self.path}: the weights must stay as they are while they are "
                     "in use, but were overwritten; load the model again."
                 )
+
+
+def current_name(name: str) -> str:
+    """Return the present name of a weight that an older format may have renamed."""
+    return name.replace("memory_attention", "cross_attention")  # up to format 4
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

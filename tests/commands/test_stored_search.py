@@ -117,7 +117,7 @@ def test_a_parser_heeds_its_coverage_penalty(
 ) -> None:
     search = SearchConfig(beam_size=4, length_penalty=0.3, extra_length=20)
     covered = replace(search, coverage_penalty=5.0)
-    name = "decoder_layers.0.memory_attention.project_query.weight"
+    name = "decoder_layers.0.cross_attention.project_query.weight"
     weights = dict(parsing_checkpoint.weights)
     weights[name] = 9 * weights[name]
     scores = []

@@ -37,7 +37,7 @@ ENCODER_LAYER = (
     | norm("after_feed_forward.norm")
 )
 DECODER_LAYER = (
-    ENCODER_LAYER | attention("memory_attention") | norm("after_memory_attention.norm")
+    ENCODER_LAYER | attention("cross_attention") | norm("after_cross_attention.norm")
 )
 PAPER = (
     {"embedding.weight"}
@@ -50,7 +50,7 @@ ADDITIVE = {
     for layer in (
         f"encoder_layers.{n}.self_attention",
         f"decoder_layers.{n}.self_attention",
-        f"decoder_layers.{n}.memory_attention",
+        f"decoder_layers.{n}.cross_attention",
     )
 }
 

@@ -25,7 +25,7 @@ with_kernels = pytest.mark.skipif(api() is None, reason="no native library")
 def coverage_of(model: Transformer, source: list[int], target: list[int]) -> float:
     """By all steps that chose a token, the end too."""
     seen: list[Tensor] = []
-    tap = model.decoder_layers[-1].memory_attention.weights_tap
+    tap = model.decoder_layers[-1].cross_attention.weights_tap
     handle = tap.register_forward_hook(lambda *call: seen.append(call[-1]))
     with torch.no_grad():
         model(torch.tensor([[*source, EOS]]), torch.tensor([[BOS, *target]]))
@@ -97,7 +97,7 @@ def test_what_is_cut_short_has_the_coverage_of_its_tokens(trained_checkpoint):
 def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkpoint):
     """So sharp that most source tokens have a weight of zero."""
     last = trained_checkpoint.config.num_layers - 1
-    name = f"decoder_layers.{last}.memory_attention.project_query.weight"
+    name = f"decoder_layers.{last}.cross_attention.project_query.weight"
     weights = dict(trained_checkpoint.weights)
     weights[name] = 1_000 * weights[name]
     sharp = Translator(replace(trained_checkpoint, weights=weights), CPU)
@@ -114,13 +114,13 @@ def test_nothing_is_watched_between_the_steps(trained_checkpoint):
         FusedStep(model), model.encode(torch.tensor([[5, 6, EOS]]))
     )
     decoder.step(np.array([[BOS]]))
-    assert not model.decoder_layers[-1].memory_attention.weights_tap._forward_hooks
+    assert not model.decoder_layers[-1].cross_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)
 
 
 def sharpened(checkpoint, factor=4.0):
     """Model with varied attention, so that coverage has an effect."""
-    name = "decoder_layers.0.memory_attention.project_query.weight"
+    name = "decoder_layers.0.cross_attention.project_query.weight"
     weights = {**checkpoint.weights, name: factor * checkpoint.weights[name]}
     return replace(checkpoint, weights=weights)
 

@@ -69,7 +69,7 @@ def test_a_fused_model_at_rest_has_the_logits_of_the_plain_one(model: Transforme
 
 def test_hooks_of_the_plain_model_see_the_weights_of_the_fused_one(tiny: ModelConfig):
     plain, seen = Transformer(tiny).eval(), []
-    tap = plain.decoder_layers[0].memory_attention.weights_tap
+    tap = plain.decoder_layers[0].cross_attention.weights_tap
     tap.register_forward_hook(lambda *call: seen.append(call[-1]))
     fuse(plain)(SOURCE, TARGET_IN)
     plain(SOURCE, TARGET_IN)

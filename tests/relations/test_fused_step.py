@@ -31,7 +31,7 @@ VARIANTS = [
 def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
     # The root of 6 is no power of two, so that to round and to scale do not commute.
     model = Transformer(replace(tiny, d_k=6)).eval()
-    projection = model.decoder_layers[0].memory_attention.project_query
+    projection = model.decoder_layers[0].cross_attention.project_query
     scaled = (projection.weight * 6**-0.5).detach().bfloat16()
     assert not torch.equal(scaled, projection.weight.bfloat16() * 6**-0.5)
     made: list[Tensor] = []

@@ -70,7 +70,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
     recorder = OperatorRecorder()
     plain = IncrementalDecoder(flat, memory)
     graphed = GraphedDecoder(flat, memory, recorder)
-    tap = model.decoder_layers[-1].memory_attention.weights_tap
+    tap = model.decoder_layers[-1].cross_attention.weights_tap
     seen: list[Tensor] = []
     num_moves = 0
     for number in range(24):

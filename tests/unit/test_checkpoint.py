@@ -146,7 +146,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (4, 7)
+    assert (content["format"], content["step"]) == (5, 7)
     assert content["model"]["d_model"] == 16
 
 
@@ -247,11 +247,11 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 5, "1", None, {}, True, 1.0])
+@pytest.mark.parametrize("value", [0, 6, "1", None, {}, True, 1.0])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
     message = (
-        f"format must be from 1 to 4, but is {value!r}; .* another version of transduce"
+        f"format must be from 1 to 5, but is {value!r}; .* another version of transduce"
     )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
@@ -287,6 +287,7 @@ NEWER = {
     ),
     2: ("target_vocab_size", "attention_dropout", "relu_dropout"),
     3: ("attention_dropout", "relu_dropout"),
+    4: (),
 }
 """Settings that a folder of each older format does not have."""
 
@@ -294,6 +295,7 @@ NEWER = {
 def as_format(number):
     def change(content):
         content["format"] = number
+        del content["architecture"]
         for name in NEWER[number]:
             del content["model"][name]
 
@@ -311,6 +313,21 @@ def test_a_model_of_an_older_format_is_the_papers(make_checkpoint, folder, numbe
 
 
 @pytest.mark.parametrize("number", NEWER)
+def test_an_older_format_has_another_name_for_cross_attention(
+    make_checkpoint, folder, number
+):
+    edit(folder / CONFIG, as_format(number))
+    weights = make_checkpoint().weights
+    old = {n.replace("cross_", "memory_"): w for n, w in weights.items()}
+    assert set(old) != set(weights)
+    save_tensors(old, folder / WEIGHTS)
+    found = load_model(folder)
+    assert set(found.weights) == set(weights)
+    assert all(torch.equal(found.weights[n], weights[n]) for n in weights)
+    assert found.build().training is False
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_folder_of_an_older_format_with_a_newer_setting_is_refused(folder, number):
     edit(folder / CONFIG, as_format(number))
     edit(folder / CONFIG, lambda content: content["model"].update(relu_dropout=0.1))

@@ -49,7 +49,7 @@ def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttentio
     return {
         "encoder": [layer.self_attention for layer in encoder],
         "decoder": [layer.self_attention for layer in decoder],
-        "encoder-decoder": [layer.memory_attention for layer in decoder],
+        "encoder-decoder": [layer.cross_attention for layer in decoder],
     }
 
 

@@ -248,7 +248,7 @@ def new_state(model: Transformer, memory: Memory) -> DecodingState:
 def _new_layer(
     layer: DecoderLayer, memory: Float[Tensor, "sentences source d_model"], slots: int
 ) -> LayerCache:
-    cross_key, cross_value = layer.memory_attention.keys_and_values(memory)
+    cross_key, cross_value = layer.cross_attention.keys_and_values(memory)
     # Contiguous heads, as the products of each step read them.
     cross_key, cross_value = cross_key.contiguous(), cross_value.contiguous()
     own, (sentences, heads) = layer.self_attention, cross_key.shape[:2]

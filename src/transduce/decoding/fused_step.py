@@ -108,14 +108,14 @@ class FusedLayer:
     def __init__(
         self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
     ) -> None:
-        own, memory = layer.self_attention, layer.memory_attention
+        own, memory = layer.self_attention, layer.cross_attention
         network = layer.feed_forward
         self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
         self._own = FusedAttention(own, make_linear)
         self._after_own = FusedResidual(layer.after_self_attention)
         self._memory_query = make_linear(*_rounded(_query(memory), dtype))
         self._memory = FusedAttention(memory, make_linear)
-        self._after_memory = FusedResidual(layer.after_memory_attention)
+        self._after_memory = FusedResidual(layer.after_cross_attention)
         self._inner = _flat(network.inner, make_linear)
         self._activated = network.activate
         self._outer = _flat(network.outer, make_linear)

@@ -171,7 +171,6 @@ class NativeModel:
         values = np.ascontiguousarray(values, dtype=np.float32)
         values = values.reshape(len(values), -1)
         numbers = pointer(values, "float *")
-        name = name.replace("memory_attention", "cross_attention")
         check(self._api.model_set(self._handle, name.encode(), numbers, *values.shape))
         return values
 

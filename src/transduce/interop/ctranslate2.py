@@ -135,7 +135,7 @@ def _fill_stack(spec: Any, stack: Stack) -> None:
         _fill(layer_spec.self_attention.linear[0], own.query + own.key + own.value)
         _fill(layer_spec.self_attention.linear[1], own.output)
         _fill_norm(layer_spec.self_attention.layer_norm, own.norm)
-        if (memory := layer.memory_attention) is not None:
+        if (memory := layer.cross_attention) is not None:
             _fill(layer_spec.attention.linear[0], memory.query)
             _fill(layer_spec.attention.linear[1], memory.key + memory.value)
             _fill(layer_spec.attention.linear[2], memory.output)

@@ -44,7 +44,7 @@ class Layer:
     """Weights of a layer."""
 
     self_attention: Attention
-    memory_attention: Attention | None
+    cross_attention: Attention | None
     """Cross-attention of a decoder layer; None in an encoder."""
     inner: Affine
     outer: Affine
@@ -125,7 +125,7 @@ def _layer(
 ) -> Layer:
     return Layer(
         self_attention=_attention(weights, config, name, "self_attention"),
-        memory_attention=_attention(weights, config, name, "memory_attention")
+        cross_attention=_attention(weights, config, name, "cross_attention")
         if has_memory
         else None,
         inner=_affine(weights, f"{name}.feed_forward.inner"),

@@ -178,8 +178,8 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 
 def _layer(layer: Layer, order: Tensor) -> Iterator[tuple[str, Affine]]:
     yield from _attention("self_attn", layer.self_attention, order)
-    if layer.memory_attention is not None:
-        yield from _attention("encoder_attn", layer.memory_attention, order)
+    if layer.cross_attention is not None:
+        yield from _attention("encoder_attn", layer.cross_attention, order)
     yield "fc1", _reading(layer.inner, order)
     yield "fc2", _writing(layer.outer, order)
     yield "final_layer_norm", _writing(layer.feed_forward_norm, order)

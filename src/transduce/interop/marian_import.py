@@ -43,8 +43,8 @@ OPTIONAL = {*EMBEDDINGS, *POSITIONS, BIAS}
 READING = {
     "self_attention.project_query": ("self_attn.q_proj",),
     "self_attention.project_key_value": ("self_attn.k_proj", "self_attn.v_proj"),
-    "memory_attention.project_query": ("encoder_attn.q_proj",),
-    "memory_attention.project_key_value": (
+    "cross_attention.project_query": ("encoder_attn.q_proj",),
+    "cross_attention.project_key_value": (
         "encoder_attn.k_proj",
         "encoder_attn.v_proj",
     ),
@@ -53,10 +53,10 @@ READING = {
 """Maps from the model's width: names here, and the Marian parts they concatenate."""
 WRITING = {
     "self_attention.project_output": "self_attn.out_proj",
-    "memory_attention.project_output": "encoder_attn.out_proj",
+    "cross_attention.project_output": "encoder_attn.out_proj",
     "feed_forward.outer": "fc2",
     "after_self_attention.norm": "self_attn_layer_norm",
-    "after_memory_attention.norm": "encoder_attn_layer_norm",
+    "after_cross_attention.norm": "encoder_attn_layer_norm",
     "after_feed_forward.norm": "final_layer_norm",
 }
 """Maps to the model's width, and norms: names here by names in Marian."""

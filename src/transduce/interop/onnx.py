@@ -71,7 +71,7 @@ class EncoderGraph(nn.Module):
         memory = self.model.encode(source)
         outputs = [memory.mask[:, 0, 0]]
         for layer in _decoder_layers(self.model):
-            outputs += layer.memory_attention.keys_and_values(memory.states)
+            outputs += layer.cross_attention.keys_and_values(memory.states)
         return tuple(outputs)
 
 
@@ -103,7 +103,7 @@ class StepGraph(nn.Module):
             pair = slice(2 * i, 2 * i + 2)
             own = _OneStep(layer, past[pair], memory[pair], mask, memory_mask)
             x = layer.after_self_attention(x, own.attend_to_past)
-            x = layer.after_memory_attention(x, own.attend_to_memory)
+            x = layer.after_cross_attention(x, own.attend_to_memory)
             x = layer.after_feed_forward(x, layer.feed_forward)
             grown += own.grown
         return (model.logits(model.decoder_norm(x))[:, 0], *grown)
@@ -139,7 +139,7 @@ class _OneStep:
 
     def attend_to_memory(self, x: Tensor) -> Tensor:
         key, value = self._memory
-        return self._layer.memory_attention.attend(x, key, value, self._memory_mask)
+        return self._layer.cross_attention.attend(x, key, value, self._memory_mask)
 
 
 class _FixedPositions(nn.Module):

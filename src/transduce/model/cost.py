@@ -27,7 +27,7 @@ class ParameterCounts:
     positions: int
     self_attention: int
     """Of encoder and decoder."""
-    memory_attention: int
+    cross_attention: int
     feed_forward: int
     norms: int
 
@@ -66,7 +66,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
         + num_outputs * config.output_bias,
         positions=config.max_positions * d_model if has_table else 0,
         self_attention=(encoder + decoder) * _attention_parameters(config),
-        memory_attention=decoder * _attention_parameters(config),
+        cross_attention=decoder * _attention_parameters(config),
         feed_forward=(encoder + decoder) * _feed_forward_parameters(config),
         norms=num_norms * 2 * d_model,
     )

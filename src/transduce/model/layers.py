@@ -106,10 +106,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = _attention(config)
-        self.memory_attention = _attention(config)
+        self.cross_attention = _attention(config)
         self.feed_forward = _feed_forward(config)
         self.after_self_attention = _residual(config)
-        self.after_memory_attention = _residual(config)
+        self.after_cross_attention = _residual(config)
         self.after_feed_forward = _residual(config)
 
     def forward(
@@ -120,8 +120,8 @@ class DecoderLayer(nn.Module):
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, self_mask))
-        x = self.after_memory_attention(
-            x, lambda x: self.memory_attention(x, memory, memory_mask)
+        x = self.after_cross_attention(
+            x, lambda x: self.cross_attention(x, memory, memory_mask)
         )
         return self.after_feed_forward(x, self.feed_forward)
 

@@ -44,8 +44,8 @@ def _layer(name: str, config: ModelConfig, *, is_decoder: bool) -> Parameters:
     yield from _attention(f"{name}.self_attention", config)
     yield from _affine(f"{name}.after_self_attention.norm", (config.d_model,))
     if is_decoder:
-        yield from _attention(f"{name}.memory_attention", config)
-        yield from _affine(f"{name}.after_memory_attention.norm", (config.d_model,))
+        yield from _attention(f"{name}.cross_attention", config)
+        yield from _affine(f"{name}.after_cross_attention.norm", (config.d_model,))
     inner, outer = (config.d_ff, config.d_model), (config.d_model, config.d_ff)
     yield from _affine(f"{name}.feed_forward.inner", inner)
     yield from _affine(f"{name}.feed_forward.outer", outer)

@@ -129,7 +129,7 @@ class Transformer(nn.Module):
     @property
     def cross_attention_taps(self) -> list[nn.Module]:
         """Modules that the weights of cross-attention pass through, one a layer."""
-        return [layer.memory_attention.weights_tap for layer in self.decoder_layers]
+        return [layer.cross_attention.weights_tap for layer in self.decoder_layers]
 
     def start(self, memory: Memory) -> "Prefixes":
         """Return the state before the first step, with one hypothesis a sentence."""

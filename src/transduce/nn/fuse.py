@@ -298,7 +298,7 @@ def weights_of(stack: Stack) -> list[Tensor]:
 def _layer_weights(layer: Layer) -> Iterable[Tensor]:
     parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
     if isinstance(layer, DecoderLayer):
-        parts += [*_maps(layer.memory_attention), layer.after_memory_attention.norm]
+        parts += [*_maps(layer.cross_attention), layer.after_cross_attention.norm]
     network = layer.feed_forward
     parts += [network.inner, network.outer, layer.after_feed_forward.norm]
     for part in parts:

@@ -7,6 +7,7 @@ from pathlib import Path
 from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.errors import CheckpointError
 from transduce.files import atomic_directory, read_json
+from transduce.model_folder import current_name
 from transduce.training.trainer import Progress, TrainingState
 
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
@@ -37,6 +38,7 @@ def load_training_state(folder: Path) -> TrainingState:
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
             "use another checkpoint."
         ) from None
+    tensors = load_tensors(folder / STATE_TENSORS)
     return TrainingState(
-        progress=progress, tensors=load_tensors(folder / STATE_TENSORS)
+        progress=progress, tensors={current_name(n): t for n, t in tensors.items()}
     )

@@ -70,7 +70,7 @@ def maps_by_hand(model: Transformer, source: Tensor, target: Tensor) -> Attentio
         within = layer.after_self_attention(
             x, lambda x, layer=layer: layer.self_attention(x, x, causal)
         )
-        by_hand = weights_by_hand(layer.memory_attention, within[0], memory[0], False)
+        by_hand = weights_by_hand(layer.cross_attention, within[0], memory[0], False)
         found["both"].append(by_hand)
         x = layer(x, memory, causal, everything)
     return AttentionMaps(

@@ -43,7 +43,7 @@ def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> T
     [
         ("encoder", "encoder_layers", "self_attention"),
         ("decoder", "decoder_layers", "self_attention"),
-        ("encoder-decoder", "decoder_layers", "memory_attention"),
+        ("encoder-decoder", "decoder_layers", "cross_attention"),
     ],
 )
 @torch.no_grad()

@@ -36,27 +36,27 @@ KINDS = ("weight", "bias")
 SIDES = ("encoder", "decoder")
 TORCH_NAMES = {
     "self_attention": "self_attn",
-    "memory_attention": "multihead_attn",
+    "cross_attention": "multihead_attn",
     "feed_forward.inner": "linear1",
     "feed_forward.outer": "linear2",
 }
 TORCH_NORMS = {
     "encoder": ("after_self_attention", "after_feed_forward"),
-    "decoder": ("after_self_attention", "after_memory_attention", "after_feed_forward"),
+    "decoder": ("after_self_attention", "after_cross_attention", "after_feed_forward"),
 }
 MARIAN_NAMES = {
     "self_attention": "self_attn",
-    "memory_attention": "encoder_attn",
+    "cross_attention": "encoder_attn",
     "feed_forward.inner": "fc1",
     "feed_forward.outer": "fc2",
     "after_self_attention.norm": "self_attn_layer_norm",
-    "after_memory_attention.norm": "encoder_attn_layer_norm",
+    "after_cross_attention.norm": "encoder_attn_layer_norm",
     "after_feed_forward.norm": "final_layer_norm",
 }
 
 
 def attentions(side: str) -> list[str]:
-    return ["self_attention", *(["memory_attention"] if side == "decoder" else [])]
+    return ["self_attention", *(["cross_attention"] if side == "decoder" else [])]
 
 
 def projections(ours: Weights, name: str, kind: str) -> dict[str, Tensor]:

@@ -169,7 +169,7 @@ def test_parameters_are_as_many_as_the_model_has(name):
 def group_of(name: str, modules: dict[str, nn.Module]) -> str:
     if isinstance(modules[name.rpartition(".")[0]], nn.LayerNorm):
         return "norms"
-    groups = ("memory_attention", "self_attention", "feed_forward", "positions")
+    groups = ("cross_attention", "self_attention", "feed_forward", "positions")
     return next((group for group in groups if f"{group}." in name), "embedding")
 
 

@@ -90,12 +90,12 @@ class PaperModel:
         def attend_to_memory(ys: list[np.ndarray]) -> list[np.ndarray]:
             everywhere = range(len(memory))
             return [
-                self.attention(y, memory, everywhere, f"{name}.memory_attention")
+                self.attention(y, memory, everywhere, f"{name}.cross_attention")
                 for y in ys
             ]
 
         xs = self.residual(xs, attend_to_past, f"{name}.after_self_attention")
-        xs = self.residual(xs, attend_to_memory, f"{name}.after_memory_attention")
+        xs = self.residual(xs, attend_to_memory, f"{name}.after_cross_attention")
         return self.residual(xs, self.network(name), f"{name}.after_feed_forward")
 
     def near(self, position: int, end: int) -> range:

@@ -41,6 +41,15 @@ def test_a_state_read_is_the_state_saved(folder, state):
     assert all(torch.equal(loaded.tensors[k], state.tensors[k]) for k in state.tensors)
 
 
+def test_a_state_of_an_older_format_has_another_name_for_cross_attention(folder):
+    name = "exp_avg.decoder_layers.0.{}_attention.project_query.weight"
+    tensor = torch.rand(2, 3)
+    save_tensors({name.format("memory"): tensor}, folder / TENSORS)
+    found = load_training_state(folder).tensors
+    assert list(found) == [name.format("cross")]
+    assert torch.equal(found[name.format("cross")], tensor)
+
+
 def test_a_checkpoint_is_a_model_too(folder, trained_checkpoint):
     assert load_model(folder).step == trained_checkpoint.step
 

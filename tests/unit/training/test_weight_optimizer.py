@@ -24,7 +24,7 @@ def test_only_the_layers_matrices_have_muon(tiny):
     moments = moments_of(model, MUON)
     matrices = {name for name, kept in moments.items() if kept == MUON_MOMENTS}
     assert "encoder_layers.0.feed_forward.inner.weight" in matrices
-    assert "decoder_layers.1.memory_attention.project_key_value.weight" in matrices
+    assert "decoder_layers.1.cross_attention.project_key_value.weight" in matrices
     assert not any("bias" in name or "norm" in name for name in matrices)
     for name in ("embedding.weight", "positions.weight"):
         assert moments[name] == ADAM_MOMENTS
