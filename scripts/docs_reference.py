@@ -497,17 +497,44 @@ any number of lines and return an iterator.
 """
 
 
+PYTHON_MORE = """\
+## Draw and score
+
+```python
+config = transduce.SamplingConfig(number=5, temperature=0.8)
+draws = translator.sample(lines, config)  # five translations of each line, at random
+scores = translator.score(sources, targets)  # log-probabilities of given translations
+tree = transduce.load("runs/parser").parse("The old lamp fell.").tree
+```
+
+## Search of your own models
+
+Search knows no model: these functions take whatever has `step` and `reorder`, such as
+`start(memory)` of `translator.models[0]`, whose `encode` makes the memory of lists of
+ids, each with its end.
+"""
+SEARCH = ("beam_search.beam_search", "greedy_search.greedy_search")
+
+
 def python_page() -> str:
     """Page of the public names, which mkdocstrings fills."""
     import transduce
 
     names = [name for name in transduce.__all__ if not name.startswith("__")]
     order = sorted(names, key=lambda name: (name != "load", name != "Translator", name))
-    entries = [f"::: transduce.{name}\n" for name in order]
-    more = DOCS / "reference" / "python-more.txt"
-    return "\n".join(
-        [PYTHON, *entries, more.read_text(encoding="utf-8") if more.exists() else ""]
+    public = [f"::: transduce.{name}\n" for name in order]
+    options = "    options:\n      heading_level: 3\n"
+    search = [f"::: transduce.decoding.{name}\n{options}" for name in SEARCH]
+    queue = (
+        "## Translations for many callers\n\nA server of your own: "
+        "[how to use it](../how-to/serve.md#the-same-in-your-own-program).\n\n"
+        f"::: transduce.serving.request_queue.RequestQueue\n{options}"
     )
+    errors = (
+        "## Errors\n\nErrors that a user can mend are subclasses of this one.\n\n"
+        f"::: transduce.errors.TransduceError\n{options}"
+    )
+    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue, errors])
 
 
 def http_page() -> str:

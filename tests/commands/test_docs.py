@@ -79,6 +79,7 @@ def pages(site: Path) -> dict[Path, _Page]:
     return {path: _Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_link_leads_to_a_place_in_the_site(pages: dict[Path, _Page]) -> None:
     missing = []
     for path, page in pages.items():
@@ -98,12 +99,14 @@ def test_every_link_leads_to_a_place_in_the_site(pages: dict[Path, _Page]) -> No
     assert missing == []
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_the_network(pages: dict[Path, _Page]) -> None:
     for path, page in pages.items():
         for address in page.loaded:
             assert not urlsplit(address).netloc, f"{path.name} loads {address}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_the_screen_and_search_works_offline(

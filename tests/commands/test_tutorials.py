@@ -28,6 +28,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_shows_what_its_commands_print(
     name: str, folder: Path, environment: dict[str, str]
