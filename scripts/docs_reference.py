@@ -509,11 +509,11 @@ tree = transduce.load("runs/parser").parse("The old lamp fell.").tree
 
 ## Search of your own models
 
-Search knows no model: these functions take whatever has `step` and `reorder`, such as
-`start(memory)` of `translator.models[0]`, whose `encode` makes the memory of lists of
-ids, each with its end.
+These functions know no model. They take a `Decoder`, such as
+`translator.models[0].start(encoded)`, where `encode` of the same model encodes lists of
+ids, each with its end token.
 """
-SEARCH = ("beam_search.beam_search", "greedy_search.greedy_search")
+SEARCH = ("search.Decoder", "beam_search.beam_search", "greedy_search.greedy_search")
 
 
 def python_page() -> str:

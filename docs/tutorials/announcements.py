@@ -2,22 +2,22 @@
 
 import random
 
-CITIES = [
-    ("Berlin", "Berlin", "柏林"), ("Hamburg", "Hamburg", "汉堡"),
-    ("Munich", "München", "慕尼黑"), ("Paris", "Paris", "巴黎"),
-    ("Prague", "Prag", "布拉格"), ("Rome", "Rom", "罗马"),
-    ("Vienna", "Wien", "维也纳"), ("Warsaw", "Warschau", "华沙"),
-]  # fmt: skip
-DAYS = [
-    ("Monday", "Montag", "星期一"), ("Tuesday", "Dienstag", "星期二"),
-    ("Wednesday", "Mittwoch", "星期三"), ("Thursday", "Donnerstag", "星期四"),
-    ("Friday", "Freitag", "星期五"), ("Saturday", "Samstag", "星期六"),
-    ("Sunday", "Sonntag", "星期日"),
-]  # fmt: skip
-TRAINS = [
-    ("train", "Zug", "火车"), ("night train", "Nachtzug", "夜车"),
-    ("express", "Eilzug", "快车"),
-]  # fmt: skip
+
+def table(text):
+    return [row.split("/") for row in text.split(", ")]
+
+
+CITIES = table(
+    "Berlin/Berlin/柏林, Hamburg/Hamburg/汉堡, Munich/München/慕尼黑, "
+    "Paris/Paris/巴黎, Prague/Prag/布拉格, Rome/Rom/罗马, "
+    "Vienna/Wien/维也纳, Warsaw/Warschau/华沙"
+)
+DAYS = table(
+    "Monday/Montag/星期一, Tuesday/Dienstag/星期二, Wednesday/Mittwoch/星期三, "
+    "Thursday/Donnerstag/星期四, Friday/Freitag/星期五, Saturday/Samstag/星期六, "
+    "Sunday/Sonntag/星期日"
+)
+TRAINS = table("train/Zug/火车, night train/Nachtzug/夜车, express/Eilzug/快车")
 
 random.seed(1)
 lines = set()
