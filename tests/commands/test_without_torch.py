@@ -56,6 +56,8 @@ WORKING = {
     "evaluate a parser": ("evaluate-parses", "{trees}", "--model", "{parser}"),
     "check": ("check", "--source", "{source}", "--target", "{target}", "--json"),
     "check trees": ("check", "--trees", "{trees}", "--json"),
+    "presets": ("presets",),
+    "settings": ("settings", "base"),
     "help": ("--help",),
     "help on training": ("train", "--help"),
     "version": ("--version",),

@@ -84,6 +84,8 @@ GROUPS = {
         "check": "Report on a parallel corpus, or on treebanks, before training.",
         "split": "Split a parallel corpus into training, development and test text.",
         "train": "Train a model: text files to averaged, scored model.",
+        "presets": "List the presets: sizes, and what each is for.",
+        "settings": "List the settings of a run, or of a preset.",
         "average": "Average the weights of a run's last checkpoints, or of models.",
         "tune": "Choose beam size and length penalty on the development set.",
     },
@@ -191,6 +193,8 @@ RESULT_IS_OUTPUT = {
     "evaluate_parses",
     "compare",
     "check",
+    "presets",
+    "settings",
     "training",
     "decoding",
 }

@@ -1,7 +1,7 @@
 """Layout of `--help`, without boxes, for terminals of any width."""
 
 from ast import literal_eval
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
 from textwrap import wrap
@@ -15,7 +15,10 @@ WIDEST_TEXT = 100
 """Maximum width of help in columns; longer lines are hard to read."""
 BESIDE = 60
 """Smallest width at which a description stands beside its option, not below."""
+NARROWEST_DESCRIPTION = 30
+"""Smallest width of a description beside its label."""
 LABEL_WIDTH = 26
+"""Maximum width of an option that its description stands beside."""
 INDENT = "  "
 EXAMPLE_INDENT = 4 * " "
 """Indent of command lines in a docstring, which keep their line breaks."""
@@ -30,7 +33,7 @@ class PlainHelp:
         self, console: Console, options: ConsoleOptions, usage: Any
     ) -> None:
         """Print the usage of the command."""
-        self._print(console, f"Usage: {usage}", style="bold")
+        print_paragraph(console, f"Usage: {usage}", style="bold")
 
     def render_description(
         self, console: Console, options: ConsoleOptions, description: Any
@@ -43,20 +46,15 @@ class PlainHelp:
             if paragraph.startswith(EXAMPLE_INDENT):
                 self._print_examples(console, paragraph)
             else:
-                self._print(console, paragraph)
+                print_paragraph(console, paragraph)
 
     def __call__(
         self, console: Console, options: ConsoleOptions, panel: HelpPanel
     ) -> None:
         """Print the options, or the commands, of one group."""
-        if not panel.entries:
-            return
-        console.print()
-        console.print(Text(f"{_plain(console, panel.title)}:", style="bold"))
-        label_width = min(max(len(_label(e)) for e in panel.entries), LABEL_WIDTH)
-        for entry in panel.entries:
-            for line in _entry_lines(console, entry, label_width):
-                console.print(line, soft_wrap=True)
+        if panel.entries:
+            entries = [(_label(e), _description(console, e)) for e in panel.entries]
+            print_entries(console, _plain(console, panel.title), entries, LABEL_WIDTH)
 
     def _print_examples(self, console: Console, paragraph: str) -> None:
         """Print command lines, each on a line of its own."""
@@ -65,9 +63,27 @@ class PlainHelp:
             for line, indent in zip(lines, chain([1], repeat(2)), strict=False):
                 console.print(Text(indent * INDENT + line), soft_wrap=True)
 
-    def _print(self, console: Console, text: str, style: str = "") -> None:
-        for line in _wrapped(text, _text_width(console)):
-            console.print(Text(line, style=style), soft_wrap=True)
+
+def print_paragraph(console: Console, text: str, style: str = "") -> None:
+    """Print a text, wrapped to the console's width."""
+    for line in _wrapped(text, _text_width(console)):
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def print_entries(
+    console: Console, title: str, entries: Sequence[tuple[str, str]], widest_label: int
+) -> None:
+    """Print a title and labels with their descriptions.
+
+    A description stands beside its label, or below a label wider than `widest_label`.
+    On a narrow console all descriptions stand below.
+    """
+    console.print()
+    print_paragraph(console, f"{title}:", style="bold")
+    label_width = min(max(len(label) for label, _ in entries), widest_label)
+    for label, description in entries:
+        for line in _entry_lines(console, label, description, label_width):
+            console.print(line, soft_wrap=True)
 
 
 def _label(entry: HelpEntry) -> str:
@@ -75,25 +91,26 @@ def _label(entry: HelpEntry) -> str:
 
 
 def _entry_lines(
-    console: Console, entry: HelpEntry, label_width: int
+    console: Console, label: str, description: str, label_width: int
 ) -> Iterator[Text]:
-    """Option with its description beside it, or below it on a narrow terminal."""
-    label, width = _label(entry), _text_width(console)
-    if width >= BESIDE:
-        indent = len(INDENT) + label_width + len(INDENT)
-    else:
+    """Label with its description beside it, or below it on a narrow terminal."""
+    width = _text_width(console)
+    indent = len(INDENT) + label_width + len(INDENT)
+    is_beside = width >= max(BESIDE, indent + NARROWEST_DESCRIPTION)
+    if not is_beside:
         indent = 2 * len(INDENT)
-    described = _wrapped(_description(console, entry), width - indent)
-    labelled = _wrapped(label, width - len(INDENT))
-    if width >= BESIDE and len(label) <= label_width:
+    described = _wrapped(description, width - indent)
+    if is_beside and len(label) <= label_width:
         first, *described = described or [""]
         yield (
             Text(INDENT)
             .append(f"{label:<{label_width}}", "cyan")
             .append(f"{INDENT}{first}".rstrip())
         )
+    elif len(label) <= width - len(INDENT):
+        yield Text(INDENT).append(label, "cyan")
     else:
-        for line in labelled:
+        for line in _wrapped(label, width - len(INDENT)):
             yield Text(INDENT).append(line, "cyan")
     for line in described:
         yield Text(" " * indent + line)

@@ -23,6 +23,8 @@ Assignments = Annotated[
 """Settings as key=value."""
 
 
+LEFT_TO_DATA = ("model.vocab_size", "model.target_vocab_size")
+"""Settings that the tokenizer and the trees determine, not the user."""
 TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")
 """Pattern of the beginning of a tree, such as `(S (NP ` or `( (S `."""
 LINES_LOOKED_AT = 20

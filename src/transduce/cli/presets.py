@@ -1,0 +1,127 @@
+"""`transduce presets`: the presets, their sizes, and what each is for."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.cli.help import print_entries, print_paragraph
+from transduce.cli.settings import changed_settings
+from transduce.cli.terminal import table_console
+from transduce.experiments.presets import BASE, FOR_BOTH, PRESETS, TABLE_3, RunConfig
+from transduce.model.cost import count_parameters
+
+TRANSLATION = {
+    "base": "The paper's base model: millions of pairs",
+    "big": "The paper's big model: millions of pairs",
+    "base-en-fr": "English-French: base, 32,000 word-pieces",
+    "big-en-fr": "English-French: big, with dropout 0.1",
+    "multi30k": "Tens of thousands of pairs",
+    "quickstart": "The built-in corpus, in minutes",
+}
+PARSING = {
+    "parsing-wsj": "Section 6.3: 40,000 trees",
+    "parsing-semi": "Section 6.3: 17 million trees",
+    "parsing-small": "Thousands of trees",
+    "parsing-quickstart": "The built-in grammar's trees, in minutes",
+}
+BOTH = {FOR_BOTH: "Trying commands out, in seconds"}
+"""Corpora that presets are for, by task; the other rows of Table 3 vary base."""
+
+NAME_WIDTH, PARAMETERS_WIDTH, UPDATES_WIDTH = 18, 6, 7
+"""Widths of the columns."""
+ROW_WIDTH = NAME_WIDTH + 2 + PARAMETERS_WIDTH + 2 + UPDATES_WIDTH
+MILLION = 1_000_000
+ABOUT = "Presets: name, number of parameters, number of updates, and corpus."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetSummary:
+    """Purpose and sizes of a preset."""
+
+    name: str
+    group: str
+    """Task of the preset, or Table 3."""
+    purpose: str
+    """Corpus that the preset is for; for a row of Table 3, its changes to base."""
+    num_parameters: int
+    """Number of parameters with a full vocabulary."""
+    steps: int
+    """Number of updates."""
+    target_tokens: int
+    """Approximate number of target tokens of an update."""
+
+
+def preset_summaries() -> Iterator[PresetSummary]:
+    """Summaries of all presets, those of one group together."""
+    rows = {
+        name: _changes(row) for name, row in TABLE_3.items() if name not in TRANSLATION
+    }
+    for group, purposes in {
+        "Translation": TRANSLATION,
+        "Parsing": PARSING,
+        "Translation and parsing": BOTH,
+        "Table 3, changes to base": rows,
+    }.items():
+        for name, purpose in purposes.items():
+            config = PRESETS[name]
+            model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
+            yield PresetSummary(
+                name=name,
+                group=group,
+                purpose=purpose,
+                num_parameters=count_parameters(model).total,
+                steps=config.training.steps,
+                target_tokens=config.batching.target_tokens,
+            )
+
+
+def _changes(config: RunConfig) -> str:
+    """Settings in which a row of Table 3 differs from base."""
+    return ", ".join(
+        f"{setting.name.rpartition('.')[2]}={setting.value}"
+        for setting in changed_settings(config, BASE)
+    )
+
+
+def presets(
+    *, json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
+    """List the presets: number of parameters, number of updates, and purpose.
+
+    A preset holds all settings of a run. `transduce train --preset NAME` uses one;
+    `transduce settings NAME` lists its settings.
+
+    For example:
+
+        transduce presets
+        transduce presets --json
+
+    Parameters
+    ----------
+    json_output
+        Print the list as JSON.
+    """
+    summaries = list(preset_summaries())
+    if json_output:
+        print(json.dumps([asdict(summary) for summary in summaries], indent=2))
+        return
+    console = table_console()
+    print_paragraph(console, ABOUT)
+    for title, group in groupby(summaries, key=lambda summary: summary.group):
+        rows = [(_row(summary), summary.purpose) for summary in group]
+        print_entries(console, title, rows, ROW_WIDTH)
+
+
+def _row(summary: PresetSummary) -> str:
+    count = summary.num_parameters
+    size = (
+        f"{count / MILLION:.1f}M" if count >= MILLION / 10 else f"{count / 1_000:.0f}k"
+    )
+    return (
+        f"{summary.name:<{NAME_WIDTH}}  {size:>{PARAMETERS_WIDTH}}  "
+        f"{summary.steps:>{UPDATES_WIDTH},}"
+    )

@@ -1,0 +1,254 @@
+"""`transduce settings`: all settings, their types, defaults and meanings."""
+
+import ast
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from textwrap import wrap
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from transduce.cli.help import print_entries, print_paragraph
+from transduce.cli.options import LEFT_TO_DATA
+from transduce.cli.terminal import table_console
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import preset as preset_named
+
+KINDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    type(None): "none",
+}
+"""Names of the types of settings."""
+WIDEST_LABEL = 28
+"""Maximum width of a setting that its meaning stands beside."""
+COMMENT_WIDTH = 78
+"""Maximum width of a comment in TOML, without its mark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A setting of a run, as `--set` and TOML files take it."""
+
+    name: str
+    """Name with its tables, such as model.dropout."""
+    value: Any
+    """Value in a preset, or the default."""
+    default: Any
+    type: str
+    """Type of the value in words: "whole number or none"."""
+    choices: tuple[str, ...]
+    """Possible values; empty for any value of the type."""
+    meaning: str
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a preset changes the default."""
+        return bool(self.value != self.default)
+
+    @property
+    def table(self) -> str:
+        """Name of its TOML table."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingTable:
+    """Settings that are one TOML table."""
+
+    name: str
+    meaning: str
+    settings: tuple[Setting, ...]
+
+
+def setting_tables(config: RunConfig | None = None) -> Iterator[SettingTable]:
+    """All settings with their values in `config` (without it, with their defaults).
+
+    Meanings are the string literals below the fields, read from the source.
+    """
+    default = RunConfig()
+    yield from _tables(config or default, default, "")
+
+
+def _tables(config: Any, default: Any, prefix: str) -> Iterator[SettingTable]:
+    meanings = field_meanings(type(default))
+    for field in fields(default):
+        mine, usual = getattr(config, field.name), getattr(default, field.name)
+        if is_dataclass(usual):
+            name = f"{prefix}{field.name}"
+            yield SettingTable(
+                name=name,
+                meaning=meanings[field.name],
+                settings=tuple(_settings(mine, usual, f"{name}.")),
+            )
+            yield from _tables(mine, usual, f"{name}.")
+
+
+def _settings(config: Any, default: Any, prefix: str) -> Iterator[Setting]:
+    kind = type(default)
+    meanings, hints = field_meanings(kind), typing.get_type_hints(kind)
+    for field in fields(kind):
+        name, value = f"{prefix}{field.name}", getattr(default, field.name)
+        if is_dataclass(value) or name in LEFT_TO_DATA:
+            continue
+        yield Setting(
+            name=name,
+            value=getattr(config, field.name),
+            default=value,
+            type=" or ".join(_kinds(hints[field.name])),
+            choices=tuple(_choices(hints[field.name])),
+            meaning=meanings[field.name],
+        )
+
+
+def changed_settings(config: RunConfig, default: RunConfig) -> Iterator[Setting]:
+    """Settings of `config` that differ from those of `default`."""
+    for table in _tables(config, default, ""):
+        yield from (setting for setting in table.settings if setting.is_changed)
+
+
+def field_meanings(config: type) -> dict[str, str]:
+    """Docstring below each field of a dataclass; empty where there is none."""
+    tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
+    [body] = [
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == config.__name__
+    ]
+    meanings = {}
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            match following:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    meanings[node.target.id] = " ".join(text.split())
+                case _:
+                    meanings[node.target.id] = ""
+    return meanings
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _kinds(hint: Any) -> Iterator[str]:
+    for each in _members(hint):
+        yield "text" if typing.get_origin(each) is Literal else KINDS[each]
+
+
+def _choices(hint: Any) -> Iterator[str]:
+    for each in _members(hint):
+        if typing.get_origin(each) is Literal:
+            yield from typing.get_args(each)
+
+
+def settings(
+    preset: str | None = None,
+    /,
+    *,
+    toml: Annotated[bool, Parameter(negative="")] = False,
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """List all settings of a run: value, type, default and meaning.
+
+    A setting is changed by `--set model.dropout=0.2`, or in a TOML file that `--config`
+    names. An asterisk marks values of the preset that differ from the default.
+
+    For example:
+
+        transduce settings multi30k
+        transduce settings multi30k --toml > my.toml
+
+    Parameters
+    ----------
+    preset
+        Preset whose settings are listed; without one, the defaults.
+    toml
+        Print a TOML file to edit and to give by --config.
+    json_output
+        Print the list as JSON, with the whole description of each setting.
+    """
+    tables = list(setting_tables(preset_named(preset) if preset else None))
+    if json_output:
+        found = [setting for table in tables for setting in table.settings]
+        print(json.dumps([asdict(each) for each in found], indent=2))
+    elif toml:
+        print("\n".join(_toml_lines(tables, preset)))
+    else:
+        _print(tables, preset)
+
+
+def _print(tables: list[SettingTable], preset: str | None) -> None:
+    console = table_console()
+    what = f"Settings of the preset {preset}" if preset else "Settings"
+    marked = "; * marks those that differ from the default" if preset else ""
+    print_paragraph(console, f"{what}, for --set and --config{marked}.")
+    for table in tables:
+        entries = [_entry(setting) for setting in table.settings]
+        title = f"{table.name}: {table.meaning.removesuffix('.')}"
+        print_entries(console, title, entries, WIDEST_LABEL)
+
+
+def _entry(setting: Setting) -> tuple[str, str]:
+    """Setting as `--set` takes it, and its description."""
+    mark = "* " if setting.is_changed else ""
+    notes = setting.type
+    if setting.choices:
+        notes = f"choices: {', '.join(setting.choices)}"
+    if setting.is_changed:
+        notes += f"; default: {as_assigned(setting.default)}"
+    return (
+        f"{mark}{setting.name}={as_assigned(setting.value)}",
+        f"{_in_short(setting.meaning)} [{notes}]",
+    )
+
+
+def _in_short(meaning: str) -> str:
+    """First sentence, and the one that says what none stands for."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", meaning)
+    return " ".join([first, *(each for each in others if each.startswith("None "))])
+
+
+def as_assigned(value: object) -> str:
+    """Value as `--set` takes it: text without quotes, and none for None."""
+    return value if isinstance(value, str) else as_toml(value)
+
+
+def as_toml(value: object) -> str:
+    """Value as a TOML file has it; none for None, which TOML lacks."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return str(value)
+
+
+def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]:
+    """TOML file with all settings; those that are none are commented out."""
+    option = f" --preset {preset}" if preset else ""
+    yield from _comment(f"Settings for: transduce train{option} --config FILE ...")
+    for table in tables:
+        yield ""
+        yield from _comment(table.meaning)
+        yield f"[{table.name}]"
+        for setting in table.settings:
+            yield from _comment(_entry(setting)[1])
+            name = setting.name.removeprefix(f"{table.name}.")
+            unset = "# " if setting.value is None else ""
+            yield f"{unset}{name} = {as_toml(setting.value)}"
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in wrap(text, COMMENT_WIDTH, break_on_hyphens=False)]
