@@ -1,4 +1,4 @@
-"""The binding of the native library refuses whatever does not match its header."""
+"""The native library is used only if it matches its header."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the library and its header."""
+    """Folder with a copy of the library and its header."""
     for name in LIBRARY, HEADER:
         shutil.copy(native._folder() / name, tmp_path / name)
     return tmp_path
@@ -47,7 +47,7 @@ def refuses(folder: Path) -> None:
         assert loaded(folder) is None
 
 
-def test_library_loads_by_its_header(folder: Path) -> None:
+def test_library_with_its_header_is_loaded(folder: Path) -> None:
     assert loaded(folder) is not None
 
 
@@ -68,7 +68,7 @@ def test_library_is_refused_with_a_header_that_does_not_parse(folder: Path) -> N
     refuses(folder)
 
 
-def test_missing_library_is_not_warned_of(folder: Path) -> None:
+def test_missing_library_gives_no_warning(folder: Path) -> None:
     (folder / LIBRARY).unlink()
     assert loaded(folder) is None
 
@@ -84,13 +84,13 @@ def test_damaged_library_is_refused(folder: Path) -> None:
     refuses(folder)
 
 
-def test_interface_of_the_build_needs_no_header(folder: Path) -> None:
+def test_library_with_the_interface_of_the_build_needs_no_header(folder: Path) -> None:
     native_header.write_interface(folder / HEADER, folder / INTERFACE)
     (folder / HEADER).unlink()
     assert loaded(folder) is not None
 
 
-def test_interface_of_another_header_is_passed_over(folder: Path) -> None:
+def test_interface_of_another_header_is_ignored(folder: Path) -> None:
     original = (folder / HEADER).read_bytes()
     change_header(folder, r"td_load_isa\(const char \*name", r"\g<0>, int flags")
     native_header.write_interface(folder / HEADER, folder / INTERFACE)
@@ -126,7 +126,7 @@ def layout(types: Any, name: str) -> Any:
 
 
 def plain(described: Any) -> str:
-    """Name of a type, which only some say with `struct` or `enum`."""
+    """Return the name of a type without `struct` or `enum`, which cffi may add."""
     return re.sub(r"\b(struct|enum) ", "", str(described))
 
 
