@@ -18,6 +18,8 @@ typedef struct {
 
 /* Sums are separate variables: the compiler would not keep an array in registers. */
 #define EACH_CROSS_ROW(DO) DO(0) DO(1) DO(2) DO(3)
+_Static_assert(CROSS_ROWS == 4, "EACH_CROSS_ROW has a row for each");
+
 #define START_SCORES(r) vec even##r = zero, odd##r = zero;
 #define ADD_EVEN(r)                                                                    \
     if (r < rows)                                                                      \
