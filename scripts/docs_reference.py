@@ -49,7 +49,7 @@ class Option:
 
 @dataclass(slots=True, kw_only=True)
 class Help:
-    """What `--help` of a command prints."""
+    """Content of a command's `--help`."""
 
     usage: str
     paragraphs: list[str] = field(default_factory=list)
@@ -242,7 +242,7 @@ Every command has `--help`.
 |---|---|
 | 0 | the command has done its work |
 | 1 | a failure that no other option or file would mend |
-| 2 | a mistake in options or files, told in one sentence on standard error |
+| 2 | a mistake in options or files, with one sentence on standard error |
 
 Nothing half-written stays behind: outputs appear whole, or as `OUTPUT.part`.
 """
@@ -372,7 +372,7 @@ PURPOSES = {
     "parsing-quickstart": "the built-in grammar's trees, in minutes",
     "tiny": "trying things out, in seconds; it learns nothing of use",
 }
-"""What each preset is for; the rows of Table 3 aside."""
+"""Purpose of each preset that is not a row of Table 3."""
 
 
 def presets_page() -> str:
@@ -446,7 +446,7 @@ def _parameters(config: Any, count: Any) -> int:
 
 
 def purpose(name: str) -> str:
-    """What a preset is for; `KeyError` if nothing says so."""
+    """Purpose of a preset; `KeyError` if none is written down."""
     if re.match(r"[A-E]-", name):
         return f"Table 3, row ({name[0]})"
     return PURPOSES[name]
@@ -509,7 +509,7 @@ tree = transduce.load("runs/parser").parse("The old lamp fell.").tree
 
 ## Search of your own models
 
-These functions know no model. They take a `Decoder`, such as
+These functions work with any model. They take a `Decoder`, such as
 `translator.models[0].start(encoded)`, where `encode` of the same model encodes lists of
 ids, each with its end token.
 """

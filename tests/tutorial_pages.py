@@ -37,7 +37,7 @@ class Block:
     kind: str
     """file, run or output."""
     more: str
-    """What follows the kind in the mark."""
+    """Rest of the mark after the kind."""
     text: str
 
 
@@ -100,7 +100,7 @@ def run_page(
 
 
 def difference(shown: Block, printed: str) -> str | None:
-    """What differs between a page's output and the real one; None if nothing does."""
+    """Message on how a page's output differs from the real one, or None."""
     pattern, numbers = _pattern(shown.text)
     match = re.fullmatch(pattern, printed.rstrip() + "\n")
     if match is None:
