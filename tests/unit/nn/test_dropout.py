@@ -1,4 +1,4 @@
-"""Dropout: the rate is met, the mean is kept, the gradient knows what was dropped."""
+"""Dropout has the given rate, keeps the mean, and uses its mask in the gradient too."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ RATES = [0.1, 0.3, 0.5]
 
 @pytest.fixture(params=["native", "by PyTorch"], autouse=True)
 def kind_of_dropout(request, monkeypatch):
-    """Each kind."""
+    """Run a test with each kind of dropout."""
     if request.param == "by PyTorch":
         monkeypatch.setattr(dropout, "nn_api", lambda: None)
     elif nn_api() is None:
@@ -27,7 +27,7 @@ def dropped(rate: float, size: int = SIZE) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_the_rate_is_met(rate):
+def test_the_share_of_dropped_values_is_the_rate(rate):
     share = (dropped(rate) == 0).double().mean().item()
     deviation = (rate * (1 - rate) / SIZE) ** 0.5
     assert share == pytest.approx(rate, abs=4 * deviation)
@@ -40,27 +40,27 @@ def test_the_expectation_is_kept(rate):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_what_is_kept_is_scaled_by_one_number(rate):
+def test_kept_values_are_scaled_by_one_factor(rate):
     kept = dropped(rate)
     [scale] = kept[kept != 0].unique().tolist()
     assert scale == pytest.approx(1 / (1 - rate), rel=1e-4)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 8, 512, 1024])
-def test_masks_are_independent_wherever_they_lie(offset):
+def test_mask_values_at_any_distance_are_independent(offset):
     is_dropped = dropped(0.5) == 0
     both = (is_dropped[:-offset] & is_dropped[offset:]).double().mean().item()
     assert both == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / (SIZE / 4)) ** 0.5)
 
 
-def test_masks_of_one_call_and_the_next_are_independent():
+def test_masks_of_consecutive_calls_are_independent():
     one, other = dropped(0.5) == 0, dropped(0.5) == 0
     both = (one & other).double().mean().item()
     assert both == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / SIZE) ** 0.5)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 5), (3, 4, 7), (0, 4)], ids=str)
-def test_any_shape_keeps_its_shape(shape):
+def test_the_output_has_the_shape_of_the_input(shape):
     assert Dropout(0.5).train()(torch.ones(shape)).shape == shape
 
 
@@ -73,7 +73,7 @@ def test_the_gradient_uses_the_same_mask():
     assert 0 < (x.grad == 0).sum() < x.numel()
 
 
-def test_threads_may_go_backwards_at_once():
+def test_several_threads_may_run_backward_at_once():
     x = torch.randn(20_000, requires_grad=True)
     y = Dropout(0.4).train()(x)
     outers = [torch.randn_like(x) for _ in range(40)]
@@ -86,7 +86,7 @@ def test_threads_may_go_backwards_at_once():
     assert all(map(torch.equal, found, map(backwards, outers)))
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan():
     assert Dropout(0.5).train()(torch.full((100,), torch.nan)).isnan().all()
 
 
@@ -96,7 +96,7 @@ def test_the_input_is_left_as_it_was():
     assert x.eq(1).all()
 
 
-def test_what_does_not_lie_in_a_row_is_dropped_alike():
+def test_a_non_contiguous_input_is_dropped_out_too():
     x = torch.ones(30, 20).t()
     assert 0 < (Dropout(0.5).train()(x) == 0).sum() < x.numel()
 
@@ -120,19 +120,19 @@ def test_the_seed_of_torch_gives_the_same_masks_again():
     assert not torch.equal(first[0], first[1])
 
 
-def test_half_precision_is_kept():
+def test_half_precision_stays_half_precision():
     x = torch.ones(1_000, dtype=torch.bfloat16)
     y = Dropout(0.5).train()(x)
     assert y.dtype == torch.bfloat16
     assert y.unique().tolist() == [0.0, 2.0]
 
 
-def test_double_precision_is_kept():
+def test_double_precision_stays_double_precision():
     x = torch.ones(1_000, dtype=torch.float64)
     assert Dropout(0.5).train()(x).unique().tolist() == [0.0, 2.0]
 
 
-def test_threads_change_nothing(two_threads):
+def test_the_number_of_threads_does_not_change_the_mask(two_threads):
     x = torch.randn(200_000, requires_grad=True)
 
     def by(num_threads: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,7 @@ def test_a_fused_model_has_the_parameters_of_the_plain_one(tiny: ModelConfig):
         assert ours is theirs
 
 
-def test_a_plain_model_stays_plain(tiny: ModelConfig):
+def test_fusing_leaves_the_plain_model_unchanged(tiny: ModelConfig):
     plain = Transformer(tiny)
     fused = fuse(plain)
     assert not any(isinstance(each, FusedAttention) for each in plain.modules())
@@ -44,7 +44,7 @@ def test_a_fused_model_fused_again_is_the_same(tiny: ModelConfig):
     assert list(map(type, fuse(fused).modules())) == list(map(type, fused.modules()))
 
 
-def test_on_a_cpu_attention_itself_is_in_fp32():
+def test_attention_on_a_cpu_is_computed_in_fp32():
     module, seen = fuse(random_attention()), []
     module.weights_tap.register_forward_hook(lambda _, __, out: seen.append(out))
     x = torch.randn(2, 6, D_MODEL)
@@ -54,7 +54,7 @@ def test_on_a_cpu_attention_itself_is_in_fp32():
     torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(2, 3, 6))
 
 
-def test_the_fused_kernel_for_a_cpu_is_asked_in_fp32(monkeypatch):
+def test_pytorchs_fused_attention_gets_fp32_on_a_cpu(monkeypatch):
     fused, seen = functional.scaled_dot_product_attention, []
 
     def note(*factors: Tensor, **settings: object) -> Tensor:
@@ -70,7 +70,7 @@ def test_the_fused_kernel_for_a_cpu_is_asked_in_fp32(monkeypatch):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_fused_kernel_does_what_is_done_without(monkeypatch, masked):
+def test_pytorchs_fused_attention_equals_plain_attention(monkeypatch, masked):
     module = fuse(random_attention())
     x, upstream = torch.randn(2, 2, 6, D_MODEL)
     mask = causal_mask(6, 6, CPU) if masked else None

@@ -1,4 +1,4 @@
-"""All layers by one kernel against the same layers one by one."""
+"""The kernel of a whole stack computes what its layers compute one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ CONFIG = ModelConfig(
 
 
 def drawn(batch: int, source: int, target: int) -> tuple[Tensor, Tensor]:
-    """What the encoder and the decoder read."""
+    """Random inputs of the encoder and the decoder."""
     sides = torch.randn(batch, source, 64), torch.randn(batch, target, 64)
     return sides[0].requires_grad_(), sides[1].requires_grad_()
 
@@ -68,7 +68,7 @@ def padded(batch: int, length: int) -> Tensor:
 def run(
     encoder: EncoderStack, decoder: DecoderStack, source: Tensor, target: Tensor
 ) -> Tensor:
-    """Through both, always with the same dropout."""
+    """Run encoder and decoder, always with the same dropout masks."""
     torch.manual_seed(8)
     mask = padded(*source.shape[:2])
     memory = encoder(source, mask)
@@ -88,7 +88,7 @@ def gradients(output: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
 def assert_alike(
     found: Iterable[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-4
 ) -> None:
-    """But for rounding, of the largest numbers summed; by default that of both."""
+    """Compare up to rounding, relative to the tensor and to the largest of all."""
     largest = max(each.abs().max().item() for each in expected)
     for ours, theirs in zip(found, expected, strict=True):
         error = tolerance * theirs.abs().max().item() + tolerance / 10 * largest
@@ -115,7 +115,7 @@ def with_rates(config: ModelConfig, rates: tuple[float, float, float]) -> ModelC
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (2, 5, 3), (7, 13, 20), (3, 128, 2), (30, 9, 11)], ids=str
 )
-def test_layers_one_by_one_give_the_same_and_the_same_gradients(
+def test_layers_one_by_one_have_the_same_outputs_and_gradients(
     sizes, d_ff, rates, monkeypatch
 ):
     both = stacks(with_rates(replace(CONFIG, d_ff=d_ff), rates))
@@ -132,7 +132,7 @@ def test_layers_one_by_one_give_the_same_and_the_same_gradients(
 
 
 @pytest.mark.parametrize("sizes", [(2, 150, 9), (2, 9, 140), (1, 257, 131)], ids=str)
-def test_long_sentences_with_attention_dropout_have_a_kernel_too(sizes, monkeypatch):
+def test_the_kernel_supports_attention_dropout_in_long_sentences(sizes, monkeypatch):
     both = stacks(replace(CONFIG, attention_dropout=0.2))
     inputs = drawn(*sizes)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
@@ -164,13 +164,13 @@ def test_sub_layers_each_draw_their_own_masks():
     seeds = list(encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds)
     within = [tuple(seeds[at : at + 2]) for at in (0, 8)]
     assert len(set(within)) == len(within)
-    assert not any(seeds[2:8] + seeds[10:])  # which drop nothing
+    assert not any(seeds[2:8] + seeds[10:])  # these rates are zero
     encoder, _ = stacks(with_rates(replace(CONFIG, num_layers=2), (0.1, 0.1, 0.1)))
     seeds = list(encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds)
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_neighbourhood_is_seen_as_it_is(two_threads, monkeypatch):
+def test_restricted_self_attention_has_the_same_gradients(two_threads, monkeypatch):
     torch.manual_seed(1)
     model = fuse(Transformer(replace(CONFIG, neighbourhood=2)).train())
     source, target = torch.randint(4, 50, (60, 9)), torch.randint(4, 50, (60, 12))
@@ -204,7 +204,7 @@ def test_gradients_are_those_of_double_precision():
 
 
 @pytest.mark.parametrize("sentences", [1, 3, 60])
-def test_at_rest_nothing_is_dropped_and_nothing_kept(
+def test_evaluation_drops_nothing_and_saves_no_activations(
     sentences, two_threads, monkeypatch
 ):
     both, inputs = stacks(), drawn(sentences, 20, 17)
@@ -229,7 +229,7 @@ def test_at_rest_nothing_is_dropped_and_nothing_kept(
 
 
 def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
-    """What calls the kernel, and notes the room that states of layers have."""
+    """Wrapper of the kernel call that records the sizes of its state buffers."""
     original = layer_stack._run
 
     def run(function: object, stack: object, saved: Sequence[Tensor]) -> None:
@@ -240,7 +240,7 @@ def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 30, 67])
-def test_it_is_the_same_in_one_thread_and_several(sentences, two_threads):
+def test_the_number_of_threads_does_not_change_the_gradients(sentences, two_threads):
     both, inputs = stacks(), drawn(sentences, 20, 17)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
 
@@ -259,7 +259,7 @@ def test_it_is_the_same_in_one_thread_and_several(sentences, two_threads):
         assert all(each.isfinite().all() for each in several)
 
 
-def test_parts_of_a_batch_are_as_many_as_threads_if_rows_suffice(two_threads):
+def test_a_batch_has_one_part_per_thread_if_rows_suffice(two_threads):
     both = stacks()
 
     def parts(sentences: int, num_threads: int) -> int:
@@ -270,7 +270,7 @@ def test_parts_of_a_batch_are_as_many_as_threads_if_rows_suffice(two_threads):
     assert parts(200, MOST_PARTS + 1) == 1
 
 
-def test_the_same_seed_draws_the_same_and_another_does_not():
+def test_the_seed_decides_the_dropout_masks():
     both, inputs = stacks(), drawn(3, 8, 6)
     output = run(*both, *inputs)
     assert is_compiled(output)
@@ -281,7 +281,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not():
     assert not torch.equal(one, other)
 
 
-def test_threads_may_go_backwards_at_once():
+def test_several_threads_may_run_backward_at_once():
     encoder, _ = stacks()
     source, _ = drawn(5, 11, 1)
     output = encoder(source, padded(5, 11))
@@ -297,7 +297,7 @@ def test_threads_may_go_backwards_at_once():
         assert_alike(each, backwards(outer))
 
 
-def test_what_is_saved_is_fetched_but_once():
+def test_each_saved_tensor_is_unpacked_once():
     encoder, _ = stacks()
     source, _ = drawn(3, 7, 1)
     fetched = []
@@ -309,11 +309,11 @@ def test_what_is_saved_is_fetched_but_once():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, fetch):
         output = encoder(source, padded(3, 7))
     output.sum().backward()
-    # What is read, what is kept, and the weights.
+    # The input, the saved activations and the weights.
     assert len(fetched) == 2 + len(list(encoder.parameters()))
 
 
-def test_checkpoints_of_activations_give_the_same():
+def test_activation_checkpointing_gives_the_same_gradients():
     encoder, _ = stacks(replace(CONFIG, dropout=0.0))
     source, _ = drawn(3, 7, 1)
     expected = gradients(encoder(source, padded(3, 7)), source)
@@ -321,7 +321,7 @@ def test_checkpoints_of_activations_give_the_same():
     assert torch.equal(*gradients(again, source), *expected)
 
 
-def test_gradients_add_up():
+def test_gradients_accumulate():
     encoder, _ = stacks(replace(CONFIG, dropout=0.0))
     source, _ = drawn(3, 7, 1)
     for _ in range(2):
@@ -332,7 +332,7 @@ def test_gradients_add_up():
     assert_alike([weight.grad for weight in learned], [2 * each for each in once])
 
 
-def test_what_asks_for_no_gradient_gets_none():
+def test_frozen_weights_get_no_gradient():
     encoder, _ = stacks()
     for weight in encoder[0].parameters():
         weight.requires_grad_(False)
@@ -343,7 +343,7 @@ def test_what_asks_for_no_gradient_gets_none():
     assert all(weight.grad is not None for weight in encoder[1].parameters())
 
 
-def test_no_dropout_draws_nothing():
+def test_a_rate_of_zero_draws_no_random_numbers():
     encoder, _ = stacks(replace(CONFIG, dropout=0.0))
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -352,7 +352,7 @@ def test_no_dropout_draws_nothing():
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_slice_of_a_stack_is_one():
+def test_a_slice_of_a_stack_is_computed_by_the_kernel():
     encoder, _ = stacks()
     source, _ = drawn(3, 7, 1)
     assert is_compiled(encoder[:2](source, padded(3, 7)))
@@ -365,7 +365,7 @@ def test_weights_of_other_shapes_are_refused():
         encoder(torch.randn(3, 7, 64), padded(3, 7))
 
 
-def test_what_was_kept_elsewhere_meanwhile_is_found():
+def test_saved_tensors_may_be_moved_by_hooks():
     both, inputs = stacks(), drawn(3, 7, 5)
     plain = run(*both, *inputs)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
@@ -376,18 +376,18 @@ def test_what_was_kept_elsewhere_meanwhile_is_found():
         assert torch.equal(one, two)
 
 
-def test_what_does_not_lie_in_a_row_is_read_alike():
+def test_inputs_may_be_non_contiguous():
     both, inputs = stacks(), drawn(4, 6, 5)
     strewn = [x.detach().transpose(0, 2).contiguous().transpose(0, 2) for x in inputs]
     output = run(*both, *inputs)
     assert torch.equal(run(*both, *strewn), output)
-    # The gradient of a sum has no numbers in a row either.
+    # The gradient of a sum is an expanded tensor, which is not contiguous either.
     found = torch.autograd.grad(output.sum(), inputs, retain_graph=True)
     expected = torch.autograd.grad(output, inputs, torch.ones_like(output))
     assert all(map(torch.equal, found, expected))
 
 
-def test_what_is_no_number_stays_none_in_its_sentence():
+def test_nan_stays_within_its_sentence():
     encoder, _ = stacks()
     source, _ = drawn(3, 7, 1)
     with torch.no_grad():
@@ -397,7 +397,7 @@ def test_what_is_no_number_stays_none_in_its_sentence():
     assert output[[0, 2]].isfinite().all()
 
 
-def test_what_is_read_is_left_alone():
+def test_inputs_and_weights_are_not_modified():
     both, inputs = stacks(), drawn(3, 7, 5)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
     before = [each.detach().clone() for each in learned]
@@ -408,7 +408,7 @@ def test_what_is_read_is_left_alone():
     assert all(map(torch.equal, learned, before))
 
 
-def test_no_two_gradients_share_their_numbers():
+def test_gradients_share_no_memory():
     encoder, _ = stacks()
     source, _ = drawn(2, 3, 1)
     encoder(source, padded(2, 3)).sum().backward()
@@ -490,7 +490,7 @@ def partly_with_dropout_of_the_relu(encoder: EncoderStack) -> None:
         (EncoderStack.double, CONFIG, False),
     ],
 )
-def test_only_where_it_is_what_the_layers_would_do(
+def test_the_kernel_is_used_only_if_it_equals_the_layers(
     change: Callable[[EncoderStack], object], config: ModelConfig, is_so: bool
 ):
     encoder, _ = stacks(config)
@@ -500,7 +500,7 @@ def test_only_where_it_is_what_the_layers_would_do(
     assert is_compiled(encoder(source, padded(2, 5))) == is_so
 
 
-def test_with_all_kinds_of_dropout_the_same_seed_draws_the_same():
+def test_the_seed_decides_the_masks_of_all_kinds_of_dropout():
     encoder, _ = stacks(with_rates(CONFIG, (0.0, 0.2, 0.2)))
     source, mask = torch.randn(3, 8, 64), padded(3, 8)
     torch.manual_seed(8)
@@ -511,7 +511,7 @@ def test_with_all_kinds_of_dropout_the_same_seed_draws_the_same():
     assert torch.equal(encoder.eval()(source, mask), encoder(source, mask))
 
 
-def test_with_all_kinds_of_dropout_threads_may_go_backwards_at_once():
+def test_several_threads_may_run_backward_with_all_kinds_of_dropout():
     encoder, _ = stacks(with_rates(CONFIG, (0.1, 0.2, 0.2)))
     source, _ = drawn(5, 11, 1)
     output = encoder(source, padded(5, 11))
@@ -526,7 +526,7 @@ def test_with_all_kinds_of_dropout_threads_may_go_backwards_at_once():
         assert torch.equal(*each, *backwards(outer))
 
 
-def test_only_for_short_sentences():
+def test_the_kernel_is_used_only_for_short_sentences():
     encoder, _ = stacks()
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     assert is_compiled(encoder(torch.randn(1, 128, 64), mask.expand(-1, -1, -1, 128)))
@@ -535,7 +535,7 @@ def test_only_for_short_sentences():
     )
 
 
-def test_only_to_a_short_memory():
+def test_the_kernel_is_used_only_for_a_short_memory():
     _, decoder = stacks()
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
     for length, is_so in ((128, True), (129, False)):
@@ -544,7 +544,7 @@ def test_only_to_a_short_memory():
         assert is_compiled(decoder(*inputs, mask, memory_mask)) == is_so
 
 
-def test_without_products_of_pytorch_layers_go_one_by_one(monkeypatch):
+def test_without_pytorchs_sgemm_layers_run_one_by_one(monkeypatch):
     monkeypatch.setattr(native_operators, "sgemm_of_torch", lambda: None)
     encoder, _ = stacks()
     assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))

@@ -1,4 +1,4 @@
-"""All layers by one kernel with products in bf16, beside the same in fp32."""
+"""The kernel of a whole stack in bf16 differs from fp32 only by rounding."""
 
 from dataclasses import replace
 from statistics import median
@@ -60,7 +60,7 @@ def run(
     read: tuple[Tensor, Tensor],
     is_bf16: bool = True,
 ) -> Tensor:
-    """Through both, always with the same dropout."""
+    """Run encoder and decoder, always with the same dropout masks."""
     encoder, decoder = both
     source, target = read
     torch.manual_seed(8)
@@ -83,14 +83,14 @@ def found(
     read: tuple[Tensor, Tensor],
     is_bf16: bool = True,
 ) -> list[Tensor]:
-    """The output, and all gradients."""
+    """Output and all gradients."""
     output = run(both, read, is_bf16)
     outer = torch.linspace(-1, 1, output.numel()).view(output.shape)
     return [output, *grad(output, learned(both, read), outer)]
 
 
 def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
-    """Of each, as a share of all its numbers, and of the largest ones of all."""
+    """Errors relative to each tensor's norm, bounded below by the largest of all."""
     largest = max(each.norm().item() / each.numel() ** 0.5 for each in theirs)
     return [
         (one - other).norm().item()
@@ -133,7 +133,7 @@ def test_the_stack_differs_from_fp32_by_rounding_only(
     assert off[0] < 0.02
 
 
-def test_it_is_nearer_than_layers_one_by_one(amx, monkeypatch):
+def test_the_stack_is_as_near_to_fp32_as_layers_one_by_one(amx, monkeypatch):
     ours, theirs = [], []
     for seed in range(4):
         torch.manual_seed(seed)
@@ -164,9 +164,7 @@ INNER = replace(CONFIG, attention_dropout=0.2, relu_dropout=0.2)
 
 
 @pytest.mark.parametrize("config", [CONFIG, INNER], ids=["outer", "inner"])
-def test_one_thread_and_several_do_the_same_but_for_the_order_of_sums(
-    amx, config, two_threads
-):
+def test_threads_change_only_the_order_of_sums(amx, config, two_threads):
     both, read = stacks(config), sides(67, 9, 8)
     several = found(both, read)
     torch.set_num_threads(1)
@@ -175,7 +173,9 @@ def test_one_thread_and_several_do_the_same_but_for_the_order_of_sums(
     assert max(errors(several, alone)) < 1e-4
 
 
-def test_operators_that_threads_share_do_the_same(amx, two_threads, monkeypatch):
+def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums(
+    amx, two_threads, monkeypatch
+):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
     monkeypatch.setattr(layer_stack, "MOST_PARTS", 1)
@@ -184,7 +184,7 @@ def test_operators_that_threads_share_do_the_same(amx, two_threads, monkeypatch)
     assert max(errors(by_parts, shared)) < 1e-4
 
 
-def test_while_weights_stay_the_same_they_are_packed_once(amx):
+def test_unchanged_weights_are_packed_once(amx):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     expected = found(both, read)
     with unchanged_weights():
@@ -199,14 +199,14 @@ def test_while_weights_stay_the_same_they_are_packed_once(amx):
     assert not torch.equal(found(both, read)[0], expected[0])
 
 
-def test_at_rest_it_is_the_same(amx):
+def test_evaluation_gives_the_output_of_training_without_dropout(amx):
     both, read = stacks(replace(CONFIG, dropout=0.0)), sides(5, 9, 8)
     with torch.no_grad():
         kept_nothing = run(both, read)
     torch.testing.assert_close(kept_nothing, run(both, read), rtol=0, atol=0)
 
 
-def test_of_no_sentences_gradients_are_zero(amx):
+def test_an_empty_batch_has_zero_gradients(amx):
     both, read = stacks(CONFIG), sides(0, 3, 4)
     torch.use_deterministic_algorithms(True)  # what is not written is NaN
     try:
@@ -216,7 +216,7 @@ def test_of_no_sentences_gradients_are_zero(amx):
     assert all((each == 0).all() for each in gradients)
 
 
-def test_a_memory_in_another_precision_is_for_layers_one_by_one(amx):
+def test_a_memory_in_bf16_is_left_to_the_layers(amx):
     _, decoder = stacks(CONFIG)
     x, mask = torch.randn(2, 3, 64), torch.ones(2, 1, 1, 5, dtype=torch.bool)
     self_mask = causal_mask(3, 3, x.device)
@@ -227,7 +227,7 @@ def test_a_memory_in_another_precision_is_for_layers_one_by_one(amx):
     assert "LayerStack" not in output.grad_fn.name()
 
 
-def test_what_is_no_number_stays_none_in_its_sentence(amx):
+def test_nan_stays_within_its_sentence(amx):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     with torch.no_grad():
         read[1][2, 0, 0] = float("nan")
@@ -245,7 +245,7 @@ def test_what_is_no_number_stays_none_in_its_sentence(amx):
         (replace(CONFIG, num_heads=1), torch.bfloat16, False),
     ],
 )
-def test_only_where_rows_are_whole_tiles(amx, config, dtype, is_so):
+def test_the_kernel_is_used_only_if_rows_are_whole_tiles(amx, config, dtype, is_so):
     encoder, _ = stacks(config)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=dtype):

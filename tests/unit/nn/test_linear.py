@@ -9,7 +9,7 @@ ROWS = [(1,), (3,), (2, 4), (BLOCK,), (5, 13), (3, 2, 50), (0,)]
 
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_in_bf16_it_is_the_linear_map_of_torch(rows, has_bias):
+def test_the_linear_map_in_bf16_is_near_pytorchs(rows, has_bias):
     layer = Linear(20, 12, bias=has_bias)
     x, upstream = torch.randn(*rows, 20), torch.randn(*rows, 12)
 
@@ -27,12 +27,12 @@ def test_in_bf16_it_is_the_linear_map_of_torch(rows, has_bias):
     )
 
 
-def test_in_fp32_it_is_exactly_that_of_torch():
+def test_the_linear_map_in_fp32_equals_pytorchs():
     layer, x = Linear(20, 12), torch.randn(3, 5, 20)
     assert torch.equal(layer(x), functional.linear(x, layer.weight, layer.bias))
 
 
-def test_weights_in_bf16_read_what_is_in_fp32():
+def test_weights_in_bf16_accept_inputs_in_fp32():
     layer, x = Linear(20, 12).bfloat16(), torch.randn(3, 20)
     assert torch.equal(layer(x), layer(x.bfloat16()))
 
@@ -41,7 +41,7 @@ def test_weights_in_bf16_read_what_is_in_fp32():
     ("count", "expected"),
     [(0, 0), (1, 1), (2, 2), (3, 4), (33, 64), (64, 64), (65, 128), (129, 192)],
 )
-def test_rows_come_in_whole_blocks(count, expected):
+def test_rows_are_padded_to_whole_blocks(count, expected):
     rows = torch.randn(count, 7)
     found = in_blocks(rows)
     assert (found.shape, found.dtype) == ((expected, 7), torch.bfloat16)

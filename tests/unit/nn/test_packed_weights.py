@@ -1,4 +1,4 @@
-"""What is packed once while weights stay the same."""
+"""Weights are packed once for as long as they are declared unchanged."""
 
 import contextlib
 
@@ -14,14 +14,14 @@ def packings() -> list[Tensor]:
     return []
 
 
-def test_outside_each_time(packings):
+def test_a_weight_that_may_change_is_packed_at_each_use(packings):
     weight = nn.Parameter(torch.ones(3))
     for _ in range(2):
         packed_once(weight, 3, packings.append)
     assert len(packings) == 2
 
 
-def test_inside_once_for_each_weight_and_size(packings):
+def test_an_unchanged_weight_is_packed_once_per_size(packings):
     weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     with unchanged_weights():
         found = [
@@ -34,7 +34,7 @@ def test_inside_once_for_each_weight_and_size(packings):
     assert all(one is other for one, other in zip(found[:4], found[4:], strict=True))
 
 
-def test_anew_once_weights_may_have_changed(packings):
+def test_a_weight_is_packed_again_after_it_may_have_changed(packings):
     weight = nn.Parameter(torch.ones(3))
     for _ in range(2):
         with unchanged_weights():
@@ -45,7 +45,7 @@ def test_anew_once_weights_may_have_changed(packings):
     assert len(packings) == 3
 
 
-def test_what_is_no_parameter_is_never_kept(packings):
+def test_a_tensor_that_is_no_parameter_is_packed_at_each_use(packings):
     with unchanged_weights():
         for _ in range(2):
             packed_once(torch.ones(3), 3, packings.append)

@@ -22,7 +22,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def drawn(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What goes by, what is added, gain and bias."""
+    """Residual input, sub-layer output, gain and bias."""
     shapes = shape, shape, shape[-1:], shape[-1:]
     x, addend, gain, bias = (torch.randn(s) for s in shapes)
     gain, bias = nn.Parameter(gain), nn.Parameter(bias)
@@ -37,7 +37,7 @@ def by_kernel(x: Tensor, addend: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
 
 
 def by_pytorch(x: Tensor, addend: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
-    """In double precision, with the same masks."""
+    """Compute the sum and the norm in double precision, with the same masks."""
     torch.manual_seed(4)
     mask = Dropout(RATE).train()(torch.ones(x.shape))
     total = x.double() + addend.double() * mask
@@ -46,7 +46,7 @@ def by_pytorch(x: Tensor, addend: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_is_that_of_pytorch_and_so_are_its_gradients(shape):
+def test_the_kernel_and_its_gradients_equal_pytorchs(shape):
     inputs = drawn(shape)
     output, expected = by_kernel(*inputs), by_pytorch(*inputs)
     torch.testing.assert_close(output.double(), expected, **TOLERANCE)
@@ -56,7 +56,7 @@ def test_it_is_that_of_pytorch_and_so_are_its_gradients(shape):
     torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-def test_the_numbers_next_to_the_mean_of_large_ones_are_kept():
+def test_small_deviations_from_a_large_mean_survive():
     inputs = drawn((4, 64))
     with torch.no_grad():
         inputs[0].add_(1_000)
@@ -65,7 +65,7 @@ def test_the_numbers_next_to_the_mean_of_large_ones_are_kept():
     )
 
 
-def test_what_is_added_in_bf16_is_that_of_the_rounded_numbers():
+def test_an_addend_in_bf16_equals_its_rounded_value_in_fp32():
     x, addend, gain, bias = drawn((5, 32))
     rounded = addend.detach().bfloat16().requires_grad_()
     output = by_kernel(x, rounded, gain, bias)
@@ -77,21 +77,21 @@ def test_what_is_added_in_bf16_is_that_of_the_rounded_numbers():
     assert gradient.any()
 
 
-def test_rows_of_equal_numbers_have_the_bias_alone():
+def test_a_constant_row_is_normalised_to_the_bias():
     _, _, gain, bias = drawn((3, 32))
     output = by_kernel(torch.full((3, 32), 7.1), torch.zeros(3, 32), gain, bias)
-    # Of one unit in the last place of the mean, epsilon leaves half a thousandth.
+    # Epsilon reduces one unit in the last place of the mean to half a thousandth.
     torch.testing.assert_close(output, bias.expand(3, 32), atol=2e-3, rtol=0)
 
 
-def test_no_rows_are_none():
+def test_an_empty_input_has_an_empty_output():
     inputs = drawn((0, 32))
     output = by_kernel(*inputs)
     assert output.shape == (0, 32)
     assert not torch.autograd.grad(output.sum(), inputs)[2].any()
 
 
-def test_threads_change_nothing(two_threads):
+def test_the_number_of_threads_does_not_change_the_result(two_threads):
     inputs = drawn((50, 20, 128))
 
     def by(num_threads: int) -> tuple[Tensor, ...]:
@@ -103,7 +103,7 @@ def test_threads_change_nothing(two_threads):
         assert torch.equal(one, other)
 
 
-def test_threads_may_go_backwards_at_once():
+def test_several_threads_may_run_backward_at_once():
     inputs = drawn((300, 32))
     output = by_kernel(*inputs)
     outers = [torch.randn_like(output) for _ in range(40)]
@@ -117,7 +117,7 @@ def test_threads_may_go_backwards_at_once():
         assert all(map(torch.equal, each, backwards(outer)))
 
 
-def test_what_was_kept_elsewhere_meanwhile_is_found():
+def test_saved_tensors_may_be_moved_by_hooks():
     inputs = drawn((9, 32))
     plain = by_kernel(*inputs)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
@@ -129,17 +129,17 @@ def test_what_was_kept_elsewhere_meanwhile_is_found():
     assert all(map(torch.equal, found, expected))
 
 
-def test_what_does_not_lie_in_a_row_is_read_alike():
+def test_inputs_may_be_non_contiguous():
     inputs = drawn((6, 32))
     output = by_kernel(*inputs)
     strewn = [x.detach().t().contiguous().t() for x in inputs[:2]]
     assert torch.equal(by_kernel(*strewn, *inputs[2:]), output)
-    # The gradient of a sum has no numbers in a row either.
+    # The gradient of a sum is an expanded tensor, which is not contiguous either.
     assert torch.autograd.grad(output.sum(), inputs)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_is_no_number_stays_none_in_its_row(which):
+def test_nan_stays_within_its_row(which):
     inputs = drawn((3, 32))
     with torch.no_grad():
         inputs[which][1] = torch.nan
@@ -147,7 +147,7 @@ def test_what_is_no_number_stays_none_in_its_row(which):
     assert output.isnan().all(dim=1).tolist() == [False, True, False]
 
 
-def test_only_where_a_kernel_fits(monkeypatch):
+def test_the_kernel_is_used_only_for_supported_inputs(monkeypatch):
     x = torch.zeros(2, 32)
     assert has_normalized_sum(x, x)
     assert not has_normalized_sum(x.double(), x.double())
@@ -161,7 +161,9 @@ def test_only_where_a_kernel_fits(monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("is_training", [True, False])
-def test_a_layer_says_the_same_with_it_and_without(dropout, is_training, monkeypatch):
+def test_a_layer_computes_the_same_with_and_without_the_kernel(
+    dropout, is_training, monkeypatch
+):
     layer = fuse(ResidualConnection(32, dropout, "post", EPSILON).train(is_training))
     x = torch.randn(4, 9, 32)
 

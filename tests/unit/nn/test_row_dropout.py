@@ -31,7 +31,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """`lowbias32`, written once more."""
+    """Hash `lowbias32`, reimplemented in numpy."""
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> np.uint32(15))
@@ -40,7 +40,7 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 def factors(seed: int, rows: int, width: int, rate: float) -> Tensor:
-    """Factors of the numbers of a row, drawn as after `manual_seed`."""
+    """Dropout factors of each row, drawn as after `manual_seed`."""
     torch.manual_seed(seed)
     one, other = torch.empty(2, dtype=torch.int64).random_(2**32).tolist()
     half = -(-width // 32) * 16
@@ -59,7 +59,7 @@ def heads_of(count: int, width: int) -> Heads:
 def by_formula(
     query: Tensor, key_value: Tensor, mask: Tensor, heads: Heads, left: Tensor
 ) -> Tensor:
-    """Attention in the precision of what is given; `left` multiplies the weights."""
+    """Attention in the precision of the inputs; `left` multiplies the weights."""
     keys, values = key_value.chunk(2, dim=-1)
     parts = [
         part.unflatten(-1, (heads.count, -1)).transpose(1, 2)
@@ -73,7 +73,7 @@ def by_formula(
     ("queries", "keys"),
     [(1, 1), (3, 7), (5, 8), (4, 16), (6, 17), (17, 33), (9, 64), (3, 130), (2, 300)],
 )
-def test_attention_and_its_gradients_are_those_of_the_formula(queries, keys):
+def test_attention_and_its_gradients_equal_the_formulas(queries, keys):
     heads = heads_of(3, 16)
     query = torch.randn(2, queries, 48, requires_grad=True)
     key_value = torch.randn(2, keys, 96, requires_grad=True)
@@ -93,7 +93,7 @@ def test_attention_and_its_gradients_are_those_of_the_formula(queries, keys):
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 31, 32, 33, 48, 256, 2049])
-def test_masks_are_those_of_the_formula_for_any_width(width):
+def test_masks_of_any_width_equal_the_formulas(width):
     torch.manual_seed(9)
     found = RowDropout(RATE).train()(torch.ones(7, width))
     expected = factors(9, 7, width, RATE)
@@ -138,7 +138,7 @@ def test_a_layer_drops_the_same_weights_with_and_without_its_kernel(keys, monkey
     assert not torch.equal(ours[0], layer.eval()(query, memory, mask))
 
 
-def test_tapped_weights_are_those_before_dropout():
+def test_hooks_get_the_weights_before_dropout():
     layer, seen = layer_of(), []
     layer.weights_tap.register_forward_hook(lambda *said: seen.append(said[-1]))
     x = torch.randn(2, 9, 64)
@@ -169,7 +169,7 @@ def test_dropout_of_weights_works_without_kernels(monkeypatch):
     assert kept.var().item() == pytest.approx(70 * RATE * (1 - RATE), rel=0.3)
 
 
-def test_additive_attention_drops_too():
+def test_additive_attention_has_weight_dropout_too():
     layer, x = layer_of("additive"), torch.randn(2, 5, 64)
     assert not torch.equal(layer(x, x, None), layer(x, x, None))
 

@@ -68,7 +68,7 @@ def by_pytorch(
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("count", "d_k", "d_v"), WIDTHS)
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-def test_it_is_that_of_pytorch_and_so_are_its_gradients(
+def test_the_kernel_and_its_gradients_equal_pytorchs(
     queries, keys, count, d_k, d_v, kind
 ):
     heads, mask = heads_of(count, d_k, d_v), mask_of(kind, 3, queries, keys)
@@ -82,7 +82,7 @@ def test_it_is_that_of_pytorch_and_so_are_its_gradients(
     torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-def test_a_sentence_does_not_depend_on_those_beside_it():
+def test_a_sentence_does_not_depend_on_the_rest_of_its_batch():
     heads = heads_of(4, 32, 32)
     query, key_value = drawn(5, 9, 11, heads)
     mask = mask_of("of both", 5, 9, 11)
@@ -94,7 +94,7 @@ def test_a_sentence_does_not_depend_on_those_beside_it():
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_threads_change_nothing(two_threads):
+def test_the_number_of_threads_does_not_change_the_result(two_threads):
     heads = heads_of(4, 32, 32)
     query, key_value = drawn(30, 9, 11, heads)
 
@@ -107,18 +107,18 @@ def test_threads_change_nothing(two_threads):
         assert torch.equal(one, other)
 
 
-def test_what_does_not_lie_in_a_row_is_read_alike():
+def test_inputs_may_be_non_contiguous():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
     mask = mask_of("of both", 2, 5, 3).mT
     output = short_attention(query, key_value, mask, heads)
     strewn = [x.detach().mT.contiguous().mT for x in (query, key_value)]
     assert torch.equal(short_attention(*strewn, mask, heads), output)
-    # The gradient of a sum has no numbers in a row either.
+    # The gradient of a sum is an expanded tensor, which is not contiguous either.
     assert torch.autograd.grad(output.sum(), query)[0].isfinite().all()
 
 
-def test_in_bf16_it_is_that_of_the_rounded_numbers():
+def test_inputs_in_bf16_equal_their_rounded_values_in_fp32():
     heads = heads_of(2, 16, 16)
     query, key_value = (x.detach().bfloat16() for x in drawn(2, 3, 5, heads))
     output = short_attention(query, key_value, None, heads)
@@ -127,7 +127,7 @@ def test_in_bf16_it_is_that_of_the_rounded_numbers():
     assert torch.equal(output, expected)
 
 
-def test_what_was_kept_elsewhere_meanwhile_is_found():
+def test_saved_tensors_may_be_moved_by_hooks():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
     plain = short_attention(query, key_value, None, heads)
@@ -139,7 +139,7 @@ def test_what_was_kept_elsewhere_meanwhile_is_found():
     assert all(map(torch.equal, found, expected))
 
 
-def test_threads_may_go_backwards_at_once():
+def test_several_threads_may_run_backward_at_once():
     heads = heads_of(4, 32, 32)
     query, key_value = drawn(20, 12, 12, heads)
     output = short_attention(query, key_value, None, heads)
@@ -154,7 +154,7 @@ def test_threads_may_go_backwards_at_once():
         assert all(map(torch.equal, each, backwards(outer)))
 
 
-def test_another_default_precision_changes_nothing():
+def test_the_default_dtype_does_not_change_the_result():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
     expected = short_attention(query, key_value, None, heads)
@@ -167,7 +167,7 @@ def test_another_default_precision_changes_nothing():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_is_no_number_stays_none_in_its_sentence(which):
+def test_nan_stays_within_its_sentence(which):
     heads = heads_of(2, 16, 16)
     inputs = [x.detach() for x in drawn(2, 3, 5, heads)]
     inputs[which][0, 1, 4] = torch.nan
@@ -176,7 +176,7 @@ def test_what_is_no_number_stays_none_in_its_sentence(which):
     assert output[1].isfinite().all()
 
 
-def test_only_where_a_kernel_fits():
+def test_the_kernel_is_used_only_for_supported_inputs():
     heads, inputs = heads_of(2, 16, 32), torch.zeros(2, 5, 8)
     assert has_short_attention(inputs, inputs, heads)
     assert not has_short_attention(inputs.double(), inputs, heads)
@@ -187,14 +187,14 @@ def test_only_where_a_kernel_fits():
     assert not has_short_attention(inputs, inputs, heads_of(2, 16, 24))
 
 
-def test_not_without_kernels(monkeypatch):
+def test_the_kernel_is_not_used_without_the_native_library(monkeypatch):
     monkeypatch.setattr(module, "nn_api", lambda: None)
     inputs = torch.zeros(2, 5, 8)
     assert not has_short_attention(inputs, inputs, heads_of(2, 16, 32))
 
 
 @pytest.mark.parametrize("scores", ["scaled", "unscaled", "additive"])
-def test_a_layer_says_the_same_with_it_and_without(scores):
+def test_a_layer_computes_the_same_with_and_without_the_kernel(scores):
     layer = fuse(MultiHeadAttention(64, 4, 16, 16, scores))
     query, memory = torch.randn(3, 6, 64), torch.randn(3, 8, 64)
     mask = mask_of("of keys", 3, 6, 8)
@@ -204,7 +204,7 @@ def test_a_layer_says_the_same_with_it_and_without(scores):
         torch.testing.assert_close(layer(query, memory, mask), output, **TOLERANCE)
 
 
-def test_who_asks_for_the_weights_gets_them():
+def test_a_hook_on_the_weights_disables_the_kernel():
     layer, seen = fuse(MultiHeadAttention(64, 4, 16, 16, "scaled")), []
     layer.weights_tap.register_forward_hook(lambda *said: seen.append(said[-1]))
     x = torch.randn(3, 6, 64)
@@ -213,7 +213,7 @@ def test_who_asks_for_the_weights_gets_them():
 
 
 def has_kernel_behind(output: Tensor) -> bool:
-    """Whether one has formed what the last projection was of."""
+    """Whether a kernel computed the input of the last projection."""
     found, nodes = False, [output.grad_fn]
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""The mean of checkpoints: exact, and of one run."""
+"""Averages of checkpoints are exact and take the checkpoints of one run only."""
 
 from dataclasses import replace
 
@@ -48,7 +48,9 @@ def test_an_average_is_the_plain_mean(make_checkpoint):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
-def test_an_average_of_the_same_is_the_same_bit_for_bit(make_checkpoint, count):
+def test_the_average_of_equal_checkpoints_is_bit_for_bit_the_same(
+    make_checkpoint, count
+):
     member = make_checkpoint()
     mean = average([member] * count)
     assert different(mean, member) == []
@@ -62,7 +64,7 @@ def test_an_average_does_not_change_its_members(make_checkpoint):
     assert different(members[1], make_checkpoint(seed=2)) == []
 
 
-def test_an_average_is_of_the_last_members_step(make_checkpoint):
+def test_an_average_has_the_step_of_its_last_member(make_checkpoint):
     mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
     assert mean.step == 20
     assert mean.config == make_checkpoint().config
@@ -75,7 +77,7 @@ def test_an_average_of_different_models_is_refused(make_checkpoint):
         average(members)
 
 
-def test_an_average_of_nothing_is_refused():
+def test_an_empty_average_is_refused():
     with pytest.raises(CheckpointError, match="at least one checkpoint, but has 0"):
         average([])
 

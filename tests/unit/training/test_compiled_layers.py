@@ -1,4 +1,4 @@
-"""Layers compiled by PyTorch compute what they did; where it cannot, all goes on."""
+"""Compiled layers compute the same, and a failing compiler does not stop training."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,9 +42,9 @@ pytestmark = [
 
 @pytest.fixture
 def compiling(unchecked_types, monkeypatch) -> Iterator[None]:
-    """PyTorch's compiler as in a process that begins, without making machine code.
+    """PyTorch's compiler as in a fresh process, without making machine code.
 
-    That takes a minute on a CPU.
+    Machine code would take a minute on a CPU.
     """
     compile_ = partialmethod(nn.Module.compile, backend="aot_eager")
     monkeypatch.setattr(nn.Module, "compile", compile_)
@@ -75,7 +75,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 
 @pytest.fixture
 def batch_loss(tiny, cpu) -> BatchLoss:
-    # In float64 there are no kernels of ours, as there are none on a GPU.
+    # Native kernels do not compute in float64, as they do not on a GPU.
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1}
     model = fuse(Transformer(replace(tiny, num_layers=3, **dropouts)).double())
     return BatchLoss(model, 0.1, cpu)
@@ -86,7 +86,7 @@ def fail(*_: object) -> NoReturn:
 
 
 def losses_and_gradients(batch_loss: BatchLoss, batcher: Batcher) -> list[list[Tensor]]:
-    """Of every batch of an epoch."""
+    """Losses and gradients of every batch of an epoch."""
     found = []
     batch_loss.train()
     for update in batcher.epoch(0):
@@ -100,7 +100,7 @@ def losses_and_gradients(batch_loss: BatchLoss, batcher: Batcher) -> list[list[T
 
 
 def losses_at_rest(batch_loss: BatchLoss, batcher: Batcher) -> list[Tensor]:
-    """Of the longest batch, and of its first pair alone."""
+    """Losses in evaluation of the longest batch and of its first pair alone."""
     batch_loss.eval()
     pairs = batcher.longest_batch()
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
     assert counters["stats"]["unique_graphs"] == NUM_KINDS
     actual = losses_and_gradients(batch_loss, batcher)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-    # Once more where lengths differ that were equal, or the other way.
+    # Compiled once more where lengths that were equal differ, or the other way round.
     assert counters["stats"]["unique_graphs"] <= 2 * NUM_KINDS
     assert not counters["graph_break"]
     num_graphs = counters["stats"]["unique_graphs"]
@@ -124,7 +124,7 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
-def test_fused_layers_at_rest_compute_the_same(batch_loss, batcher, cpu):
+def test_compiled_layers_compute_the_same_in_evaluation(batch_loss, batcher, cpu):
     expected = losses_at_rest(batch_loss, batcher)
     assert fuse_layers(batch_loss, batcher, cpu) is None
     actual = losses_at_rest(batch_loss, batcher)
@@ -132,7 +132,7 @@ def test_fused_layers_at_rest_compute_the_same(batch_loss, batcher, cpu):
     assert not counters["graph_break"]
 
 
-def test_where_pytorch_cannot_compile_all_is_as_before(
+def test_layers_stay_uncompiled_if_pytorch_cannot_compile_them(
     batch_loss, batcher, cpu, monkeypatch
 ):
     expected = losses_and_gradients(batch_loss, batcher)
@@ -145,12 +145,12 @@ def test_where_pytorch_cannot_compile_all_is_as_before(
     assert "Look elsewhere." not in reason
     actual = losses_and_gradients(batch_loss, batcher)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    # Others can be compiled yet.
+    # Other layers can still be compiled.
     assert torch.compile(torch.sin, backend="eager")(torch.zeros(2)).sum() == 0
     assert counters["stats"]["unique_graphs"] > 0
 
 
-def test_what_cannot_be_compiled_later_is_computed_without(
+def test_a_later_compilation_failure_falls_back_to_plain_layers(
     batch_loss, batcher, cpu, monkeypatch
 ):
     expected = losses_at_rest(batch_loss, batcher)
@@ -165,7 +165,7 @@ def test_what_cannot_be_compiled_later_is_computed_without(
     assert losses_at_rest(batch_loss, batcher) == expected
 
 
-def test_if_another_process_cannot_compile_this_one_does_not(batch_loss, batcher, cpu):
+def test_no_process_compiles_if_one_cannot(batch_loss, batcher, cpu):
     class WithOther(Processes):
         def any(self, is_so: bool, device: torch.device) -> bool:
             return True
@@ -179,7 +179,9 @@ def test_if_another_process_cannot_compile_this_one_does_not(batch_loss, batcher
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
-def test_the_trial_is_of_as_much_as_memory_holds(batch_loss, batcher, cpu, monkeypatch):
+def test_the_trial_batch_shrinks_until_it_fits_in_memory(
+    batch_loss, batcher, cpu, monkeypatch
+):
     tried, form = [], BatchLoss.forward
 
     def forward(batch_loss: BatchLoss, batch: Batch) -> Loss:
@@ -195,14 +197,14 @@ def test_the_trial_is_of_as_much_as_memory_holds(batch_loss, batcher, cpu, monke
     assert counters["stats"]["unique_graphs"] == NUM_KINDS
 
 
-def test_it_is_worth_it_for_a_long_training_on_a_gpu(batch_loss, cpu):
+def test_compiling_pays_for_long_trainings_on_a_gpu(batch_loss, cpu):
     gpu = replace(cpu, device=torch.device("cuda", 0))
     assert is_worth_fusing(batch_loss, gpu, LEAST_UPDATES)
     assert not is_worth_fusing(batch_loss, gpu, LEAST_UPDATES - 1)
     assert not is_worth_fusing(batch_loss, cpu, LEAST_UPDATES)
 
 
-def test_attention_that_is_watched_is_not_fused(batch_loss, cpu, tiny):
+def test_attention_with_hooks_is_not_fused(batch_loss, cpu, tiny):
     is_word = torch.ones(tiny.vocab_size, dtype=torch.bool)
     guidance = Guidance(weight=1.0, begins_word=is_word, takes_word=is_word)
     guided = BatchLoss(batch_loss.model, 0.1, cpu, guidance)
@@ -210,7 +212,7 @@ def test_attention_that_is_watched_is_not_fused(batch_loss, cpu, tiny):
     assert not is_worth_fusing(guided, gpu, LEAST_UPDATES)
 
 
-def test_a_trainer_fuses_where_it_is_worth_it(batch_loss, batcher, cpu, monkeypatch):
+def test_a_trainer_compiles_where_it_pays(batch_loss, batcher, cpu, monkeypatch):
     config = TrainingConfig(steps=1)
     model = Transformer(batch_loss.model.config)
     trainer = Trainer(model, batcher, config, cpu)

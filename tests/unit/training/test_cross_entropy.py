@@ -1,4 +1,4 @@
-"""The smoothed cross-entropy against PyTorch's, and against what it must come to."""
+"""The smoothed cross-entropy against PyTorch's and against closed forms."""
 
 import math
 
@@ -15,7 +15,7 @@ EPSILONS = [0.0, 0.1, 0.4]
 
 @pytest.fixture(params=["native", "by PyTorch"], autouse=True)
 def kind_of_loss(request, monkeypatch):
-    """Each kind, but for that by a matrix unit (test_output_loss.py)."""
+    """Run a test with each kind of loss but that by AMX (test_output_loss.py)."""
     monkeypatch.setattr(module, "has_output_loss", lambda *_: False)
     if request.param == "by PyTorch":
         monkeypatch.setattr(module, "nn_api", lambda: None)
@@ -26,7 +26,7 @@ def kind_of_loss(request, monkeypatch):
 def loss_of(
     logits: torch.Tensor, target_out: torch.Tensor, label_smoothing: float
 ) -> Loss:
-    """With states that are logits already: the output matrix changes nothing."""
+    """Loss of states that are logits already: the output matrix is the identity."""
     matrix = torch.eye(logits.size(1), dtype=logits.dtype)
     return smoothed_cross_entropy(
         logits, matrix, target_out, label_smoothing, logits.dtype
@@ -34,7 +34,8 @@ def loss_of(
 
 
 def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
-    """Of one row of many logits: a state of one number, and the logits as a matrix."""
+    """Loss of one row of logits, as the product of a one-dimensional state and a
+    matrix."""
     return smoothed_cross_entropy(
         torch.ones(1, 1, dtype=logits.dtype),
         logits.T,
@@ -75,7 +76,7 @@ def test_the_gradient_is_pytorchs(logits, target_out, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_gradient_is_that_of_small_differences(target_out, epsilon):
+def test_the_gradient_equals_finite_differences(target_out, epsilon):
     logits = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda x: loss_of(x, target_out, epsilon).smoothed, logits
@@ -95,7 +96,7 @@ def test_without_smoothing_the_loss_is_the_likelihood(logits, target_out):
     torch.testing.assert_close(loss.smoothed, loss.negative_log_likelihood)
 
 
-def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
+def test_equal_logits_have_the_log_of_the_vocabulary_size_as_loss():
     loss = loss_of(torch.zeros(3, 50), torch.tensor([1, 2, 3]), 0.1)
     assert loss.smoothed.item() == pytest.approx(3 * math.log(50), rel=1e-6)
     assert loss.negative_log_likelihood.item() == pytest.approx(
@@ -128,7 +129,7 @@ def test_the_lowest_loss_of_the_papers_vocabulary():
     assert loss.item() == pytest.approx(1.3769, abs=1e-4)
 
 
-def test_no_other_answer_costs_less():
+def test_no_other_distribution_has_a_lower_loss():
     target = smoothed_target(0.1, 10).expand(100, 10)
     logits = target.log() + 0.1 * torch.randn(100, 10, dtype=torch.float64)
     floor = -(target[0] * target[0].log()).sum()
@@ -144,7 +145,7 @@ def test_large_logits_do_not_overflow():
     assert logits.grad.isfinite().all()
 
 
-def test_the_logits_are_left_as_they_were(logits, target_out):
+def test_the_logits_are_not_modified(logits, target_out):
     before = logits.detach().clone()
     loss_of(logits, target_out, 0.1).smoothed.backward()
     assert torch.equal(logits, before)
@@ -162,7 +163,7 @@ def output_weight() -> torch.Tensor:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("logit_rows", [1, 3, 256])
-def test_the_gradients_grad_states_and_matrix_are_pytorchs(
+def test_the_gradients_of_states_and_matrix_are_pytorchs(
     states, output_weight, target_out, epsilon, logit_rows, monkeypatch
 ):
     monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
@@ -180,7 +181,7 @@ def test_the_gradients_grad_states_and_matrix_are_pytorchs(
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_gradients_are_those_of_small_differences(
+def test_the_gradients_of_states_and_matrix_equal_finite_differences(
     states, output_weight, target_out, epsilon
 ):
     def smoothed(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -223,8 +224,8 @@ def test_bf16_products_give_gradients_in_the_precision_of_the_inputs(target_out)
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 70])
 @pytest.mark.parametrize("vocab", [1, 17, 61])
-def test_in_bf16_all_is_in_fp32_until_the_gradient_is_told(rows, vocab):
-    """By a matrix that leaves each state as it is, in either precision."""
+def test_the_loss_in_bf16_is_computed_in_fp32_up_to_the_gradient(rows, vocab):
+    """The output matrix is the identity, which is exact in either precision."""
     states = (4 * torch.randn(rows, vocab)).bfloat16().float().requires_grad_()
     targets = torch.randint(vocab, (rows,))
     inputs = (states, torch.eye(vocab), targets, 0.1)
@@ -239,7 +240,7 @@ def test_in_bf16_all_is_in_fp32_until_the_gradient_is_told(rows, vocab):
     assert torch.equal(gradient, exact.bfloat16().float())
 
 
-def test_in_bf16_too_what_is_no_number_stays_none():
+def test_nan_stays_nan_in_bf16():
     states = torch.zeros(3, 20)
     states[1, 7] = torch.nan
     states.requires_grad_()
@@ -250,7 +251,7 @@ def test_in_bf16_too_what_is_no_number_stays_none():
     assert gradient.isnan().any(dim=1).tolist() == [False, True, False]
 
 
-def test_no_rows_cost_nothing(output_weight):
+def test_an_empty_batch_has_a_loss_of_zero(output_weight):
     states = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
     loss = smoothed_cross_entropy(
         states,
@@ -265,7 +266,7 @@ def test_no_rows_cost_nothing(output_weight):
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 8, 16, 17, 40, 6_001])
-def test_any_vocabulary_costs_what_it_costs_in_double_precision(vocab):
+def test_the_loss_of_any_vocabulary_size_equals_pytorchs_in_fp64(vocab):
     logits = (4 * torch.randn(9, vocab)).requires_grad_()
     targets = torch.randint(vocab, (9,))
     loss = loss_of_rows(logits, targets)
@@ -281,7 +282,8 @@ def test_any_vocabulary_costs_what_it_costs_in_double_precision(vocab):
 
 
 def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
-    """The sum of each row's, so that no matrix of the vocabulary's square is there."""
+    """Sum of the losses of rows, which avoids a square matrix of the vocabulary's
+    size."""
     each = [
         loss_of_one(row, int(target), 0.1)
         for row, target in zip(logits.split(1), targets, strict=True)
@@ -294,8 +296,9 @@ def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
     )
 
 
-def test_threads_change_nothing(two_threads):
-    """Of one column each state and the matrix: no product's sum has an order."""
+def test_the_number_of_threads_does_not_change_the_loss(two_threads):
+    """States and matrix have one column, so products do not depend on an order of
+    sums."""
     states, matrix = torch.randn(50, 1), torch.randn(300, 1, requires_grad=True)
     targets = torch.arange(50)
 
@@ -309,7 +312,7 @@ def test_threads_change_nothing(two_threads):
 
 @pytest.mark.parametrize("place", [0, 7, 19])
 @pytest.mark.parametrize("target", [3, 7])
-def test_what_is_no_number_makes_the_loss_none(place, target):
+def test_a_nan_state_makes_the_loss_nan(place, target):
     logits = torch.zeros(1, 20)
     logits[0, place] = torch.nan
     logits.requires_grad_()

@@ -1,4 +1,4 @@
-"""How processes find each other, share the work, and tell that one is lost."""
+"""Processes find each other, divide the work, and report a lost one."""
 
 from threading import Event
 
@@ -29,7 +29,7 @@ CLOSED = "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0
         "NCCL error: remote process exited\nncclRemoteError: A call failed",
     ],
 )
-def test_a_lost_connection_is_told_in_our_words(text):
+def test_a_lost_connection_has_a_plain_message(text):
     with pytest.raises(ProcessLostError) as caught, TWO.in_step():
         raise RuntimeError(text)
     assert str(caught.value) == (
@@ -45,24 +45,24 @@ def test_a_lost_connection_is_told_in_our_words(text):
         "CUDA out of memory.",
     ],
 )
-def test_an_error_of_ones_own_is_not_taken_for_anothers(text):
+def test_an_own_error_is_not_taken_for_a_lost_connection(text):
     with pytest.raises(RuntimeError, match=text.splitlines()[0]), TWO.in_step():
         raise RuntimeError(text)
 
 
-def test_one_process_has_no_connection_to_lose():
+def test_a_single_process_passes_on_connection_errors():
     with pytest.raises(RuntimeError, match="Connection closed"), ALONE.in_step():
         raise RuntimeError(CLOSED)
 
 
 @pytest.fixture
 def variables(monkeypatch):
-    """Those of torchrun, of the second of two processes."""
+    """Environment variables that torchrun sets for the second of two processes."""
     values = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    # This process is to go on afterwards as one that has joined no others.
+    # Afterwards this process must not count as one that has joined others.
     monkeypatch.setattr(module, "HAS_JOINED", Event())
     return monkeypatch
 
@@ -89,7 +89,7 @@ def variables(monkeypatch):
         ("MASTER_PORT", "99999", "MASTER_PORT must be a number below 65536 .*'99999'"),
     ],
 )
-def test_variables_that_are_not_whole_are_refused(variables, name, value, message):
+def test_malformed_environment_variables_are_refused(variables, name, value, message):
     if value is None:
         variables.delenv(name)
     else:
@@ -99,7 +99,9 @@ def test_variables_that_are_not_whole_are_refused(variables, name, value, messag
 
 
 @pytest.mark.parametrize(("told", "expected"), [("1", 1), (None, 2)])
-def test_how_many_a_machine_has_is_told_or_all(variables, monkeypatch, told, expected):
+def test_a_machine_runs_all_processes_unless_local_world_size_is_set(
+    variables, monkeypatch, told, expected
+):
     monkeypatch.setattr(distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
     variables.delenv("LOCAL_WORLD_SIZE", raising=False)
@@ -109,7 +111,7 @@ def test_how_many_a_machine_has_is_told_or_all(variables, monkeypatch, told, exp
         assert (processes.count, processes.count_here) == (2, expected)
 
 
-def test_a_local_rank_must_be_there(variables):
+def test_a_missing_local_rank_is_refused(variables):
     assert local_rank() == 1
     variables.delenv("LOCAL_RANK")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Attention that is taught to look at the next word."""
+"""Guided attention learns to attend to the next word."""
 
 import math
 from dataclasses import replace
@@ -41,15 +41,15 @@ def model(tiny: ModelConfig) -> Transformer:
     return Transformer(replace(tiny, vocab_size=6, target_vocab_size=8))
 
 
-def test_the_next_word_is_the_first_that_is_not_taken() -> None:
+def test_the_next_word_is_the_first_untaken_one() -> None:
     first, second = GUIDANCE.next_word(BATCH.source, BATCH.target_in).int().tolist()
     dog_s, barks, end = [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]
     assert first == [dog_s, barks, barks, end, end]
-    # One word, and the end; what is padding is no word.
+    # One word and the end; padding is no word.
     assert second[:3] == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
 
 
-def test_the_loss_is_the_surprise_of_the_first_head_alone() -> None:
+def test_the_loss_is_the_negative_log_of_the_first_heads_weight() -> None:
     weights = torch.rand(2, 3, 5, 4).softmax(dim=-1)
     first = weights[:, 0]
     sought = [
@@ -61,7 +61,7 @@ def test_the_loss_is_the_surprise_of_the_first_head_alone() -> None:
     assert GUIDANCE.loss(weights, BATCH).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_attention_that_is_none_has_a_bounded_loss() -> None:
+def test_zero_attention_has_a_bounded_loss() -> None:
     weights = torch.zeros(2, 1, 5, 4, requires_grad=True)
     loss = GUIDANCE.loss(weights, BATCH)
     loss.backward()
@@ -70,7 +70,7 @@ def test_attention_that_is_none_has_a_bounded_loss() -> None:
     assert weights.grad.isfinite().all()
 
 
-def test_guidance_is_for_training_alone(model: Transformer, cpu: Hardware) -> None:
+def test_guidance_applies_in_training_only(model: Transformer, cpu: Hardware) -> None:
     free, guided = BatchLoss(model, 0.1, cpu), BatchLoss(model, 0.1, cpu, GUIDANCE)
     assert not free.is_guided
     assert guided.is_guided
@@ -88,7 +88,7 @@ def test_guidance_is_for_training_alone(model: Transformer, cpu: Hardware) -> No
     )
 
 
-def test_what_is_taught_is_learned(model: Transformer, cpu: Hardware) -> None:
+def test_a_model_learns_the_guided_attention(model: Transformer, cpu: Hardware) -> None:
     loss = BatchLoss(model, 0.0, cpu, replace(GUIDANCE, weight=1.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):

@@ -11,15 +11,15 @@ from transduce.training.distributed import Processes
 from transduce.training.optimizer import Muon
 
 CONVERGING = (2.0, -1.5, 0.5)
-"""Factors of x, x^3 and x^5 that bring x to one itself, after many steps."""
+"""Factors of x, x^3 and x^5 whose iteration converges to exactly one."""
 MANY = 20
 
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.005)]
 )
-def test_muon_moves_as_that_of_torch_does(dtype, tolerance, monkeypatch):
-    """Which multiplies in bf16, and so only roughly."""
+def test_muon_makes_the_updates_of_torchs_muon(dtype, tolerance, monkeypatch):
+    """PyTorch's Muon multiplies in bf16, so the tolerance is wide."""
     monkeypatch.setattr(optimizer, "POLYNOMIALS", (CONVERGING,) * MANY)
     ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
     ours.append(nn.Parameter(torch.randn(3, 7)))
@@ -50,11 +50,11 @@ def test_muon_moves_as_that_of_torch_does(dtype, tolerance, monkeypatch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread(Processes):
-    """One of several in this process, who sum up in the same way."""
+    """Stand-in for one of several processes, as a thread of this one."""
 
     barrier: Barrier
     values: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Of each; all have the same dictionary."""
+    """Values of each process; all share the dictionary."""
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         self.values[self.rank] = values
@@ -65,8 +65,8 @@ class Thread(Processes):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_processes_share_muons_products(count):
-    """Two matrices of one shape, and one of another: some have nothing to do."""
+def test_processes_divide_the_products_of_muon(count):
+    """Two matrices have one shape and a third another, so some processes are idle."""
     start = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(3, 7)]
     gradients = [torch.randn_like(matrix) for _ in range(2) for matrix in start]
 

@@ -12,7 +12,7 @@ from transduce.training.optimizer import (
 )
 
 SMALL = [(3, 8, 8), (2, 12, 5), (2, 5, 12)]
-"""Too odd for the kernel."""
+"""Shapes that the kernel does not support."""
 WHOLE = [(3, 16, 16), (1, 16, 80), (2, 48, 32), (5, 128, 128), (2, 112, 272)]
 SHAPES = SMALL + WHOLE
 
@@ -23,7 +23,7 @@ needs_kernels = pytest.mark.skipif(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_singular_values_are_brought_near_one(shape):
-    # Not too far apart, since the smallest ask for more steps.
+    # Not too far apart: the smallest singular values would need more steps.
     matrices = torch.randn(shape)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     values = torch.linspace(0.2, 5, min(shape[1:]))
@@ -35,7 +35,7 @@ def test_singular_values_are_brought_near_one(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_in_bf16_they_are_nearly_as_near(shape):
+def test_bf16_matrices_become_nearly_orthogonal(shape):
     matrices = torch.randn(shape)
     found = orthogonalized(matrices.bfloat16()).double()
     exact = orthogonalized(matrices.double())
@@ -45,7 +45,7 @@ def test_in_bf16_they_are_nearly_as_near(shape):
 
 @needs_kernels
 @pytest.mark.parametrize("shape", WHOLE, ids=str)
-def test_the_kernel_says_what_products_do(shape, monkeypatch):
+def test_the_kernel_equals_plain_products(shape, monkeypatch):
     matrices = torch.randn(shape)
     found = orthogonalized(matrices)
     monkeypatch.setattr(module, "nn_api", lambda: None)
@@ -67,14 +67,14 @@ def test_the_kernel_says_what_products_do(shape, monkeypatch):
     ],
     ids=lambda matrices: f"{tuple(matrices.shape)} {matrices.dtype}",
 )
-def test_what_the_kernel_is_not_for_has_products(matrices, monkeypatch):
+def test_unsupported_matrices_use_plain_products(matrices, monkeypatch):
     monkeypatch.setattr(module, "loaded_nn_api", lambda: pytest.fail("was asked"))
     assert orthogonalized(matrices).shape == matrices.shape
 
 
 @needs_kernels
 @pytest.mark.parametrize("shape", [(4, 32, 48), (4, 48, 32)], ids=str)
-def test_the_matrices_are_left_as_they_were(shape):
+def test_inputs_are_not_modified(shape):
     matrices = torch.randn(shape)
     before = matrices.clone()
     orthogonalized(matrices)
@@ -82,14 +82,14 @@ def test_the_matrices_are_left_as_they_were(shape):
 
 
 @needs_kernels
-def test_what_does_not_lie_in_a_row_is_read_alike():
+def test_inputs_may_be_non_contiguous():
     matrices = torch.randn(4, 32, 48)
     strewn = matrices.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     assert torch.equal(orthogonalized(strewn), orthogonalized(matrices))
 
 
 @needs_kernels
-def test_threads_change_nothing(two_threads):
+def test_the_number_of_threads_does_not_change_the_result(two_threads):
     matrices = torch.randn(9, 64, 96)
 
     def by(num_threads: int) -> torch.Tensor:
@@ -100,12 +100,12 @@ def test_threads_change_nothing(two_threads):
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 32), (0, 16, 32)], ids=str)
-def test_nothing_stays_nothing(shape):
+def test_zero_matrices_stay_zero(shape):
     assert not orthogonalized(torch.zeros(shape)).any()
 
 
 @needs_kernels
-def test_what_is_no_number_stays_none_in_its_matrix():
+def test_nan_stays_within_its_matrix():
     matrices = torch.randn(2, 16, 32)
     matrices[0, 3, 5] = torch.nan
     found = orthogonalized(matrices)

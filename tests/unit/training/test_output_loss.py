@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native lib
 
 
 def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors as bf16 has them, so that only logits and gradients are rounded."""
+    """States and weights exact in bf16, so that only logits and gradients are
+    rounded."""
     torch.manual_seed(rows * vocab)
     return (
         torch.randn(rows, width).bfloat16().float(),
@@ -34,7 +35,7 @@ def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor
 
 
 def exact(states: Tensor, weight: Tensor, targets: Tensor) -> LossGradients:
-    """In double precision, by PyTorch."""
+    """Loss and gradients by PyTorch in double precision."""
     states, weight = (each.double().requires_grad_() for each in (states, weight))
     logits = states @ weight.T
     smoothed = functional.cross_entropy(
@@ -64,7 +65,7 @@ def unwritten_is_no_number() -> Iterator[None]:
     ("rows", "vocab"),
     [*product([1, 15, 16, 17, 33, 70], [2, 31, 32, 33, 100]), (40, 4_200)],
 )
-def test_it_is_off_by_no_more_than_rounding(amx, rows, vocab, two_threads):
+def test_the_loss_differs_from_fp64_by_rounding_only(amx, rows, vocab, two_threads):
     found, expected = output_loss(*case(rows, vocab), 0.1), exact(*case(rows, vocab))
     # A logit in bf16 is off by up to 1/512 of it, and so is a gradient.
     torch.testing.assert_close(found.sums, expected.sums, rtol=5e-3, atol=0.02)
@@ -73,7 +74,7 @@ def test_it_is_off_by_no_more_than_rounding(amx, rows, vocab, two_threads):
 
 
 @pytest.mark.parametrize("width", [1, 31, 33, 513])
-def test_rows_need_not_be_whole_panels(amx, width):
+def test_the_width_may_be_no_multiple_of_a_panel(amx, width):
     found, expected = (
         output_loss(*case(20, 40, width), 0.1),
         exact(*case(20, 40, width)),
@@ -84,14 +85,14 @@ def test_rows_need_not_be_whole_panels(amx, width):
     assert off(found.grad_weight, expected.grad_weight) < 0.02
 
 
-def test_rows_may_be_more_than_are_summed_up_at_a_time(amx, monkeypatch):
+def test_a_batch_may_have_more_rows_than_one_sum_takes(amx, monkeypatch):
     monkeypatch.setattr(module, "LOGITS", 0)
     monkeypatch.setattr(module, "LEAST_ROWS", 4_100)
     found, expected = output_loss(*case(8_200, 33), 0.1), exact(*case(8_200, 33))
     assert off(found.grad_weight, expected.grad_weight) < 0.02
 
 
-def test_what_is_read_need_not_be_in_one_piece(amx):
+def test_inputs_may_be_non_contiguous(amx):
     states, weight, targets = case(20, 40, 64)
     apart = torch.stack([states, states], dim=2)[:, :, 0]
     targets_apart = torch.stack([targets, targets], dim=1)[:, 0]
@@ -100,7 +101,7 @@ def test_what_is_read_need_not_be_in_one_piece(amx):
     assert torch.equal(found.sums, output_loss(states, weight, targets, 0.1).sums)
 
 
-def test_it_is_nearer_than_by_pytorchs_products(amx, monkeypatch):
+def test_the_gradients_are_nearer_to_fp64_than_pytorchs(amx, monkeypatch):
     states, weight, targets = case(70, 100, 64)
     expected = exact(states, weight, targets)
     ours = output_loss(states, weight, targets, 0.1)
@@ -116,7 +117,7 @@ def test_it_is_nearer_than_by_pytorchs_products(amx, monkeypatch):
     )
 
 
-def test_the_loss_of_training_is_by_it(amx):
+def test_training_uses_the_native_loss(amx):
     states, weight, targets = case(50, 61, 64)
     inputs = states.requires_grad_(), weight.requires_grad_()
     loss = smoothed_cross_entropy(*inputs, targets, 0.1, torch.bfloat16)
@@ -130,7 +131,7 @@ def test_the_loss_of_training_is_by_it(amx):
         assert torch.equal(gradient, 3 * its)
 
 
-def test_a_few_rows_at_a_time_it_is_the_same(amx, monkeypatch):
+def test_the_rows_at_a_time_do_not_change_the_loss(amx, monkeypatch):
     whole = output_loss(*case(70, 100), 0.1)
     monkeypatch.setattr(module, "LOGITS", 0)
     monkeypatch.setattr(module, "LEAST_ROWS", 16)
@@ -140,7 +141,7 @@ def test_a_few_rows_at_a_time_it_is_the_same(amx, monkeypatch):
     torch.testing.assert_close(whole.sums, parts.sums)
 
 
-def test_one_thread_and_two_do_the_same(amx, two_threads):
+def test_the_number_of_threads_does_not_change_the_loss(amx, two_threads):
     two = output_loss(*case(300, 700), 0.1)
     torch.set_num_threads(1)
     one = output_loss(*case(300, 700), 0.1)
@@ -161,7 +162,7 @@ def test_amx_and_plain_loops_give_the_same(amx):
     assert off(one.grad_weight, other.grad_weight) < 3e-3
 
 
-def test_while_the_matrix_stays_the_same_it_is_packed_once(amx):
+def test_an_unchanged_matrix_is_packed_once(amx):
     states, weight, targets = case(20, 40)
     weight = nn.Parameter(weight, requires_grad=False)
     expected = output_loss(states, weight, targets, 0.1)
@@ -175,14 +176,14 @@ def test_while_the_matrix_stays_the_same_it_is_packed_once(amx):
     )
 
 
-def test_of_no_rows_nothing_is_lost(amx):
+def test_an_empty_batch_has_a_loss_of_zero(amx):
     found = output_loss(*case(0, 40), 0.1)
     assert found.sums.tolist() == [0, 0]
     assert found.grad_states.shape == (0, 32)
     assert bool((found.grad_weight == 0).all())
 
 
-def test_what_is_no_number_is_told(amx):
+def test_a_nan_state_makes_its_gradient_and_the_loss_nan(amx):
     states, weight, targets = case(20, 40)
     states[3, 5] = torch.nan
     found = output_loss(states, weight, targets, 0.1)
@@ -193,7 +194,7 @@ def test_what_is_no_number_is_told(amx):
     assert bool(found.grad_weight.isnan().all(dim=1).all())
 
 
-def test_ids_that_are_none_are_refused(amx):
+def test_a_token_id_outside_the_vocabulary_is_refused(amx):
     states, weight, targets = case(20, 40)
     targets[7] = 40
     with pytest.raises(IndexError, match="A token id is outside the vocabulary"):
@@ -209,7 +210,7 @@ def test_ids_that_are_none_are_refused(amx):
         (torch.float32, torch.float32, torch.float32, False),
     ],
 )
-def test_only_products_in_bf16_are_by_it(
+def test_the_native_loss_is_used_only_for_products_in_bf16(
     amx, states_dtype, weight_dtype, dtype, is_so, monkeypatch
 ):
     states = torch.randn(3, 32, dtype=states_dtype)

@@ -1,4 +1,4 @@
-"""A run's checkpoint: model and training state, both exact, or neither."""
+"""A checkpoint stores model and training state exactly, or neither."""
 
 import json
 from dataclasses import asdict, replace
@@ -80,7 +80,7 @@ def test_a_damaged_state_is_refused(folder, name, damage):
 
 
 @pytest.mark.parametrize("content", [{"steps": 3}, {"step": 3, "lines": 7}], ids=str)
-def test_a_progress_of_another_kind_is_refused(folder, content):
+def test_a_progress_record_of_another_form_is_refused(folder, content):
     (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
     message = f"^{folder / PROGRESS}: must hold a run's progress, but does not; use"
     with pytest.raises(CheckpointError, match=message):
@@ -89,14 +89,14 @@ def test_a_progress_of_another_kind_is_refused(folder, content):
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("value", ["80", None, 1.5])
-def test_a_progress_that_is_no_number_is_refused(folder, value):
+def test_a_non_finite_progress_value_is_refused(folder, value):
     content = {**asdict(Progress()), "step": value}
     (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(CheckpointError, match="must hold a run's progress"):
         load_training_state(folder)
 
 
-def test_cut_tensors_are_found_when_the_size_is_right(folder):
+def test_truncated_tensors_are_found_even_if_the_size_is_right(folder):
     path = folder / TENSORS
     save_tensors({"exp_avg.embedding.weight": torch.zeros(3)}, path)
     content = path.read_bytes()

@@ -28,7 +28,7 @@ def test_the_rate_is_a_share_of_the_peak(step, share):
 @pytest.mark.parametrize(
     ("step", "rate"), [(1, 1.7469e-7), (2_000, 3.4939e-4), (100_000, 1.3975e-4)]
 )
-def test_equation_3_by_hand(step, rate):
+def test_the_rate_equals_equation_3_by_hand(step, rate):
     assert learning_rate(step, 512, 4_000) == pytest.approx(rate, rel=1e-4)
 
 
@@ -43,7 +43,7 @@ def test_the_scale_is_a_factor(step):
     ("step", "share"),
     [(1, 1), (600, 1), (601, 400 / 401), (800, 201 / 401), (1_000, 1 / 401)],
 )
-def test_in_the_last_steps_it_also_falls_in_a_line(step, share):
+def test_the_rate_falls_linearly_in_the_last_steps(step, share):
     config = TrainingConfig(steps=1_000, warmup_steps=100, cooldown_share=0.4)
     expected = learning_rate(step, 64, 100) * share
     assert scheduled_rate(step, 64, config) == pytest.approx(expected, rel=1e-12)

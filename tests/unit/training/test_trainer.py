@@ -74,7 +74,7 @@ def padded(rows: list[list[int]]) -> Tensor:
 
 
 def plain_loss(model: Transformer, pairs, label_smoothing: float) -> Tensor:
-    """The mean over all target tokens, all pairs in one batch, all logits at once."""
+    """Mean over all target tokens of all pairs in one batch, by plain PyTorch."""
     target_out = padded([[*target, 2] for _, target in pairs])
     logits = model(
         padded([[*source, 2] for source, _ in pairs]),
@@ -153,7 +153,7 @@ def test_a_step_is_reported(make_trainer, dataset):
     assert 0 < report.seconds < 60
 
 
-def test_the_perplexity_leaves_the_smoothing_out(make_trainer):
+def test_the_perplexity_excludes_label_smoothing(make_trainer):
     plain = run(make_trainer(replace(CONFIG, label_smoothing=0.0)))[0]
     smoothed = run(make_trainer(replace(CONFIG, label_smoothing=0.4)))[0]
     assert smoothed.perplexity == pytest.approx(plain.perplexity, rel=1e-5)
@@ -179,7 +179,7 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset):
     assert (progress.step, progress.epoch, progress.update) == (steps[-1], 2, 1)
 
 
-def test_while_one_batch_is_in_use_the_next_is_loaded(
+def test_the_next_batch_is_loaded_while_one_is_in_use(
     make_trainer, dataset, monkeypatch
 ):
     loads, load, form = [], Batcher.load, BatchLoss.forward
@@ -222,7 +222,7 @@ def test_a_trainer_at_its_end_does_nothing(make_trainer):
     ("checkpoint_steps", "expected"),
     [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5]), (None, [5])],
 )
-def test_checkpoints_come_every_so_many_steps_and_at_the_end(
+def test_checkpoints_are_saved_at_an_interval_of_steps_and_at_the_end(
     make_trainer, checkpoint_steps, expected
 ):
     trainer = make_trainer(replace(CONFIG, checkpoint_steps=checkpoint_steps))
@@ -235,7 +235,7 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_end(
     assert saved == noted == expected
 
 
-def test_checkpoints_come_every_so_many_minutes(make_trainer, monkeypatch):
+def test_checkpoints_are_saved_at_an_interval_of_minutes(make_trainer, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     trainer = make_trainer(replace(CONFIG, steps=8, checkpoint_minutes=10.0))
@@ -254,7 +254,7 @@ def test_checkpoints_come_every_so_many_minutes(make_trainer, monkeypatch):
 
 
 def events_of(trainer: Trainer, stop_at: int | None = None) -> list[object]:
-    """What happens in which order, up to the end or the stop."""
+    """Names of the events of a training, in order, up to its end or its stop."""
     events: list[object] = []
     try:
         run(
@@ -269,7 +269,7 @@ def events_of(trainer: Trainer, stop_at: int | None = None) -> list[object]:
     return events
 
 
-def test_a_step_is_reported_then_saved_then_handed_on(make_trainer):
+def test_a_step_is_reported_before_its_checkpoint_is_saved(make_trainer):
     trainer = make_trainer(replace(CONFIG, steps=2, checkpoint_steps=1))
     assert events_of(trainer) == [1, "saved", "checkpoint", 2, "saved", "checkpoint"]
 
@@ -295,12 +295,12 @@ def test_a_request_to_stop_at_the_last_step_is_the_end(make_trainer):
     assert events == [1, 2, "saved", "checkpoint"]
 
 
-def test_a_stop_is_an_error_a_user_may_see():
+def test_a_stop_is_an_error_for_the_user():
     assert issubclass(TrainingStoppedError, TransduceError)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_training_unsaved(make_trainer, value):
+def test_a_nan_loss_ends_training_without_a_checkpoint(make_trainer, value):
     trainer = make_trainer()
     with torch.no_grad():
         trainer.model.embedding.weight[2, 0] = value
@@ -310,7 +310,7 @@ def test_a_loss_that_is_no_number_ends_training_unsaved(make_trainer, value):
     assert events == []
 
 
-def test_a_loss_that_rises_and_rises_ends_training(make_trainer):
+def test_a_steadily_rising_loss_ends_training(make_trainer):
     trainer = make_trainer(replace(CONFIG, steps=200))
     losses = []
 
@@ -324,7 +324,7 @@ def test_a_loss_that_rises_and_rises_ends_training(make_trainer):
     assert len(losses) == 5
 
 
-def test_one_bad_update_is_no_divergence(make_trainer):
+def test_one_high_loss_is_no_divergence(make_trainer):
     trainer = make_trainer(replace(CONFIG, steps=12))
     weights, losses = {}, []
 
@@ -350,7 +350,7 @@ def worsen(trainer: Trainer) -> None:
         trainer.model.embedding.weight *= 4
 
 
-def test_a_lowered_rate_is_kept_and_forgives_what_was(make_trainer):
+def test_a_lowered_rate_is_stored_and_resets_the_lowest_loss(make_trainer):
     trainer = make_trainer()
     run(trainer, on_checkpoint=lambda: True)
     assert math.isfinite(trainer.progress.lowest_loss)
@@ -375,26 +375,30 @@ def test_the_recent_loss_follows_the_losses(make_trainer):
     assert trainer.progress.lowest_loss <= trainer.progress.recent_loss
 
 
-def test_a_checkpoint_may_be_the_end(make_trainer):
+def test_an_observer_may_end_training_at_a_checkpoint(make_trainer):
     trainer = make_trainer(replace(CONFIG, checkpoint_steps=2))
     reports = run(trainer, on_checkpoint=lambda: True)
     assert [report.step for report in reports] == [1, 2]
 
 
 def hopeless(trainer: Trainer) -> Trainer:
-    """Embeddings so long that a token's likelihood is below the smallest number."""
+    """Scale the embeddings until probabilities of tokens underflow."""
     with torch.no_grad():
         trainer.model.embedding.weight *= 1e4
     return trainer
 
 
-def test_a_hopeless_step_has_an_infinite_perplexity(make_trainer):
+def test_an_update_with_underflowing_probabilities_has_an_infinite_perplexity(
+    make_trainer,
+):
     report = run(hopeless(make_trainer(replace(CONFIG, steps=1))))[0]
     assert math.isfinite(report.loss)
     assert report.perplexity == math.inf
 
 
-def test_a_hopeless_model_has_an_infinite_perplexity(make_trainer, dataset):
+def test_a_model_with_underflowing_probabilities_has_an_infinite_perplexity(
+    make_trainer, dataset
+):
     batcher = Batcher(dataset, BATCHING, seed=0)
     validation = hopeless(make_trainer()).validate(batcher)
     assert math.isfinite(validation.loss)
@@ -418,13 +422,13 @@ def test_validation_is_the_mean_over_all_target_tokens(
     assert validation.perplexity == pytest.approx(math.exp(likelihood), rel=1e-5)
 
 
-def test_validation_drops_nothing_out(make_trainer, dataset):
+def test_validation_uses_no_dropout(make_trainer, dataset):
     trainer = make_trainer(dropout=0.5)
     batcher = Batcher(dataset, BATCHING, seed=0)
     assert trainer.validate(batcher) == trainer.validate(batcher)
 
 
-def test_validation_in_between_changes_nothing(make_trainer, dataset):
+def test_validation_does_not_change_training(make_trainer, dataset):
     batcher = Batcher(dataset, BATCHING, seed=0)
     config = replace(CONFIG, checkpoint_steps=2)
     plain = make_trainer(config, dropout=0.3)
@@ -435,7 +439,7 @@ def test_validation_in_between_changes_nothing(make_trainer, dataset):
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_training_drops_out(make_trainer):
+def test_training_uses_dropout(make_trainer):
     whole = run(make_trainer())[0]
     dropped = run(make_trainer(dropout=0.3))[0]
     assert dropped.loss != whole.loss
@@ -464,7 +468,7 @@ def test_muon_multiplies_in_the_precision_of_the_hardware(make_trainer, monkeypa
 
 
 def test_gradients_are_not_cast_on_a_cpu(make_trainer):
-    """PyTorch would, of products that are in fp32 forwards."""
+    """PyTorch's autocast would cast gradients of products computed in fp32."""
     trainer, seen = make_trainer(dtype=torch.bfloat16), []
     trainer.model.embedding.weight.register_hook(
         lambda _: seen.append(torch.is_autocast_enabled("cpu"))
@@ -497,7 +501,7 @@ def test_a_smoothing_that_is_no_share_is_refused(value):
         TrainingConfig(label_smoothing=value)
 
 
-def test_flops_are_counted_as_the_run_goes(make_trainer, dataset):
+def test_flops_of_all_updates_are_counted(make_trainer, dataset):
     trainer = make_trainer()
     reports = run(trainer)
     updates = list(Batcher(dataset, BATCHING, seed=1).epoch(0))
@@ -510,7 +514,7 @@ def test_flops_are_counted_as_the_run_goes(make_trainer, dataset):
 
 
 def refuse_more_than(positions: int, monkeypatch) -> list[int]:
-    """Memory that runs out on larger batches; the sizes that were tried."""
+    """Make larger batches run out of memory, and record the sizes that are tried."""
     tried = []
     forward = BatchLoss.forward
 
@@ -540,13 +544,13 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
 
 
 class SmallerElsewhere(Processes):
-    """Of which another has less memory."""
+    """Processes of which another has less memory."""
 
     def least(self, value: float, device: torch.device) -> float:
         return min(value, 30.0)
 
 
-def test_what_fits_is_what_fits_all_processes(make_trainer, monkeypatch):
+def test_the_micro_batch_fits_in_all_processes(make_trainer, monkeypatch):
     tried = refuse_more_than(50, monkeypatch)
     trainer = make_trainer(processes=SmallerElsewhere())
     fit = trainer.fit()
@@ -556,12 +560,12 @@ def test_what_fits_is_what_fits_all_processes(make_trainer, monkeypatch):
     assert max(tried) <= 30
 
 
-def test_what_fits_here_is_cut_where_it_does_not_fit_elsewhere(make_trainer):
+def test_the_micro_batch_is_cut_if_another_process_has_less_memory(make_trainer):
     fit = make_trainer(processes=SmallerElsewhere()).fit()
     assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
-def test_trying_what_fits_changes_nothing(make_trainer):
+def test_finding_the_micro_batch_does_not_change_training(make_trainer):
     plain, tried = make_trainer(dropout=0.3), make_trainer(dropout=0.3)
     fit = tried.fit()
     assert not fit.was_cut
@@ -575,17 +579,17 @@ def test_trying_what_fits_changes_nothing(make_trainer):
     ("free", "least"), [(80, 19), (120, 19), (180, 80), (10_000, 200)]
 )
 @pytest.mark.parametrize("num_processes", [1, 3])
-def test_a_cpu_is_not_asked_for_more_than_it_has(
+def test_the_micro_batch_fits_in_the_memory_of_a_cpu(
     make_trainer, monkeypatch, free, least, num_processes
 ):
-    """A position takes a byte here, beside forty that any batch takes."""
+    """A position takes one byte here, on top of forty that every batch takes."""
     tried = refuse_more_than(10**9, monkeypatch)
 
     def free_memory(sharing: int) -> float:
         return num_processes * free / (fitting_module.SAFE_SHARE * sharing)
 
     def peak_memory(_: torch.device) -> int:
-        # What is made once, and gradients, are there after the first batch.
+        # Buffers that are made once, and gradients, exist after the first batch.
         return 1_000 + (40 + max(tried[1:]) if tried[1:] else 0)
 
     monkeypatch.setattr(fitting_module, "forget_peak_memory", lambda _: None)
@@ -599,18 +603,18 @@ def test_a_cpu_is_not_asked_for_more_than_it_has(
     assert fit.was_cut == (free < 1_000)
 
 
-def test_a_run_that_was_cut_goes_on_so(make_trainer):
+def test_a_resumed_run_keeps_its_cut_micro_batch(make_trainer):
     fit = make_trainer().fit(most=30)
     assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
-def test_a_pair_that_does_not_fit_is_told_of(make_trainer, monkeypatch):
+def test_a_pair_that_does_not_fit_in_memory_is_reported(make_trainer, monkeypatch):
     refuse_more_than(0, monkeypatch)
     with pytest.raises(ConfigError, match="The longest pair must fit in memory, but"):
         make_trainer().fit()
 
 
-def test_another_fault_is_not_taken_for_a_lack_of_memory(make_trainer, monkeypatch):
+def test_other_errors_are_not_taken_for_a_lack_of_memory(make_trainer, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("something else")
 
@@ -619,7 +623,7 @@ def test_another_fault_is_not_taken_for_a_lack_of_memory(make_trainer, monkeypat
         make_trainer().fit()
 
 
-def test_weights_that_are_no_numbers_are_not_saved(make_trainer):
+def test_nan_weights_are_not_saved(make_trainer):
     trainer = make_trainer(replace(CONFIG, checkpoint_steps=1))
     saved = []
 
@@ -633,7 +637,7 @@ def test_weights_that_are_no_numbers_are_not_saved(make_trainer):
     assert saved == [1]
 
 
-def test_a_run_can_be_begun_again(make_trainer):
+def test_a_trainer_can_be_reset_to_its_start(make_trainer):
     plain, again = make_trainer(), make_trainer()
     expected = run(plain)
     weights = copy_of(again.model)

@@ -19,7 +19,7 @@ from transduce.training.optimizer import (
 MUON = TrainingConfig(optimizer="muon")
 
 
-def test_only_the_layers_matrices_have_muon(tiny):
+def test_muon_updates_only_the_matrices_of_layers(tiny):
     model = Transformer(replace(tiny, positions="learned", scores="additive"))
     moments = moments_of(model, MUON)
     matrices = {name for name, kept in moments.items() if kept == MUON_MOMENTS}
@@ -40,7 +40,7 @@ def moved(model: Transformer, optimizer: WeightOptimizer, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "muon"])
-def test_a_restored_optimizer_goes_on_as_if_nothing_had_been(tiny, kind):
+def test_a_restored_optimizer_makes_the_same_updates(tiny, kind):
     config = TrainingConfig(optimizer=kind)
     model = Transformer(tiny)
     optimizer = WeightOptimizer(model, config)
@@ -67,7 +67,7 @@ def test_the_state_of_another_optimizer_is_refused(tiny):
         require_moments(model, MUON, optimizer.state())
 
 
-def test_a_cleared_optimizer_begins_anew(tiny):
+def test_a_cleared_optimizer_starts_without_moments(tiny):
     model = Transformer(tiny)
     optimizer = WeightOptimizer(model, MUON)
     moved(model, optimizer, 1)
@@ -75,7 +75,7 @@ def test_a_cleared_optimizer_begins_anew(tiny):
     assert not optimizer.has_state
 
 
-def test_the_layers_matrices_decay_as_those_of_adamw(tiny):
+def test_matrices_of_layers_decay_as_with_adamw(tiny):
     config = TrainingConfig(weight_decay=0.3)
     ours = Transformer(replace(tiny, num_layers=1))
     theirs = deepcopy(ours)
@@ -105,7 +105,7 @@ def test_the_layers_matrices_decay_as_those_of_adamw(tiny):
         torch.testing.assert_close(our, their, atol=1e-6, rtol=1e-5)
 
 
-def test_muon_decays_too_and_never_past_nothing(tiny):
+def test_weight_decay_of_muon_never_overshoots_zero(tiny):
     config = TrainingConfig(optimizer="muon", weight_decay=4.0)
     model = Transformer(replace(tiny, num_layers=1))
     weights, matrices = dict(model.named_parameters()), matrices_of(model)
@@ -129,7 +129,7 @@ def test_muon_decays_too_and_never_past_nothing(tiny):
         ("cooldown_share", 1.1, "from 0 to 1"),
     ],
 )
-def test_what_takes_away_has_bounds(name, value, bound):
+def test_decay_settings_outside_their_bounds_are_refused(name, value, bound):
     message = f"`training.{name}` must be {bound}, but is {value}"
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(**{name: value})
