@@ -303,17 +303,17 @@ def test_a_preset_is_for_one_task(name, task):
     given, wanted = {
         "translation": (
             "text",
-            "take multi30k, for tens of thousands of pairs",
+            "use multi30k, for tens of thousands of pairs",
         ),
         "parsing": (
             "trees",
-            "take parsing-small, for thousands of trees",
+            "use parsing-small, for thousands of trees",
         ),
     }[task]
     with pytest.raises(ConfigError) as refused:
         require_task(name, task)
     assert str(refused.value).startswith(f"The preset {name} is for ")
-    assert f"but is given {given}; {wanted}" in str(refused.value)
+    assert f"but the corpus has {given}; {wanted}" in str(refused.value)
 
 
 def test_an_unknown_preset_is_for_no_task():
