@@ -61,7 +61,7 @@ def test_the_heads_of_what_was_imported_are_surveyed(
         (tmp_path / side).write_text("The dog runs.\nA cat.\n")
     files = ("--source", tmp_path / "source", "--target", tmp_path / "target")
     printed = succeeds("heads", imported, *files, "--out", tmp_path / "heads")
-    assert "Without a head" in printed
+    assert "Pruning" in printed
     # Its vocabulary has gaps.
     refusal = refuses("heads", imported, "--out", tmp_path / "no", "--sentences", 2)
     assert refusal.startswith("The model's tokenizer must be able to spell")
