@@ -64,7 +64,7 @@ def test_the_heads_of_what_was_imported_are_surveyed(
     assert "Pruning" in printed
     # Its vocabulary has gaps.
     refusal = refuses("heads", imported, "--out", tmp_path / "no", "--sentences", 2)
-    assert refusal.startswith("The model's tokenizer must be able to spell")
+    assert refusal.startswith("The model's tokenizer must cover the words")
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,13 @@ def test_the_report_compares_paths_with_the_formulas(report: Report) -> None:
     wrong = replace(TABLE.paths[-1], measured=1)
     other = as_report(replace(TABLE, paths=(*TABLE.paths[:-1], wrong)))
     layer = wrong.layer
-    assert row(tables(other)[3], layer)[-1] == "not the formula"
+    assert row(tables(other)[3], layer)[-1] == "different"
 
 
 def test_counts_that_are_not_linear_are_marked() -> None:
     counted = replace(TABLE.sequential[0], counts=(1, 2, 3, 9))
     table = replace(TABLE, sequential=(counted, *TABLE.sequential[1:]))
-    assert row(tables(as_report(table))[0], counted.layer)[3] == "O(1): no line"
+    assert row(tables(as_report(table))[0], counted.layer)[3] == "O(1): not linear in n"
 
 
 def test_the_report_draws_times_and_paths(report: Report) -> None:

@@ -128,7 +128,7 @@ def test_a_report_without_runs_has_no_table_of_runs() -> None:
     report = as_report(replace(TABLE, ours=()))
     assert [section.title for section in report.sections] == [
         "The paper's table",
-        "The paper's trainings",
+        "Training in the paper",
         "FLOPs by part",
         "Forecast",
     ]
@@ -141,7 +141,7 @@ def test_a_speed_measured_under_load_causes_a_warning(
     load: float | None, is_told: bool
 ) -> None:
     text = str(as_report(replace(TABLE, load=load)))
-    assert ("it may be far too low" in text) == is_told
+    assert ("the measured speed may be far too low" in text) == is_told
 
 
 def test_the_papers_machine_is_shown_once() -> None:

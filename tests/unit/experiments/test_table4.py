@@ -57,7 +57,7 @@ def test_parses_are_scored_without_traces_and_by_gold_tags(
 
 def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.replace("run", "ran"), encoding="utf-8")
-    with pytest.raises(DataError, match="parses:2: a tree must be over the words of"):
+    with pytest.raises(DataError, match="parses:2: a tree must have the words of the"):
         our_parses("WSJ only", gold, parses)
 
 
@@ -85,4 +85,4 @@ def test_our_rows_are_shown_beside_the_papers_of_the_same_setting(
         ("WSJ only", "66.67", "91.3"),
         ("semi-supervised", "66.67", "92.7"),
     ]
-    assert "Treebank: Small Bank; split: its end. F1 as EVALB counts it" in str(report)
+    assert "Treebank: Small Bank; split: its end. F1 is counted as EVALB" in str(report)
