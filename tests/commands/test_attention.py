@@ -37,7 +37,7 @@ def test_the_page_has_the_weights_of_the_model(
     encode = translator.tokenizer.encode
     source = torch.tensor([[*encode(TEXT), EOS]])
     target_in = torch.tensor([[BOS, *encode("eins zwei")]])
-    (maps,) = attention_maps(translator.models[0].operators.model, source, target_in)
+    (maps,) = attention_maps(translator.torch_model.model, source, target_in)
     for kind, expected in (
         ("encoder", maps.encoder),
         ("decoder", maps.decoder),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding import ready_model
+from transduce.decoding import translator as translator_module
 from transduce.decoding.fused_step import FusedStep
+from transduce.decoding.native_model import NativeModel
 from transduce.decoding.torch_decoder import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
@@ -146,9 +147,9 @@ def test_kernels_count_coverage_as_operators_do(
     config = SearchConfig(coverage_penalty=0.4, **settings)
     sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]
     by_kernels = list(Translator(checkpoint, CPU).translate_stream(sources, config))
-    monkeypatch.setattr(ready_model, "api", lambda: None)
+    monkeypatch.setattr(translator_module, "api", lambda: None)
     by_operators = Translator(checkpoint, CPU)
-    assert by_operators.models[0].needs_torch
+    assert not isinstance(by_operators.models[0], NativeModel)
     for found, expected in zip(
         by_kernels, by_operators.translate_stream(sources, config), strict=True
     ):
@@ -164,7 +165,7 @@ def test_kernels_count_coverage_as_operators_do(
 def test_kernels_count_coverage_without_operators(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU)
     list(translator.translate_stream(SOURCES, SearchConfig(coverage_penalty=0.2)))
-    assert "operators" not in vars(translator.models[0])
+    assert "torch_model" not in vars(translator)
 
 
 @with_kernels

@@ -13,7 +13,7 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.candidates import find_candidates
 from transduce.decoding.native_model import NativeModel, PackedLinear
 from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
-from transduce.decoding.streaming import search_in_steps
+from transduce.decoding.streaming import SearchTask, search_in_batches
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_logits import find_by_torch
 from transduce.model.config import ModelConfig
@@ -65,10 +65,13 @@ def model(tiny: ModelConfig) -> Transformer:
 def found(sources: list[list[int]], model: JoinableDecoder) -> list[Hypothesis]:
     """The best of each source."""
     search = start_beam_search([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
-    steps = search_in_steps(
-        [1] * len(sources), len(sources), lambda _: Decoding(model, search, BOS)
+    task = SearchTask(
+        sentences=sources,
+        lengths=[1] * len(sources),
+        capacity=len(sources),
+        start=lambda _, __: Decoding(model, search, BOS),
     )
-    each = dict(pair for done in steps for pair in done)
+    each = dict(pair for done in search_in_batches(task, None) for pair in done)
     return [each[i][0] for i in range(len(sources))]
 
 

@@ -13,7 +13,7 @@ from beam_kinds import (
     kind_of_beam,  # noqa: F401
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.translations import MAX_SOURCE_TOKENS, Line, parts_of
+from transduce.decoding.translations import MAX_SOURCE_TOKENS, encode_lines
 from transduce.decoding.translator import Translator
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
@@ -83,8 +83,7 @@ def test_a_line_is_cut_only_above_the_greatest_length(
     tokenizer: Tokenizer, count: int, parts: int
 ):
     text = line_of(count, tokenizer)
-    line = Line(number=0, text=text, source=tokenizer.encode(text), prefix=[])
-    found = parts_of(line, tokenizer)
+    [found] = encode_lines([(0, (text, ""))], tokenizer)
     assert len(found) == parts
     assert sum(len(part.source) for part in found) == count
 

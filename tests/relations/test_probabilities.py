@@ -17,8 +17,7 @@ from transduce.decoding.candidates import (
     log_mean,
     log_softmax,
 )
-from transduce.decoding.ready_model import ReadyModel
-from transduce.decoding.scoring import score_pairs
+from transduce.decoding.streaming import score_pairs
 from transduce.decoding.torch_logits import draw_by_torch, log_mean_by_torch
 from transduce.decoding.torch_model import score_by_torch
 from transduce.decoding.translator import Translator
@@ -149,7 +148,7 @@ def test_a_target_that_is_read_token_by_token_has_pytorchs_score(
 ) -> None:
     checkpoint = make_checkpoint(replace(tiny, **variant))
     pairs = pairs_of(checkpoint.config, 60)
-    model = ReadyModel(checkpoint, "fp32", "cpu")
+    [model] = Translator(checkpoint, "cpu").models
     found = dict(score_pairs(model, pairs, positions=300))
     assert sorted(found) == list(range(60))
     scores = [found[i].log_probability for i in range(60)]
@@ -162,7 +161,7 @@ def test_many_short_targets_are_scored_in_several_parts(
 ) -> None:
     checkpoint = make_checkpoint(tiny)
     pairs = [([5, 6], [7 + i % 5]) for i in range(700)]
-    model = ReadyModel(checkpoint, "fp32", "cpu")
+    [model] = Translator(checkpoint, "cpu").models
     found = dict(score_pairs(model, pairs, positions=100_000))
     scores = [found[i].log_probability for i in range(700)]
     assert scores == pytest.approx(by_torch(checkpoint, pairs), abs=1e-4)

@@ -24,7 +24,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding import streaming
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.streaming import in_order, search_in_steps
+from transduce.decoding.streaming import SearchTask, in_order, search_in_batches
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -35,9 +35,15 @@ CPU = torch.device("cpu")
 
 
 def all_done(
-    lengths: Sequence[int], room: int, begin: streaming.Begin
+    lengths: Sequence[int], room: int, begin: Callable[[list[int]], Decoding]
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    return chain.from_iterable(search_in_steps(lengths, room, begin))
+    task = SearchTask(
+        sentences=range(len(lengths)),
+        lengths=lengths,
+        capacity=room,
+        start=lambda _, numbers: begin(numbers),
+    )
+    return chain.from_iterable(search_in_batches(task, None))
 
 
 class RandomModel:

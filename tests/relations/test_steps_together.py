@@ -17,7 +17,7 @@ from transduce.decoding import native_model
 from transduce.decoding.native_model import NativeDecoder, NativeModel
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.streaming import search_in_steps
+from transduce.decoding.streaming import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -111,7 +111,7 @@ def found(
     limits = torch.randint(1, longest, (NUM_SENTENCES,), generator=rng).tolist()
     is_covered = config.coverage_penalty > 0
 
-    def begin(numbers: list[int]) -> Decoding:
+    def start(_: None, numbers: list[int]) -> Decoding:
         rows = [sources[i][: lengths[i]] for i in numbers]
         last = ready.config.vocab_size - 1
         prefixes = [
@@ -124,7 +124,10 @@ def found(
         coverage = decoder.coverage if is_covered else None
         return Decoding(decoder, NativeSearch(*asked, coverage), BOS)
 
-    each = dict(chain.from_iterable(search_in_steps(lengths, 80, begin)))
+    task = SearchTask(
+        sentences=range(NUM_SENTENCES), lengths=lengths, capacity=80, start=start
+    )
+    each = dict(chain.from_iterable(search_in_batches(task, None)))
     return [each[i] for i in range(NUM_SENTENCES)]
 
 

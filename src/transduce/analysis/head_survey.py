@@ -153,7 +153,7 @@ def survey_heads(
     A parser needs the pairs of `tree_pairs`. Pairs that are too long are left out;
     raises `DataError` if none is left.
     """
-    model = translator.models[0].operators.transformer
+    model = translator.torch_model.transformer
     pairs = read_pairs(
         translator, [pair.source for pair in corpus], [pair.target for pair in corpus]
     )
@@ -182,7 +182,7 @@ def survey_annotated(
     Sentences that the tokenizer cannot represent are left out; raises `DataError` if
     none is left.
     """
-    model, tokenizer = translator.models[0].operators.transformer, translator.tokenizer
+    model, tokenizer = translator.torch_model.transformer, translator.tokenizer
     pairs = read_pairs(
         translator, [s.source for s in sentences], [s.target for s in sentences]
     )

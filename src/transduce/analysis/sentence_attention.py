@@ -158,7 +158,7 @@ def look_into(
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
     search = record_search(
-        translator.models[0].operators,
+        translator.torch_model,
         _row([*source.ids, EOS], translator),
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
@@ -217,7 +217,7 @@ def _attend(
     translator: Translator, source: _Source, target_ids: list[int]
 ) -> PairAttention:
     (maps,) = attention_maps(
-        translator.models[0].operators.transformer,
+        translator.torch_model.transformer,
         _row([*source.ids, EOS], translator),
         _row([BOS, *target_ids], translator),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.analysis.attention_maps import cross_attention_maps
 from transduce.data.tensors import pad_rows
-from transduce.decoding.scoring import similar_lengths
+from transduce.decoding.streaming import similar_lengths
 from transduce.decoding.translator import Translator
 from transduce.text.inline_tags import Span, WordLinks, units
 from transduce.text.scripts import UNSPACED_LETTER, UNSPACED_LETTERS
@@ -177,7 +177,7 @@ def attended_links(
     ]
     short = [i for i, length in enumerate(lengths) if length <= MAX_TOKENS]
     found: list[WordLinks | None] = [None] * len(pairs)
-    model = translator.models[0].operators.transformer
+    model = translator.torch_model.transformer
     for batch in similar_lengths([lengths[i] for i in short], MOST_POSITIONS):
         chosen = [short[i] for i in batch]
         maps = cross_attention_maps(

@@ -15,7 +15,7 @@ import torch
 
 from transduce.benchmark.measurement import Turns
 from transduce.data.tensors import pad_rows
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError

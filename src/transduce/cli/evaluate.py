@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.searching import require_no_search, search_of
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.metrics.bleu import (

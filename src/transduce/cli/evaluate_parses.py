@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from transduce.cli.searching import require_no_search, search_of
 from transduce.data.treebank import read_both, read_treebank
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import score_parses
-from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import read_lines

@@ -14,8 +14,8 @@ from transduce.cli.output import STANDARD_OUTPUT, Force, require_new, writer
 from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
 from transduce.cli.searching import search_of
 from transduce.cli.terminal import counted_lines
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import Parse
-from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translator import load
 from transduce.trees.penn_words import penn_words

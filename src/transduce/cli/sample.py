@@ -22,7 +22,7 @@ from transduce.cli.partial_output import (
     Resume,
     model_sum,
 )
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.processes import default_processes
-from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import choose_device, load
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core

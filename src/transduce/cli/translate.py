@@ -23,7 +23,7 @@ from transduce.cli.partial_output import (
     model_sum,
 )
 from transduce.cli.searching import search_of
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load

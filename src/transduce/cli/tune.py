@@ -12,7 +12,7 @@ from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console, table_console
 from transduce.data.treebank import read_treebank
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (

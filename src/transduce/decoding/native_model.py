@@ -1,27 +1,270 @@
-"""A Transformer in the native library: it encodes sources and decodes step by step."""
+"""The Transformer in the native library: encoding, and decoding step by step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
+from transduce.decoding.candidates import log_likelihoods
 from transduce.decoding.native_search import NativeSearch
+from transduce.decoding.search import Decoder
 from transduce.machine import num_threads
+from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
-from transduce.native import api, check, empty_aligned, ffi, library, pointer
+from transduce.native import (
+    api,
+    check,
+    empty_aligned,
+    ffi,
+    has_amx_int8,
+    library,
+    pointer,
+)
+from transduce.text.vocabulary import BOS, EOS, PAD
 
+DecodingPrecision = Literal["fp32", "bf16", "int8"]
+"""Precision of matrix products in decoding; fp32 is exact, bf16 is PyTorch's."""
 NativePrecision = Literal["fp32", "int8"]
 """Precision of matrix products in the native library."""
+STEP_OVERHEAD = 4
+"""Fixed cost of a decoding step, in equivalent rows of its matrix products."""
+AMX_STEP_OVERHEAD = 16
+"""The same with AMX, where reading the weights takes a larger share of the time."""
+MAX_ROWS = 1_024
+"""Rows that the steps of one call process; a search can be stopped between calls."""
+MAX_SCORED = 256
+"""Targets scored at once: their logits take 38 MB for 37,000 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSources:
+    """Encoder output (section 3.1) of several sentences, one after another."""
+
+    states: Float32[np.ndarray, "tokens d_model"]
+    lengths: Int64[np.ndarray, " sentences"]
+    """Tokens of each sentence."""
+
+
+class NativeModel:
+    """Encoder and decoder with packed weights in the native library, on a CPU."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Float[np.ndarray, "..."]],
+        precision: NativePrecision,
+    ) -> None:
+        """Pack weights, which have the parameter names of `Transformer`."""
+        native = api()
+        assert native is not None
+        self.config = config
+        self._is_int8 = precision == "int8"
+        self._api = native.decode
+        handle = ffi.new("td_model **")
+        check(self._api.model_new(_native_config(config, precision), handle))
+        self._handle = ffi.gc(handle[0], self._api.model_free)
+        kept = [self._set(name, values) for name, values in weights.items()]
+        check(self._api.model_finish(self._handle, num_threads()))
+        del kept  # the library has read them only now
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the target vocabulary: logits of one position."""
+        return self.config.target_vocab_size or self.config.vocab_size
+
+    @property
+    def step_overhead(self) -> int:
+        """Fixed cost of a decoding step, to start it and to read weights, in rows."""
+        has_amx = self._is_int8 and has_amx_int8()
+        return AMX_STEP_OVERHEAD if has_amx else STEP_OVERHEAD
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> EncodedSources:
+        """Encode sources, which include their end tokens (Figure 1, left).
+
+        Raises `IndexError` if an id is outside the vocabulary.
+        """
+        lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
+        ids = np.array([i for each in sources for i in each], dtype=np.int64)
+        states = empty_aligned(len(ids), self.config.d_model)
+        check(
+            self._api.encode(
+                self._handle,
+                pointer(ids, "int64_t *"),
+                pointer(lengths, "int64_t *"),
+                len(lengths),
+                pointer(states, "float *"),
+                num_threads(),
+            )
+        )
+        return EncodedSources(states=states, lengths=lengths)
+
+    def start(
+        self, encoded: EncodedSources, *, sum_attention: bool = False
+    ) -> "NativeDecoder":
+        """Return a decoder before its first step.
+
+        It has `coverage` only with `sum_attention`.
+        """
+        handle = ffi.new("td_decoder **")
+        check(
+            self._api.decoder_new(
+                self._handle,
+                pointer(encoded.states, "float *"),
+                pointer(encoded.lengths, "int64_t *"),
+                len(encoded.lengths),
+                sum_attention,
+                num_threads(),
+                handle,
+            )
+        )
+        return NativeDecoder(
+            self,
+            ffi.gc(handle[0], self._api.decoder_free),
+            sums_attention=sum_attention,
+        )
+
+    def score(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> list[TargetScore]:
+        """Score targets without end tokens for sources with end tokens.
+
+        The longest targets must come first: rows that end are then the last ones.
+        """
+        scores: list[TargetScore] = []
+        for start in range(0, len(sources), MAX_SCORED):
+            outputs = [[*each, EOS] for each in targets[start : start + MAX_SCORED]]
+            decoder = self.start(self.encode(sources[start : start + MAX_SCORED]))
+            totals = read_targets(decoder, outputs).tolist()
+            scores += [
+                TargetScore(log_probability=total, num_tokens=len(output))
+                for total, output in zip(totals, outputs, strict=True)
+            ]
+        return scores
+
+    def _set(
+        self, name: str, values: Float[np.ndarray, "..."]
+    ) -> Float32[np.ndarray, "rows columns"]:
+        """Pass a parameter to the library; return the array that it will read."""
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        values = values.reshape(len(values), -1)
+        numbers = pointer(values, "float *")
+        check(self._api.model_set(self._handle, name.encode(), numbers, *values.shape))
+        return values
+
+
+class NativeDecoder:
+    """A decoder of a native model, with a group of hypotheses for each sentence."""
+
+    def __init__(
+        self, model: NativeModel, handle: Any, *, sums_attention: bool
+    ) -> None:
+        native = api()
+        assert native is not None
+        self._api = native.decode
+        self.model = model  # keeps it alive
+        self.handle = handle
+        """The decoder in the library (`td_decoder`)."""
+        self.sums_attention = sums_attention
+        """Whether `coverage` can be called."""
+
+    def step(
+        self, last_ids: Int64[np.ndarray, "sentences group"]
+    ) -> Float32[np.ndarray, "sentences group vocab"]:
+        """Read the last token of each hypothesis and return the logits of the next."""
+        assert last_ids.shape == self._shape
+        last_ids = np.ascontiguousarray(last_ids)
+        logits = empty_aligned(*last_ids.shape, self.model.vocab_size)
+        check(
+            self._api.decoder_step(
+                self.handle,
+                pointer(last_ids, "int64_t *"),
+                pointer(logits, "float *"),
+                num_threads(),
+            )
+        )
+        return logits
+
+    def take_steps(
+        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, few: int
+    ) -> Int64[np.ndarray, "kept group"] | None:
+        """Take steps with a native search until at most `few` sentences are live.
+
+        Returns the last tokens, after at most `MAX_ROWS` rows. Returns None, without a
+        step, if the search is of another kind, has a mask, or has not filled its beams.
+        """
+        if not isinstance(search, NativeSearch) or search.is_masked:
+            return None
+        if type(search).grow is not NativeSearch.grow:
+            return None  # a subclass records each step
+        if last_ids.shape[1] != search.beam_size:
+            return None
+        if search.is_covered and not self.sums_attention:
+            return None
+        max_steps = max(MAX_ROWS // last_ids.size, 1)
+        return search.run(self.handle, last_ids, max_steps, few)
+
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
+        """Keep these hypotheses, numbered through all groups, in this order.
+
+        Each new group must come from one sentence, and no sentence in two groups.
+        """
+        rows = np.ascontiguousarray(rows)
+        numbers = pointer(rows, "int64_t *")
+        check(self._api.decoder_reorder(self.handle, numbers, *rows.shape))
+
+    def join(self, other: "NativeDecoder") -> None:
+        """Append the sentences of another decoder of the same model."""
+        check(self._api.decoder_join(self.handle, other.handle))
+
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
+        """Return the sum of log(min(attention, 1)) over each hypothesis's source.
+
+        Attention is the mean over the last layer's heads, summed over all steps.
+        """
+        coverage = np.empty(self._shape)
+        check(self._api.decoder_coverage(self.handle, pointer(coverage, "double *")))
+        return coverage
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Number of sentences, and of hypotheses of each."""
+        sentences = self._api.decoder_sentences(self.handle)
+        return sentences, self._api.decoder_group(self.handle)
+
+
+def read_targets(
+    decoder: Decoder, targets: Sequence[Sequence[int]]
+) -> Float64[np.ndarray, " targets"]:
+    """Return the log-probability of each target, read token by token.
+
+    The decoder has one hypothesis for each source. Targets include their end tokens,
+    and the longest come first.
+    """
+    lengths = np.array([len(target) for target in targets])
+    ids = np.full((len(targets), lengths[0]), PAD, dtype=np.int64)
+    for row, target in zip(ids, targets, strict=True):
+        row[: len(target)] = target
+    totals = np.zeros(len(targets))
+    last_ids, live = np.full((len(targets), 1), BOS, dtype=np.int64), len(targets)
+    for position in count():
+        logits = decoder.step(last_ids)[:, 0]
+        totals[:live] += log_likelihoods(logits, ids[:live, position])
+        live = int((lengths > position + 1).sum())
+        if not live:
+            break
+        decoder.reorder(np.arange(live)[:, None])
+        last_ids = ids[:live, position, None].copy()
+    return totals
 
 
 class PackedLinear:
-    """A linear map whose weights are packed in the order that products read.
+    """A linear map with weights packed in the order in which products read them.
 
-    In int8, each output's weights have a scale of their own, and each row that is read
-    is rounded with a scale and an offset of its own. A row of the result does not
-    depend on other rows.
+    In int8, the weights of each output have a scale, and each input row is rounded with
+    its own scale and offset. A row of the result does not depend on the other rows.
     """
 
     def __init__(
@@ -68,191 +311,17 @@ class PackedLinear:
         return y
 
     def scales(self) -> Float32[np.ndarray, " outputs"]:
-        """Return the step of each output's rounded weights, in int8."""
+        """Return the scale of each output's weights, in int8."""
         scales = np.empty(self._outputs, np.float32)
         check(self._api.linear_scales(self._handle, pointer(scales, "float *")))
         return scales
 
 
 def native_precision(precision: NativePrecision) -> Any:
-    """Return a precision as the library knows it."""
+    """Return the library's constant for a precision."""
     loaded = library()
     assert loaded is not None
     return loaded.TD_INT8 if precision == "int8" else loaded.TD_FP32
-
-
-MAX_ROWS = 1_024
-"""Rows of all steps that one call takes; a search can be stopped between calls."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedSources:
-    """The encoder's output (section 3.2.3), sentences one after another."""
-
-    states: Float32[np.ndarray, "tokens d_model"]
-    lengths: Int64[np.ndarray, " sentences"]
-    """Tokens of each sentence."""
-
-
-class NativeModel:
-    """Encoder and decoder of a config with packed weights."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Mapping[str, Float[np.ndarray, "..."]],
-        precision: NativePrecision,
-    ) -> None:
-        native = api()
-        assert native is not None
-        self.config = config
-        self._api = native.decode
-        handle = ffi.new("td_model **")
-        check(self._api.model_new(_native_config(config, precision), handle))
-        self._handle = ffi.gc(handle[0], self._api.model_free)
-        kept = [self._set(name, values) for name, values in weights.items()]
-        check(self._api.model_finish(self._handle, num_threads()))
-        del kept  # until here the library reads them
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that logits are of."""
-        return self.config.target_vocab_size or self.config.vocab_size
-
-    def encode(self, sources: Sequence[Sequence[int]]) -> EncodedSources:
-        """Encode sources (Figure 1, left), which include their end tokens.
-
-        Raises `IndexError` if an id is outside the vocabulary.
-        """
-        lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
-        ids = np.array([i for each in sources for i in each], dtype=np.int64)
-        states = empty_aligned(len(ids), self.config.d_model)
-        check(
-            self._api.encode(
-                self._handle,
-                pointer(ids, "int64_t *"),
-                pointer(lengths, "int64_t *"),
-                len(lengths),
-                pointer(states, "float *"),
-                num_threads(),
-            )
-        )
-        return EncodedSources(states=states, lengths=lengths)
-
-    def start(
-        self, encoded: EncodedSources, *, sum_attention: bool = False
-    ) -> "NativeDecoder":
-        """Return a decoder that has read nothing yet.
-
-        Its `coverage` can be called if it sums attention.
-        """
-        handle = ffi.new("td_decoder **")
-        check(
-            self._api.decoder_new(
-                self._handle,
-                pointer(encoded.states, "float *"),
-                pointer(encoded.lengths, "int64_t *"),
-                len(encoded.lengths),
-                sum_attention,
-                num_threads(),
-                handle,
-            )
-        )
-        return NativeDecoder(
-            self,
-            ffi.gc(handle[0], self._api.decoder_free),
-            sums_attention=sum_attention,
-        )
-
-    def _set(
-        self, name: str, values: Float[np.ndarray, "..."]
-    ) -> Float32[np.ndarray, "rows columns"]:
-        """Tell the library of a parameter, and return the numbers that it will read."""
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        values = values.reshape(len(values), -1)
-        numbers = pointer(values, "float *")
-        check(self._api.model_set(self._handle, name.encode(), numbers, *values.shape))
-        return values
-
-
-class NativeDecoder:
-    """A decoder of a native model, with a group of hypotheses for each sentence."""
-
-    def __init__(
-        self, model: NativeModel, handle: Any, *, sums_attention: bool
-    ) -> None:
-        native = api()
-        assert native is not None
-        self._api = native.decode
-        self.model = model  # which must not be freed before
-        self.handle = handle
-        """The decoder in the library (`td_decoder`)."""
-        self.sums_attention = sums_attention
-        """Whether `coverage` can be called."""
-
-    def step(
-        self, last_ids: Int64[np.ndarray, "sentences group"]
-    ) -> Float32[np.ndarray, "sentences group vocab"]:
-        """Read one more token of each hypothesis; return the logits of the next."""
-        assert last_ids.shape == self._shape
-        last_ids = np.ascontiguousarray(last_ids)
-        logits = empty_aligned(*last_ids.shape, self.model.vocab_size)
-        check(
-            self._api.decoder_step(
-                self.handle,
-                pointer(last_ids, "int64_t *"),
-                pointer(logits, "float *"),
-                num_threads(),
-            )
-        )
-        return logits
-
-    def take_steps(
-        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, few: int
-    ) -> Int64[np.ndarray, "kept grown"] | None:
-        """Take steps together with a native search; return what is read next.
-
-        None follows a step that leaves `few` sentences or fewer. Returns None without a
-        step if the search is another, has a mask, or has yet to fill its beams.
-        """
-        if not isinstance(search, NativeSearch) or search.is_masked:
-            return None
-        if type(search).grow is not NativeSearch.grow:
-            return None  # somebody watches its steps
-        if last_ids.shape[1] != search.beam_size:
-            return None
-        if search.is_covered and not self.sums_attention:
-            return None
-        max_steps = max(MAX_ROWS // last_ids.size, 1)
-        return search.run(self.handle, last_ids, max_steps, few)
-
-    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses, numbered through all groups, in this order.
-
-        Those of a new group must be of one sentence, and no sentence in two groups.
-        """
-        rows = np.ascontiguousarray(rows)
-        numbers = pointer(rows, "int64_t *")
-        check(self._api.decoder_reorder(self.handle, numbers, *rows.shape))
-
-    def join(self, other: "NativeDecoder") -> None:
-        """Append the sentences of another decoder of the same model."""
-        check(self._api.decoder_join(self.handle, other.handle))
-
-    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
-        """Return the sum of log(min(attention, 1)) over each hypothesis's source.
-
-        Attention is the mean over the last layer's heads, summed over all steps.
-        """
-        coverage = np.empty(self._shape)
-        check(self._api.decoder_coverage(self.handle, pointer(coverage, "double *")))
-        return coverage
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        """Sentences, and hypotheses of each."""
-        sentences = self._api.decoder_sentences(self.handle)
-        return sentences, self._api.decoder_group(self.handle)
 
 
 def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int64
 
 from transduce.decoding.candidates import log_mean, log_softmax
 from transduce.errors import CheckpointError
+from transduce.metrics.perplexity import TargetScore
 
 
 class Hypothesis(NamedTuple):
@@ -88,6 +89,36 @@ class CoverageDecoder(JoinableDecoder, Protocol):
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over the source, end included."""
+        ...
+
+
+@runtime_checkable
+class DecodingModel(Protocol):
+    """A model prepared for decoding: in the native library, or in PyTorch."""
+
+    @property
+    def step_overhead(self) -> int:
+        """Fixed cost of a decoding step, to start it and to read weights, in rows."""
+        ...
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> Any:
+        """Encode sources, which include their end tokens, for `start`."""
+        ...
+
+    def start(self, encoded: Any, *, sum_attention: bool = False) -> JoinableDecoder:
+        """Return a decoder of encoded sources.
+
+        With `sum_attention` it is a `CoverageDecoder`.
+        """
+        ...
+
+    def score(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> list[TargetScore]:
+        """Score targets without end tokens for sources with end tokens.
+
+        The longest targets come first.
+        """
         ...
 
 

@@ -1,44 +1,61 @@
-"""A stream of lines, window by window, and what is found for them in their order."""
+"""Streams of lines, cut into windows whose sentences are searched for in batches.
+
+A window is read ahead and sorted by length, so that a batch holds similar sentences. A
+batch takes new sentences as others finish. Several processes share a window's
+sentences.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from transduce.decoding.search import Decoding, Hypothesis, Sentence
+from transduce.decoding.search import (
+    Decoding,
+    DecodingModel,
+    Hypothesis,
+    Sentence,
+)
+from transduce.metrics.perplexity import TargetScore
+from transduce.text.vocabulary import EOS
 
 Line = TypeVar("Line")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
+Searcher = TypeVar("Searcher")
+Input = TypeVar("Input")
 
 WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
+"""Lines read ahead and sorted by length."""
 PAUSE_S = 0.02
-"""Once no line has come for so long, those that are there wait for no others."""
+"""Seconds without a new line after which an incomplete window is used."""
 
 
 @runtime_checkable
 class Windows(Protocol):
-    """Cuts a stream into windows, none of them empty."""
+    """Function that cuts a stream into non-empty windows."""
 
     def __call__(self, lines: Iterable[Line], /) -> Iterator[list[Line]]: ...
 
 
 def full_windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """As many lines as a window holds, whatever it takes to get them."""
+    """Cut a stream into windows of `WINDOW_LINES`, however long it takes to read one.
+
+    Only the last window may be shorter.
+    """
     stream = iter(lines)
     while window := list(islice(stream, WINDOW_LINES)):
         yield window
 
 
 def arriving_windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """The lines that are there, of a stream that is still being written.
+    """Cut a stream that is still being written into windows of the lines available.
 
-    It is read a window ahead, in a thread of its own.
+    A separate thread reads up to `WINDOW_LINES` ahead.
     """
     arrived: Queue[Line | _End] = Queue(WINDOW_LINES)
     Thread(target=_read, args=(lines, arrived), daemon=True).start()
@@ -54,7 +71,7 @@ def arriving_windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a stream, by itself or by an error."""
+    """End of a stream, and the exception that ended it, if any."""
 
     error: Exception | None
 
@@ -63,14 +80,14 @@ def _read(lines: Iterable[Line], arrived: Queue[Line | _End]) -> None:
     try:
         for line in lines:
             arrived.put(line)
-    except Exception as error:  # for the thread that waits for lines
+    except Exception as error:  # raised again in the thread that waits for lines
         arrived.put(_End(error))
     else:
         arrived.put(_End(None))
 
 
 def _next_window(arrived: Queue[Line | _End]) -> tuple[list[Line], _End | None]:
-    """What is there, at least a line or the end."""
+    """Return the lines available, after waiting for one line or the end."""
     window: list[Line] = []
     with suppress(Empty):
         while len(window) < WINDOW_LINES:
@@ -81,66 +98,103 @@ def _next_window(arrived: Queue[Line | _End]) -> tuple[list[Line], _End | None]:
     return window, None
 
 
-def _not_told() -> None: ...
+def _do_nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a stream is read, and who is told of how far it is."""
+    """How a stream is read, with callbacks for its progress."""
 
     windows: Windows = full_windows
-    on_line: Callable[[], Any] = _not_told
-    """Called for each line that is done, though others before it may not be."""
+    on_line: Callable[[], Any] = _do_nothing
+    """Called once for each line that is done, even if earlier lines are not."""
     on_step: Callable[[], Any] | None = None
-    """Callback between steps of search; an exception from it ends the stream."""
+    """Called between steps of search; an exception that it raises ends the stream."""
     first_line: int = 0
-    """Number of the stream's first line, if lines before it are done already."""
-
-    def told(self, found: Iterable[Found]) -> Iterator[Found]:
-        """The same, of lines, each told of."""
-        for each in found:
-            self.on_line()
-            yield each
+    """Number of the stream's first line, if earlier lines are done already."""
 
 
-def in_order(numbered: Iterable[tuple[int, Found]]) -> Iterator[Found]:
-    """What comes with its number, from 0, as soon as all before it have come."""
-    early: dict[int, Found] = {}
+def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+    """Yield results by their number, from 0, each once all before it are there."""
+    early: dict[int, Result] = {}
     number = 0
-    for each, found in numbered:
-        early[each] = found
+    for each, result in numbered:
+        early[each] = result
         while number in early:
             yield early.pop(number)
             number += 1
 
 
 MIN_SHARE = 8
-"""Sentences for which a process of their own pays."""
+"""Sentences below which another process does not pay."""
 
 
 class StepRows(NamedTuple):
-    """What a step takes, counted in rows of its matrix products."""
+    """Cost of a decoding step, in rows of its matrix products."""
 
-    of_sentence: int
-    """One for each of its hypotheses."""
-    in_any_case: int
-    """To read weights, and to begin."""
+    per_sentence: int
+    """One row for each hypothesis."""
+    overhead: int
+    """Fixed cost of a step: to read the weights, and to call it."""
 
     def cost(self, steps: int, *, is_first: bool) -> int:
-        """Of a sentence: the first, the longest, bears what all steps take."""
-        return steps * (self.of_sentence + self.in_any_case * is_first)
+        """Return the cost of a sentence; the first, the longest, bears the overhead."""
+        return steps * (self.per_sentence + self.overhead * is_first)
 
 
-def num_shares(num_sentences: int, most: int) -> int:
-    """One at least, and none that is too small."""
-    return max(min(most, num_sentences // MIN_SHARE), 1)
+Found = tuple[int, list[Hypothesis]]
+"""Number of a sentence, and its hypotheses, best first."""
 
 
-def mixed(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
-    """Shares of long and short sentences, by their number, from the steps of each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTask(Generic[Searcher, Input]):
+    """Sentences to search for, and how."""
 
-    That is for many, as it does not matter if all long ones take longer than was
-    thought.
+    sentences: Sequence[Input]
+    lengths: Sequence[int]
+    """Source tokens of each sentence, the end token included."""
+    capacity: int
+    """Source positions of a batch, padding included; a longer sentence is alone."""
+    start: Callable[[Searcher, list[Input]], Decoding]
+    """Function that encodes sentences and starts their search.
+
+    A function of a module, or a partial one: it is sent to other processes, which have
+    a searcher of their own.
+    """
+    step_rows: StepRows = StepRows(1, 0)
+    min_steps: int = 0
+    """Steps that any sentence takes; the estimate for others is their source's length.
+    """
+
+    def subset(self, numbers: Sequence[int]) -> "SearchTask[Searcher, Input]":
+        """Return the same task for some of the sentences."""
+        return replace(
+            self,
+            sentences=[self.sentences[i] for i in numbers],
+            lengths=[self.lengths[i] for i in numbers],
+        )
+
+    def shares(self, most: int) -> list[list[int]]:
+        """Return sentences' numbers in at most so many shares of about equal cost."""
+        number = max(min(most, len(self.sentences) // MIN_SHARE), 1)
+        if number == 1:
+            return [list(range(len(self.sentences)))]
+        steps = [max(length, self.min_steps, 1) for length in self.lengths]
+        if sum(self.lengths) <= self.capacity * number:
+            shares = similar_shares(steps, self.step_rows, number)
+            if all(map(self._is_one_batch, shares)):
+                return shares
+        return mixed_shares(steps, self.step_rows, number)
+
+    def _is_one_batch(self, numbers: Sequence[int]) -> bool:
+        return len(numbers) * max(self.lengths[i] for i in numbers) <= self.capacity
+
+
+def mixed_shares(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
+    """Return shares of long and short sentences, from the steps of each.
+
+    This suits many sentences: the shares stay balanced if all long sentences take
+    longer than estimated. Each next longest sentence goes to the cheapest share.
     """
     shares: list[list[int]] = [[] for _ in range(number)]
     costs = [(0, i) for i in range(number)]
@@ -152,15 +206,18 @@ def mixed(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
     return shares
 
 
-def alike(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
-    """Shares of sentences that are about as long, by their number, from their steps.
+def similar_shares(
+    steps: Sequence[int], rows: StepRows, number: int
+) -> list[list[int]]:
+    """Return shares of sentences of similar length, from the steps of each.
 
-    That is for those that are searched for in one batch each: as it takes as many steps
-    as its longest, only one of them takes as many as the longest of all.
+    This suits shares of one batch each: a batch takes as many steps as its longest
+    sentence, so only one share takes as many as the longest of all. The costliest share
+    costs as little as possible.
     """
     order = _longest_first(steps)
     lengths = [steps[sentence] for sentence in order]
-    # The least that no share needs to cost more than.
+    # Binary search for the least cost that no share needs to exceed.
     low, high = 0, sum(rows.cost(each, is_first=True) for each in lengths)
     while low < high:
         middle = (low + high) // 2
@@ -171,12 +228,12 @@ def alike(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
     return [order[share] for share in _cut(lengths, rows, high)]
 
 
-def _longest_first(steps: Sequence[int]) -> list[int]:
-    return sorted(range(len(steps)), key=steps.__getitem__, reverse=True)
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 
 
 def _cut(lengths: Sequence[int], rows: StepRows, most: int) -> Iterator[slice]:
-    """Shares one after another, each as large as it can be for so much."""
+    """Yield consecutive shares, each as large as a cost of `most` allows."""
     begin, cost = 0, 0
     for i, steps in enumerate(lengths):
         cost += rows.cost(steps, is_first=i == begin)
@@ -187,112 +244,95 @@ def _cut(lengths: Sequence[int], rows: StepRows, most: int) -> Iterator[slice]:
 
 
 BATCH_POSITIONS = 2_048
-"""Source positions of a batch times its hypotheses, padding included: enough for the
-matrix products, and what passes between them stays in a processor's caches."""
+"""Source positions of a batch times hypotheses, padding included: enough for efficient
+matrix products, and small enough that activations stay in a processor's caches."""
 POSITION_BYTES = 2**20
-"""Of a GPU's memory for each such position, logits and all: what is there for most
-models several times over."""
+"""Bytes of a GPU's memory for each such position, logits included: several times what
+most models need."""
 REFILL_SHARE = 0.5
-"""Of a batch's room that must be free before others join, all of it being copied."""
-
-Begin = Callable[[list[int]], Decoding]
-"""Reads the sentences of some numbers."""
+"""Share of a batch that must be free before new sentences join: joining copies all."""
 
 
 def batch_positions(device: str) -> int:
-    """As many as keep the device busy and have room in its memory."""
+    """Return how many positions keep a device busy and fit into its memory."""
     if not device.startswith("cuda"):
         return BATCH_POSITIONS
-    import torch  # which is loaded then, and is not needed otherwise
+    import torch  # loaded already on such a device
 
     memory = torch.cuda.get_device_properties(device).total_memory
     return max(memory // POSITION_BYTES, BATCH_POSITIONS)
 
 
-def search_in_steps(
-    lengths: Sequence[int],
-    room: int,
-    begin: Begin,
+def search_in_batches(
+    task: SearchTask[Searcher, Input],
+    searcher: Searcher,
     on_step: Callable[[], object] | None = None,
-) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-    """The number and the hypotheses of each sentence, soon after it is done.
+) -> Iterator[list[Found]]:
+    """Yield the sentences that the last steps have finished, which may be none.
 
-    Those are together that are done by the same steps, of which some do none. The batch
-    has `room` for so many positions, padding included, or for one sentence that is
-    longer. The longest come first, so that few are padded much. `on_step` is called
-    between steps, and what it raises ends the search.
+    Long sentences come first, so that padding stays small. `on_step` is called between
+    steps; an exception that it raises ends the search.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    waiting = deque(order)
-    batch = _Batch(lengths, room)
-    while waiting or batch.is_live:
-        if waiting and batch.has_room_for(waiting[0]):
-            batch.add(batch.take(waiting), begin)
+    waiting = deque(_longest_first(task.lengths))
+    running: Decoding | None = None
+    numbers: dict[Sentence, int] = {}
+    while waiting or numbers:
+        live = [] if running is None else running.search.live
+        size = _batch_size(task, [numbers[each] for each in live], waiting)
+        few = int((1 - REFILL_SHARE) * size)
+        if running is None or not live or (len(live) < size and len(live) <= few):
+            joining = [
+                waiting.popleft()
+                for _ in range(min(max(size - len(live), 1), len(waiting)))
+            ]
+            new = task.start(searcher, [task.sentences[i] for i in joining])
+            numbers.update(zip(new.search.live, joining, strict=True))
+            new.step()
+            if running is None or not live:
+                running = new
+            elif new.search.live:
+                running.join(new)
         else:
-            batch.advance(batch.num_to_go_on(waiting), on_step)
-        yield batch.take_done()
+            running.step_until_some_are_done(few, on_step)
+        going_on = set(running.search.live)
+        done = [each for each in numbers if each not in going_on]
+        yield [(numbers.pop(each), each.hypotheses) for each in done]
 
 
-class _Batch:
-    """What is decoded together."""
+def _batch_size(
+    task: SearchTask[Any, Any], live: Sequence[int], waiting: Sequence[int]
+) -> int:
+    """Return how many sentences fit into a batch with the next one; 0 if none waits."""
+    if not waiting:
+        return 0
+    longest = max(task.lengths[i] for i in (waiting[0], *live))
+    return task.capacity // max(longest, 1)
 
-    def __init__(self, lengths: Sequence[int], room: int) -> None:
-        self._lengths = lengths
-        self._room = room
-        self._running: Decoding | None = None
-        self._numbers: dict[Sentence, int] = {}
-        """Of those that have not been taken."""
 
-    @property
-    def is_live(self) -> bool:
-        return bool(self._live)
+def similar_lengths(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
+    """Yield numbers of sentences in batches of so many positions, longest first."""
+    order = _longest_first(lengths)
+    start = 0
+    while start < len(order):
+        rows = max(positions // (lengths[order[start]] + 1), 1)
+        yield order[start : start + rows]
+        start += rows
 
-    def has_room_for(self, number: int) -> bool:
-        """Whether it is time for this sentence, and others after it, to join."""
-        if not self.is_live:
-            return True
-        capacity, num_live = self._capacity(number), len(self._live)
-        return num_live < capacity and num_live <= self._few(capacity)
 
-    def num_to_go_on(self, waiting: Sequence[int]) -> int:
-        """Of the sentences, before others may join; none if none waits."""
-        return self._few(self._capacity(waiting[0])) if waiting else 0
+Pair = tuple[list[int], list[int]]
+"""Token ids of a source and its target, both without the end token."""
 
-    def take(self, waiting: deque[int]) -> list[int]:
-        """As many as there is room for, but one at least."""
-        count = max(self._capacity(waiting[0]) - len(self._live), 1)
-        return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
-    def add(self, numbers: list[int], begin: Begin) -> None:
-        """Begin with sentences and, once they have grown, let them join."""
-        newcomers = begin(numbers)
-        self._numbers.update(zip(newcomers.search.live, numbers, strict=True))
-        newcomers.step()
-        if self._running is None or not self.is_live:
-            self._running = newcomers
-        elif newcomers.search.live:
-            self._running.join(newcomers)
+def score_pairs(
+    model: DecodingModel, pairs: Sequence[Pair], positions: int
+) -> Iterator[tuple[int, TargetScore]]:
+    """Score pairs in batches of similar lengths; yield each pair's number and score.
 
-    def advance(self, few: int, on_step: Callable[[], object] | None) -> None:
-        """Until some of the sentences are done; no more steps once so few go on."""
-        assert self._running is not None
-        self._running.step_until_some_are_done(few, on_step)
-
-    def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
-        """Those that are done and have not been taken, by number."""
-        live = set(self._live)
-        done = [each for each in self._numbers if each not in live]
-        return [(self._numbers.pop(each), each.hypotheses) for each in done]
-
-    @property
-    def _live(self) -> Sequence[Sentence]:
-        return [] if self._running is None else self._running.search.live
-
-    def _few(self, capacity: int) -> int:
-        """Live ones of that capacity, at most, that others may join."""
-        return int((1 - REFILL_SHARE) * capacity)
-
-    def _capacity(self, number: int) -> int:
-        """Sentences that there is room for once this one is in, all padded alike."""
-        lengths = [self._lengths[self._numbers[each]] for each in self._live]
-        return self._room // max(self._lengths[number], *lengths, 1)
+    The scores of a batch come together. The caller may stop between batches.
+    """
+    lengths = [max(map(len, pair)) for pair in pairs]
+    for batch in similar_lengths(lengths, positions):
+        numbers = sorted(batch, key=lambda i: -len(pairs[i][1]))
+        sources = [[*pairs[i][0], EOS] for i in numbers]
+        scores = model.score(sources, [pairs[i][1] for i in numbers])
+        yield from zip(numbers, scores, strict=True)

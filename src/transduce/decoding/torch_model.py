@@ -19,8 +19,12 @@ from transduce.decoding.fused_step import (
     FusedStep,
     plain_linear,
 )
-from transduce.decoding.native_model import NativePrecision, PackedLinear
-from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.native_model import (
+    STEP_OVERHEAD,
+    DecodingPrecision,
+    NativePrecision,
+    PackedLinear,
+)
 from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
@@ -69,22 +73,37 @@ class TorchModel:
         require_transformer(self.model.config)
         return cast(Transformer, self.model)
 
-    def watch(self, memory: Memory) -> CoverageDecoder:
-        """Return a decoder that sums attention; `RequestError` unless a Transformer."""
-        require_transformer(self.model.config)
-        return CoverageDecoder(cast(FusedStep, self.stepper), memory)
-
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
         """Encode sources, which include their end tokens."""
         device = self.model.output_weight.device
         return self.model.encode(pad_rows(list(map(list, sources))).to(device))
 
-    def start(self, memory: Memory) -> IncrementalDecoder:
-        """Return a decoder of encoded sources."""
+    @property
+    def step_overhead(self) -> int:
+        """Fixed cost of a decoding step, to start it and to read weights, in rows."""
+        return STEP_OVERHEAD
+
+    def start(
+        self, memory: Memory, *, sum_attention: bool = False
+    ) -> IncrementalDecoder:
+        """Return a decoder of encoded sources.
+
+        With `sum_attention` it is a `CoverageDecoder`; raises `RequestError` if the
+        model is not a Transformer.
+        """
+        if sum_attention:
+            require_transformer(self.model.config)
+            return CoverageDecoder(cast(FusedStep, self.stepper), memory)
         if self.recorder is None or not isinstance(self.stepper, FusedStep):
             return IncrementalDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.recorder)
+
+    def score(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> list[TargetScore]:
+        """Score targets without end tokens for sources with end tokens."""
+        return score_by_torch(self.model, list(sources), list(targets))
 
 
 def prepare(

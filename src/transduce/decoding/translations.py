@@ -1,6 +1,6 @@
-"""What sources are translated to."""
+"""Translations, and the way from lines of text to parts that a model reads and back."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat, zip_longest
 from typing import NamedTuple
@@ -11,68 +11,111 @@ from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer
 
 MAX_SOURCE_TOKENS = 250
-"""A longer source is translated in parts: few models were trained on such."""
+"""Tokens of a source above which it is translated in parts: few models were trained on
+longer ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TranslationHypothesis:
+    """One of the translations that search found for a source."""
+
+    text: str
+    score: float
+    """Log-probability divided by the length penalty, plus the weighted coverage;
+    hypotheses are ranked by it. For a sample, its log-probability."""
+    log_probability: float
+    """Natural logarithm of the probability of the tokens, the end token included."""
+    tokens: tuple[str, ...]
+    """Tokens as the model put them out; the first token of a word begins with a space.
+    """
+    token_log_probabilities: tuple[float, ...]
+    """Log-probability of each token and, unless the length limit cut the translation
+    short, of the end token. Empty if the source was translated in parts."""
+
+    def __repr__(self) -> str:
+        shown = f"text={shortened(self.text)}, score={self.score:.3f}"
+        return f"{type(self).__name__}({shown}, tokens={len(self.tokens)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Translation:
+    """The translation of a source: the best hypothesis, and others if asked for."""
+
+    text: str
+    """Text of the best hypothesis; empty if the source is empty."""
+    score: float
+    """Score of the best hypothesis; 0 if the source is empty."""
+    hypotheses: tuple[TranslationHypothesis, ...]
+    """Hypotheses, best first: one, unless search was for several or the translation was
+    sampled. Empty if the source is empty."""
+    num_parts: int = 1
+    """Number of parts in which the source was translated; more than one if it was
+    longer than 250 tokens. The score is then the sum of the parts' scores."""
+
+    def __repr__(self) -> str:
+        shown = [f"text={shortened(self.text)}", f"score={self.score:.3f}"]
+        if len(self.hypotheses) > 1:
+            shown.append(f"hypotheses={len(self.hypotheses)}")
+        if self.num_parts > 1:
+            shown.append(f"num_parts={self.num_parts}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+EMPTY = Translation(text="", score=0.0, hypotheses=())
+"""Translation of an empty source."""
 
 
 class Part(NamedTuple):
-    """A source, or a part of one that is over-long, as the model reads it.
+    """A source, or a part of one that is too long for the model.
 
-    A tuple, as that goes to other processes fastest.
+    It is a tuple because tuples are the fastest to send to other processes.
     """
 
     line: int
     number: int
-    """Among the parts of its line."""
+    """Number among the parts of its line."""
     source: list[int]
     prefix: list[int]
     continues_word: bool = False
-    """Whether the line was cut within a word before it."""
+    """Whether the line was split within a word before this part."""
 
     @property
     def length(self) -> int:
-        """Tokens of source or prefix, whichever has more; the end counts."""
+        """Number of tokens of source or prefix, the larger one, the end included."""
         return max(len(self.source), len(self.prefix)) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line of the text, and how its translation is to begin."""
+def encode_lines(
+    window: Sequence[tuple[int, tuple[str, str]]],
+    tokenizer: Tokenizer,
+    language: str | None = None,
+) -> list[list[Part]]:
+    """Return the parts of each line, given as its number, source and prefix.
 
-    number: int
-    text: str
-    source: list[int]
-    prefix: list[int]
-
-
-def lines_of(
-    window: Sequence[tuple[int, tuple[str, str]]], tokenizer: Tokenizer
-) -> list[Line]:
-    """Lines by their number, source and prefix, as the model reads them."""
-    source_ids = tokenizer.encode_sources([source for _, (source, _) in window])
-    prefixes = [prefix for _, (_, prefix) in window]
-    prefix_ids: Iterable[list[int]] = repeat([], len(window))
-    if any(prefixes):
-        prefix_ids = tokenizer.encode_targets(prefixes)
-    return [
-        Line(number=number, text=text, source=source, prefix=prefix)
-        for (number, (text, _)), source, prefix in zip(
-            window, source_ids, prefix_ids, strict=True
-        )
-    ]
-
-
-def parts_of(
-    line: Line, tokenizer: Tokenizer, language: str | None = None
-) -> list[Part]:
-    """One, unless the source is too long for the model: then sentences, or less.
-
-    Sentences end as they do in the language, a BCP 47 tag.
+    Sources that are too long are split at ends of sentences of the language, a BCP 47
+    tag, or at smaller units.
     """
-    if len(line.source) <= MAX_SOURCE_TOKENS:
-        whole = Part(line=line.number, number=0, source=line.source, prefix=line.prefix)
-        return [whole]
-    code = tokenizer.language(line.text)
-    rest = line.text.removeprefix(code)
+    sources = tokenizer.encode_sources([source for _, (source, _) in window])
+    texts = [prefix for _, (_, prefix) in window]
+    prefixes: Iterable[list[int]] = repeat([], len(window))
+    if any(texts):
+        prefixes = tokenizer.encode_targets(texts)
+    lines = []
+    for (number, (text, _)), source, prefix in zip(
+        window, sources, prefixes, strict=True
+    ):
+        whole = Part(number, 0, source, prefix)
+        is_long = len(source) > MAX_SOURCE_TOKENS
+        lines.append(split(whole, text, tokenizer, language) if is_long else [whole])
+    return lines
+
+
+def split(
+    whole: Part, text: str, tokenizer: Tokenizer, language: str | None = None
+) -> list[Part]:
+    """Split a source with this text; the first part keeps the prefix."""
+    code = tokenizer.language(text)
+    rest = text.removeprefix(code)
 
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return list(map(len, tokenizer.encode_sources(texts)))
@@ -81,10 +124,10 @@ def parts_of(
     sources = tokenizer.encode_sources([code + text for text in texts])
     return [
         Part(
-            line=line.number,
+            line=whole.line,
             number=i,
             source=source,
-            prefix=[] if i else line.prefix,
+            prefix=[] if i else whole.prefix,
             continues_word=is_within_word(rest, start),
         )
         for i, (source, start) in enumerate(
@@ -94,7 +137,7 @@ def parts_of(
 
 
 def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
-    """Where each part begins in the text."""
+    """Yield the position in the text at which each part starts."""
     end = 0
     for part in parts:
         start = text.index(part, end)
@@ -124,10 +167,10 @@ def require_strings(*several: object) -> None:
             )
 
 
-def paired(
+def pair_up(
     sources: Iterable[str], prefixes: Iterable[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Each source and its prefix; `RequestError` where one of them is missing."""
+    """Yield each source with its prefix; raise `RequestError` where one is missing."""
     if prefixes is None:
         for number, source in enumerate(sources, start=1):
             _require_text(source, number)
@@ -153,55 +196,8 @@ def _require_text(sentence: object, number: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TranslationHypothesis:
-    """One of the translations that were found."""
-
-    text: str
-    score: float
-    """Log-probability over the length penalty, and what coverage takes from it;
-    translations are ranked by it."""
-    log_probability: float
-    """Natural logarithm, the end token counted."""
-    tokens: tuple[str, ...]
-    """As the model put them out; the first of a word begins with a space."""
-    token_log_probabilities: tuple[float, ...]
-    """Of each token and, if it ended by itself, of the end token; none of what was
-    translated in parts, each of which has an end."""
-
-    def __repr__(self) -> str:
-        shown = f"text={shortened(self.text)}, score={self.score:.3f}"
-        return f"{type(self).__name__}({shown}, tokens={len(self.tokens)})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Translation:
-    """The best translation, and others that were asked for."""
-
-    text: str
-    score: float
-    hypotheses: tuple[TranslationHypothesis, ...]
-    """Best first: the best alone unless search was for several; none for an empty
-    source, whose translation is empty."""
-    num_parts: int = 1
-    """In how many the source was translated, more than one if it was over-long; the
-    scores of the parts are added up."""
-
-    def __repr__(self) -> str:
-        shown = [f"text={shortened(self.text)}", f"score={self.score:.3f}"]
-        if len(self.hypotheses) > 1:
-            shown.append(f"hypotheses={len(self.hypotheses)}")
-        if self.num_parts > 1:
-            shown.append(f"num_parts={self.num_parts}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-
-EMPTY = Translation(text="", score=0.0, hypotheses=())
-"""Of an empty source."""
-
-
-def spelt(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> Translation:
-    """What was found as text; `CheckpointError` if the model has put out NaN."""
+def detokenize(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> Translation:
+    """Return hypotheses as text; raise `CheckpointError` if the model put out NaN."""
     require_numbers([each.log_probability for each in hypotheses])
     decoded = tuple(
         TranslationHypothesis(
@@ -217,20 +213,50 @@ def spelt(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> Translation
     return Translation(text=best.text, score=best.score, hypotheses=decoded)
 
 
-def distinct(translation: Translation) -> Translation:
-    """Without hypotheses of a text that a better one has: tokens spell it variously."""
+def without_duplicates(translation: Translation) -> Translation:
+    """Drop hypotheses with the text of a better one; token sequences may share a text.
+
+    The order of the others stays.
+    """
     best = {each.text: each for each in reversed(translation.hypotheses)}
     kept = (each for each in translation.hypotheses if best[each.text] is each)
     return replace(translation, hypotheses=tuple(kept))
 
 
-def joined(parts: Sequence[Part], translations: Sequence[Translation]) -> Translation:
-    """Those of the parts of a line as one, of which only the best is known."""
+def join_lines(
+    lines: Sequence[Sequence[Part]],
+    found: Iterable[tuple[int, Translation]],
+    on_line: Callable[[], object],
+) -> Iterator[Translation]:
+    """Yield the translation of each line once it and all lines before it are done.
+
+    `found` has the number of each part, counted through all lines, and its translation,
+    in any order. `on_line` is called once for each line that is done.
+    """
+    places = [(n, i) for n, parts in enumerate(lines) for i in range(len(parts))]
+    translations = [[EMPTY] * len(parts) for parts in lines]
+    missing = [len(parts) for parts in lines]
+    next_line = 0
+    for number, translation in found:
+        line, part = places[number]
+        translations[line][part] = translation
+        missing[line] -= 1
+        if not missing[line]:
+            on_line()
+        while next_line < len(lines) and not missing[next_line]:
+            yield join_parts(lines[next_line], translations[next_line])
+            next_line += 1
+
+
+def join_parts(
+    parts: Sequence[Part], translations: Sequence[Translation]
+) -> Translation:
+    """Join the translations of a line's parts; of several, only the best are used."""
     if len(translations) == 1:
         return translations[0]
     best = [each.hypotheses[0] for each in translations if each.hypotheses]
     whole = TranslationHypothesis(
-        text=_joined_text(parts, translations),
+        text=_join_texts(parts, translations),
         score=sum(hypothesis.score for hypothesis in best),
         log_probability=sum(hypothesis.log_probability for hypothesis in best),
         tokens=tuple(chain.from_iterable(h.tokens for h in best)),
@@ -244,8 +270,8 @@ def joined(parts: Sequence[Part], translations: Sequence[Translation]) -> Transl
     )
 
 
-def _joined_text(parts: Sequence[Part], translations: Sequence[Translation]) -> str:
-    """No space where the source has a word in two parts, or its script writes none."""
+def _join_texts(parts: Sequence[Part], translations: Sequence[Translation]) -> str:
+    """Join texts with spaces, except within a word or in scripts without spaces."""
     text = ""
     for part, translation in zip(parts, translations, strict=True):
         space = "" if part.continues_word else space_between(text, translation.text)

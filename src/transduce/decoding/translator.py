@@ -1,59 +1,66 @@
-"""Text in, text out, or trees.
+"""Translation and parsing of text: `load` a model, then call its `Translator`.
 
-On a CPU the native library computes all of it; PyTorch is imported only where that
-cannot: on a GPU, in bf16, or for attention by additive scores.
+On a CPU the native library decodes. PyTorch is imported only where the library cannot
+decode: on a GPU, in bf16, or without a C compiler at installation.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from importlib import import_module
-from itertools import chain, count, islice
+from functools import cached_property, partial
+from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
-from transduce.architectures.config import ArchitectureConfig, architecture_of
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    architecture_of,
+    require_transformer,
+)
+from transduce.decoding.native_model import (
+    DecodingPrecision,
+    NativeModel,
+    NativePrecision,
+)
 from transduce.decoding.native_search import start_search
 from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
-from transduce.decoding.processes import (
-    Beginning,
-    SearchProcesses,
-    SearchTask,
-    default_processes,
-)
-from transduce.decoding.ready_model import (
-    DecodingPrecision,
-    ReadyModel,
-)
+from transduce.decoding.processes import WorkerPool, default_processes
 from transduce.decoding.sampling import Sampling
-from transduce.decoding.scoring import score_pairs
 from transduce.decoding.search import (
     Coverage,
+    CoverageDecoder,
     Decoding,
+    DecodingModel,
     Ensemble,
     JoinableDecoder,
     require_numbers,
 )
-from transduce.decoding.streaming import Pace, StepRows, batch_positions, in_order
+from transduce.decoding.streaming import (
+    Found,
+    Pace,
+    SearchTask,
+    StepRows,
+    batch_positions,
+    score_pairs,
+    search_in_batches,
+)
 from transduce.decoding.translations import (
     EMPTY,
     Part,
     Translation,
-    distinct,
-    joined,
-    lines_of,
-    paired,
-    parts_of,
+    detokenize,
+    encode_lines,
+    join_lines,
+    pair_up,
     require_lists,
     require_strings,
-    spelt,
+    without_duplicates,
 )
-from transduce.errors import RequestError, counted, packages_for
-from transduce.machine import free_memory, may_have_gpu
+from transduce.errors import ConfigError, RequestError, counted, packages_for
+from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest, open_model
+from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -61,25 +68,29 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 if TYPE_CHECKING:
     import torch
 
+    import transduce.decoding.torch_model
+
 EXCLUDED = (PAD, BOS)
-"""Ids that are never put out."""
-DRAWN_BYTES = 48
-"""Bytes of memory per draw and token of the vocabulary: logits and probabilities, and
-the sorted and the cumulative ones."""
-COVERAGE = "transduce.decoding.torch_decoder"
+"""Ids of tokens that are never put out."""
+SAMPLE_BYTES = 48
+"""Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
+their sorted and cumulative copies."""
 
-
-class _Asked(NamedTuple):
-    """How the parts of lines are searched for."""
-
-    begin: "Beginning[Translator, Part]"
-    group_size: int
-    """Hypotheses of each."""
-    least_steps: int = 0
+Input = TypeVar("Input")
 
 
 class Translator:
-    """A model, or several that decide together, to translate raw text."""
+    """A model, or an ensemble of models, that translates raw text; or a parser.
+
+    `load` reads one from a folder:
+
+        import transduce
+
+        translator = transduce.load("runs/en-de/averaged")
+        translator.translate("A man sleeps.").text
+
+    A translator may be used by several threads at a time.
+    """
 
     def __init__(
         self,
@@ -89,43 +100,53 @@ class Translator:
         precision: DecodingPrecision = "fp32",
         num_processes: int = 1,
     ) -> None:
-        """`RequestError` if the others have not the tokenizer of the first.
+        """Prepare models for decoding; with `others` they form an ensemble.
 
-        Or if the device cannot compute in the precision, or in several processes.
+        `load` describes the arguments. Raises `RequestError` if the models have
+        different tokenizers, or if the device cannot compute in the precision or be
+        used by several processes.
         """
         if any(other.tokenizer != checkpoint.tokenizer for other in others):
             raise RequestError(
                 "Models that translate together must have one tokenizer, but have "
                 "different ones; train them on the same text with the same settings."
             )
+        if precision not in get_args(DecodingPrecision):
+            raise ConfigError(
+                f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
+            )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
+        """Tokenizer of all models."""
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
-        """As PyTorch calls it; there is but one CPU, whatever its number."""
+        """Name of the device in PyTorch, such as "cpu" or "cuda"."""
         self.precision: DecodingPrecision = precision
+        """Precision of matrix products."""
         self.config: ArchitectureConfig = checkpoint.config
         """Config of the first model."""
-        self.models = [
-            ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
-        ]
-        self._loaded = set[str]()  # modules, by copies of this process too
-        if num_processes > 1:
-            self.get_ready()  # once, not in each copy of this process
         self.symbols = checkpoint.symbols
-        usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
-        self.search: SearchConfig = checkpoint.search or usual
-        """How it searches unless it is told otherwise: as its run did."""
+        """Target vocabulary of a parser; None if the model translates."""
+        self.search: SearchConfig = checkpoint.search or (
+            SearchConfig() if self.symbols is None else PAPER_SEARCH
+        )
+        """Default search settings: those of the model's run."""
         self.source_language = checkpoint.source_language
-        """BCP 47 tag of the language that it reads; None if unknown."""
+        """BCP 47 tag of the source language; None if unknown."""
         self.target_language = checkpoint.target_language
-        """BCP 47 tag of the language that it writes; None if unknown."""
-        self._parser = self._as_parser(num_processes)
-        for_translation = num_processes if self._parser is None else 1
-        self._processes = SearchProcesses(self, for_translation, self.device)
+        """BCP 47 tag of the target language; None if unknown."""
+        self._checkpoints = (checkpoint, *others)
+        if self.device == "cpu":
+            keep_freed_memory()  # each step allocates the logits of all hypotheses
+        if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
+            self.get_ready()  # to raise errors now, and once for all processes
+        self._pool: WorkerPool[Sequence[DecodingModel]] | None = None
+        if num_processes != 1:
+            self._pool = WorkerPool(self.models, num_processes, self.device)
 
     def __repr__(self) -> str:
-        """Short description: task, size, device and precision."""
+        """Return a description: task, size, device and precision."""
         does = "translates" if self.symbols is None else "parses"
-        several = f", {len(self.models)} models" if len(self.models) > 1 else ""
+        number = len(self._checkpoints)
+        several = f", {number} models" if number > 1 else ""
         config = self.config
         layers = f"{architecture_of(config)} architecture"
         if isinstance(config, ModelConfig):
@@ -137,43 +158,28 @@ class Translator:
         )
 
     def get_ready(self) -> None:
-        """Read weights, and all that translating needs; else the first one does."""
-        for model in self.models:
-            model.get_ready()
+        """Load the weights now; otherwise the first translation loads them."""
+        _ = self.models
+
+    @cached_property
+    def models(self) -> list[DecodingModel]:
+        """Models prepared for decoding, loaded at the first use."""
+        return [self._prepared(each) for each in self._checkpoints]
+
+    @cached_property
+    def torch_model(self) -> "transduce.decoding.torch_model.TorchModel":
+        """The first model in PyTorch, whose attention weights can be read.
+
+        It is loaded at the first use. Raises `RequestError` if PyTorch is not
+        installed.
+        """
+        if not self._is_native(self._checkpoints[0]):
+            return cast(Any, self.models[0])
+        with packages_for("A look into the model"):
+            from transduce.decoding.torch_model import prepare
+        return prepare(self._checkpoints[0], self.precision, self.device)
 
     # For type checkers, a string is a sequence of strings, too.
-    @overload
-    def parse(  # type: ignore[overload-overlap]
-        self, texts: str, *, constrained: bool = False
-    ) -> Parse: ...
-
-    @overload
-    def parse(
-        self, texts: Sequence[str], *, constrained: bool = False
-    ) -> list[Parse]: ...
-
-    def parse(
-        self, texts: str | Sequence[str], *, constrained: bool = False
-    ) -> Parse | list[Parse]:
-        """Parse raw English sentences by the model's own search.
-
-        A list gives one parse per sentence, in order; a string, one sentence, gives its
-        parse.
-        """
-        parser = self.parser()
-        if isinstance(texts, str):
-            return parser.parse([texts], constrained=constrained)[0]
-        return parser.parse(texts, constrained=constrained)
-
-    def parser(self) -> Parser:
-        """What parses with the first model; `RequestError` if it translates."""
-        if self._parser is None:
-            raise RequestError(
-                "A model that parses must be trained on trees (train --trees), but "
-                "this one translates; use `transduce translate`."
-            )
-        return self._parser
-
     @overload
     def translate(  # type: ignore[overload-overlap]
         self,
@@ -213,15 +219,28 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Translate sentences by beam search (section 6.1).
 
-        A list gives one translation per sentence, in order; a string, one sentence
-        whatever its line breaks, gives its translation.
+        A list of sources gives a list of translations in the same order. A string is
+        one sentence, whatever line breaks it has, and gives one translation. A source
+        of more than 250 tokens is split into sentences that are translated one by one.
 
-        The settings are those of `SearchConfig`, by default the model's own, and
-        `translate_stream` takes all of them: the n best, too, while here the best is
-        all that search is for. If there are prefixes, each translation begins with the
-        tokens of its own, unless its source is empty. Of an over-long source each part
-        has `min_length`, the first has the prefix, and only the best translation is
-        known.
+            translator.translate("A man sleeps.").text
+            translator.translate(["A man sleeps.", "Two dogs run."], beam_size=1)
+
+        Args:
+            sources: Sentences in the source language.
+            beam_size: Hypotheses kept at each step; 1 is greedy search.
+            length_penalty: Alpha of the length penalty; 0 for none.
+            min_length: Least number of tokens of a translation, without the end token.
+            extra_length: Tokens that a translation may have beyond those of its source.
+            max_length: Most tokens of a translation, the end token included.
+            prefixes: One text for each source, with which its translation must begin.
+
+        Settings that are None are the model's own, `Translator.search`.
+        `translate_stream` takes all settings of `SearchConfig` and can return several
+        hypotheses of each source.
+
+        Raises `ConfigError` if a setting is out of its range, and `RequestError` if the
+        model parses, or sources and prefixes do not correspond.
         """
         settings = {
             "beam_size": beam_size,
@@ -233,11 +252,11 @@ class Translator:
         config = self.search.given(settings)
         if not isinstance(sources, str):
             return list(self.translate_stream(sources, config, prefixes))
-        begun = None
+        listed = None
         if prefixes is not None:
             require_strings(prefixes)
-            begun = [str(prefixes)]
-        return next(self.translate_stream([sources], config, begun))
+            listed = [str(prefixes)]
+        return next(self.translate_stream([sources], config, listed))
 
     def translate_stream(
         self,
@@ -246,20 +265,40 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
-        """Translate without end, each as soon as it and all before it are done.
+        """Translate a stream of sentences, which may be endless.
 
-        `RequestError` if there are prefixes, but not one for each source, or if either
-        is a single string.
+        Yields translations in order, each as soon as it and all before it are done. Up
+        to 2,048 sources are read ahead.
+
+            config = transduce.SearchConfig(beam_size=8, num_best=5)
+            for translation in translator.translate_stream(lines, config):
+                print([each.text for each in translation.hypotheses[:5]])
+
+        Args:
+            sources: Sentences in the source language.
+            config: Search settings; the model's own if None.
+            prefixes: One text for each source, with which its translation must begin.
+            pace: How the stream is read, and callbacks for progress.
+
+        Raises `RequestError` if the model parses, sources and prefixes are not equally
+        many, or one of them is a single string.
         """
         self.require_translation()
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
-        if config.coverage_penalty > 0:
-            self._require_one_to_watch()
-        begin = partial(Translator._search, config=config)
-        pairs = paired(sources, prefixes)
-        asked = _Asked(begin, config.beam_size, least_steps=config.min_length + 1)
-        return map(distinct, self._in_windows(pairs, pace or Pace(), asked))
+        if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
+            raise RequestError(
+                "A coverage penalty must be used with one model, whose attention it "
+                f"counts, but {len(self._checkpoints)} are loaded."
+            )
+        task = partial(
+            self._task,
+            start=partial(_start_search, config=config),
+            group_size=config.beam_size,
+            min_steps=config.min_length + 1,
+        )
+        pairs = pair_up(sources, prefixes)
+        return map(without_duplicates, self._in_windows(pairs, pace or Pace(), task))
 
     @overload
     def sample(  # type: ignore[overload-overlap]
@@ -274,10 +313,18 @@ class Translator:
     def sample(
         self, sources: str | Sequence[str], config: SamplingConfig
     ) -> Translation | list[Translation]:
-        """Draw translations at random, seeded by the source's place and the seed.
+        """Draw translations at random, token by token.
 
-        A list gives one `Translation` per source, in order, whose hypotheses are the
-        draws; a string, one sentence, gives its own.
+        Sources are those of `translate`. The hypotheses of each result are its
+        `config.number` samples, likeliest first. Random numbers depend only on
+        `config.seed` and on the number of the source.
+
+            config = transduce.SamplingConfig(number=3, temperature=0.8, seed=1)
+            for each in translator.sample("A man sleeps.", config).hypotheses:
+                print(each.text)
+
+        Raises `RequestError` if the model parses, or if the samples of one sentence do
+        not fit into memory.
         """
         if isinstance(sources, str):
             return next(self.sample_stream([sources], config))
@@ -289,14 +336,16 @@ class Translator:
         config: SamplingConfig,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
-        """Draw like `sample` from an endless stream, yielding each as soon as done."""
+        """Draw translations like `sample` for a stream of sentences, in order."""
         self.require_translation()
         require_lists(sources)
         self._require_memory_for(config.number)
-        begin = partial(Translator._sample, config=config)
-        pairs = paired(sources, None)
-        asked = _Asked(begin, config.number)
-        return self._in_windows(pairs, pace or Pace(), asked)
+        task = partial(
+            self._task,
+            start=partial(_start_sampling, config=config),
+            group_size=config.number,
+        )
+        return self._in_windows(pair_up(sources, None), pace or Pace(), task)
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -311,12 +360,17 @@ class Translator:
     def score(
         self, sources: str | Sequence[str], targets: str | Sequence[str]
     ) -> TargetScore | list[TargetScore]:
-        """Score given translations by the model's log-probability.
+        """Return the log-probability of given translations under the model.
 
-        Lists give one score per pair, in order; two strings, one pair, give its score.
+        Two lists give one score for each pair, in order; two strings give one score. A
+        score has the natural logarithm over all tokens, the end token included, the
+        number of tokens, and the perplexity per token.
 
-        `RequestError` if they are not as many as the sources, or several models are
-        to decide; `CheckpointError` if the model puts out NaN.
+            translator.score("A man sleeps.", "Ein Mann schläft.").perplexity
+
+        Raises `RequestError` if sources and targets are not equally many, the model
+        parses, or there are several models; `CheckpointError` if the model puts out
+        NaN.
         """
         if isinstance(sources, str):
             require_strings(targets)
@@ -327,16 +381,16 @@ class Translator:
     def score_stream(
         self, sources: Sequence[str], targets: Sequence[str]
     ) -> Iterator[tuple[int, TargetScore]]:
-        """Yield scores with the numbers of their pairs, by batches of similar lengths.
+        """Yield the number and the score of each pair, in batches of similar lengths.
 
-        Raises what `score` does.
+        Raises the exceptions of `score`.
         """
         self.require_translation()
         require_lists(sources, targets)
-        if len(self.models) > 1:
+        if len(self._checkpoints) > 1:
             raise RequestError(
-                f"Translations must be scored by one model, but {len(self.models)} "
-                "are loaded."
+                "Translations must be scored by one model, but "
+                f"{len(self._checkpoints)} are loaded."
             )
         if len(sources) != len(targets):
             raise RequestError(
@@ -345,152 +399,189 @@ class Translator:
             )
         source_ids = self.tokenizer.encode_sources(sources)
         target_ids = self.tokenizer.encode_targets(targets)
-        for number, score in score_pairs(
-            self.models[0],
-            list(zip(source_ids, target_ids, strict=True)),
-            batch_positions(self.device),
-        ):
+        pairs = list(zip(source_ids, target_ids, strict=True))
+        positions = batch_positions(self.device)
+        for number, score in score_pairs(self.models[0], pairs, positions):
             require_numbers([score.log_probability])
             yield number, score
 
-    def close(self) -> None:
-        """End the other processes; they also end with this one."""
-        self._processes.close()
-        if self._parser is not None:
-            self._parser.close()
+    @overload
+    def parse(  # type: ignore[overload-overlap]
+        self, texts: str, *, constrained: bool = False
+    ) -> Parse: ...
+
+    @overload
+    def parse(
+        self, texts: Sequence[str], *, constrained: bool = False
+    ) -> list[Parse]: ...
+
+    def parse(
+        self, texts: str | Sequence[str], *, constrained: bool = False
+    ) -> Parse | list[Parse]:
+        """Parse raw English sentences with the model's own search (section 6.3).
+
+        A list gives one parse for each sentence, in order; a string is one sentence and
+        gives its parse. Constrained search puts out only trees over the words.
+
+        Raises `RequestError` if the model translates.
+        """
+        parser = self.parser()
+        if isinstance(texts, str):
+            return parser.parse([texts], constrained=constrained)[0]
+        return parser.parse(texts, constrained=constrained)
+
+    def parser(self) -> Parser:
+        """Return the first model as a parser; raise `RequestError` if it translates."""
+        if self.symbols is None:
+            raise RequestError(
+                "A model that parses must be trained on trees (train --trees), but "
+                "this one translates; use `transduce translate`."
+            )
+        return Parser(self, self.symbols)
 
     def require_translation(self) -> None:
-        """`RequestError` if the first model parses."""
+        """Raise `RequestError` if the first model parses."""
         if self.symbols is not None:
             raise RequestError(
                 "A model that translates must be trained on text, but this one parses; "
                 "use `transduce parse`."
             )
 
-    def _require_one_to_watch(self) -> None:
-        """Prepare for coverage; `RequestError` if there are several models."""
-        if len(self.models) > 1:
-            raise RequestError(
-                "A coverage penalty must be used with one model, whose attention it "
-                f"counts, but {len(self.models)} are loaded."
-            )
-        if self.models[0].needs_torch:
-            self._load_for_all(COVERAGE)
+    def run(
+        self,
+        task: SearchTask[Sequence[DecodingModel], Any],
+        on_step: Callable[[], object] | None = None,
+    ) -> Iterator[list[Found]]:
+        """Search for the sentences of a task in this process, or in all of them."""
+        if self._pool is None:
+            return search_in_batches(task, self.models, on_step)
+        return self._pool.search(task, on_step)
 
-    def _require_memory_for(self, draws: int) -> None:
-        """Raise `RequestError` if the draws of one sentence do not fit in memory."""
+    def close(self) -> None:
+        """End the other processes; they also end with this process."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _is_native(self, checkpoint: ModelAtRest) -> bool:
+        """Return whether the native library decodes a model."""
+        return (
+            self.device == "cpu"
+            and self.precision != "bf16"
+            and isinstance(checkpoint.config, ModelConfig)
+            and api() is not None
+        )
+
+    def _prepared(self, checkpoint: ModelAtRest) -> DecodingModel:
+        # Unlike the paper: int8, if it is asked for, for speed on processors that
+        # multiply 8-bit integers faster.
+        if self._is_native(checkpoint):
+            config = require_transformer(checkpoint.config)
+            precision = cast(NativePrecision, self.precision)
+            return NativeModel(config, checkpoint.arrays(), precision)
+        if self.device != "cpu":
+            needed_for = f"Device {self.device}"
+        elif self.precision == "bf16":
+            needed_for = f"Precision {self.precision}"
+        else:
+            needed_for = (
+                "Decoding without the native library, which a C compiler builds,"
+            )
+        with packages_for(needed_for):
+            from transduce.decoding.torch_model import prepare
+        return prepare(checkpoint, self.precision, self.device)
+
+    def _require_memory_for(self, samples: int) -> None:
+        """Raise `RequestError` if the samples of one sentence do not fit in memory."""
         symbols = self.tokenizer if self.symbols is None else self.symbols
-        needed, free = draws * symbols.vocab_size * DRAWN_BYTES, free_memory(1)
+        needed, free = samples * symbols.vocab_size * SAMPLE_BYTES, free_memory(1)
         if self.device == "cpu" and needed > free:
             raise RequestError(
-                f"{draws:,} draws of a sentence need {needed / 2**30:,.1f} GiB, but "
+                f"{samples:,} draws of a sentence need {needed / 2**30:,.1f} GiB, but "
                 f"{free / 2**30:,.1f} GiB are free; draw fewer at a time."
             )
-
-    def _load_for_all(self, part: str) -> None:
-        """Load what needs PyTorch, once, not in each copy of this process."""
-        import_module(part)
-        if part not in self._loaded:
-            self._processes.close()  # later copies have it, and what there is by now
-            self._loaded.add(part)
-
-    def _as_parser(self, num_processes: int) -> Parser | None:
-        if self.symbols is None:
-            return None
-        return Parser(
-            self.models[0],
-            self.tokenizer,
-            self.symbols,
-            self.device,
-            self.search,
-            num_processes=num_processes,
-        )
 
     def _in_windows(
         self,
         pairs: Iterable[tuple[str, str]],
         pace: Pace,
-        asked: _Asked,
+        task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
     ) -> Iterator[Translation]:
+        """Yield the translation of each source and prefix, window by window."""
         for window in pace.windows(zip(count(pace.first_line), pairs)):
-            encoded = lines_of(window, self.tokenizer)
-            lines = [
-                parts_of(line, self.tokenizer, self.source_language) for line in encoded
-            ]
-            found = in_order(self._translations(lines, asked, pace))
-            for parts in lines:
-                yield joined(parts, list(islice(found, len(parts))))
+            lines = encode_lines(window, self.tokenizer, self.source_language)
+            parts = list(chain.from_iterable(lines))
+            yield from join_lines(
+                lines, self._translations(parts, task, pace.on_step), pace.on_line
+            )
 
     def _translations(
         self,
-        lines: Sequence[Sequence[Part]],
-        asked: _Asked,
-        pace: Pace,
-    ) -> Iterator[tuple[int, Translation]]:
-        """Those of all parts by their number, as soon as they are done."""
-        parts = list(chain.from_iterable(lines))
-        missing = Counter(part.line for part in parts)
-        for number, translation in self._found(parts, asked, pace.on_step):
-            line = parts[number].line
-            missing[line] -= 1
-            if not missing[line]:
-                pace.on_line()
-            yield number, translation
-
-    def _found(
-        self,
         parts: Sequence[Part],
-        asked: _Asked,
+        task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
         on_step: Callable[[], object] | None,
     ) -> Iterator[tuple[int, Translation]]:
+        """Yield the number and the translation of each part as soon as it is done."""
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
-        task = SearchTask(
-            sentences=[parts[i] for i in filled],
-            lengths=[len(parts[i].source) + 1 for i in filled],
-            room=batch_positions(self.device) // asked.group_size,
-            step_rows=StepRows(asked.group_size, self.models[0].rows_of_any_step),
-            begin=asked.begin,
-            least_steps=asked.least_steps,
+        found = self.run(task([parts[i] for i in filled]), on_step)
+        for i, hypotheses in chain.from_iterable(found):
+            yield filled[i], detokenize(hypotheses, self.tokenizer)
+
+    def _task(
+        self,
+        parts: list[Part],
+        start: Callable[[Sequence[DecodingModel], list[Part]], Decoding],
+        group_size: int,
+        min_steps: int = 0,
+    ) -> SearchTask[Sequence[DecodingModel], Part]:
+        """Return the search for parts with `group_size` hypotheses each."""
+        return SearchTask(
+            sentences=parts,
+            lengths=[len(part.source) + 1 for part in parts],
+            capacity=batch_positions(self.device) // group_size,
+            start=start,
+            step_rows=StepRows(group_size, self.models[0].step_overhead),
+            min_steps=min_steps,
         )
-        for i, hypotheses in self._processes.found(task, on_step):
-            yield filled[i], spelt(hypotheses, self.tokenizer)
-
-    def _search(self, parts: Sequence[Part], config: SearchConfig) -> Decoding:
-        limits = [
-            config.limit(part.length, least=len(part.prefix) + 1) for part in parts
-        ]
-        prefixes = [part.prefix for part in parts]
-        # Several hypotheses may have the same text, so more than `num_best` are needed.
-        most = 1 if config.num_best == 1 else None
-        coverage: Coverage | None = None
-        if config.coverage_penalty > 0:
-            watched = self.models[0].read_watched(_sources(parts))
-            decoder: JoinableDecoder = watched
-            coverage = watched.coverage
-        else:
-            decoder = self._read(parts)
-        search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
-        return Decoding(decoder, search, BOS)
-
-    def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:
-        limits = [part.length + config.extra_length for part in parts]
-        names = [(part.line, part.number) for part in parts]
-        search = Sampling(limits, names, config, EOS, EXCLUDED)
-        return Decoding(self._read(parts), search, BOS)
-
-    def _read(self, parts: Sequence[Part]) -> JoinableDecoder:
-        """What has read the sources, and is asked for the next tokens."""
-        sources = _sources(parts)
-        members = [each.read(sources) for each in self.models]
-        if len(members) == 1:
-            return members[0]
-        return Ensemble(members)
 
 
-def _sources(parts: Sequence[Part]) -> list[list[int]]:
-    """Source ids of parts as a model reads them, each with the end token."""
-    return [[*part.source, EOS] for part in parts]
+def _start_search(
+    models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
+) -> Decoding:
+    """Encode sources and start the search for their translations."""
+    limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
+    prefixes = [part.prefix for part in parts]
+    sums_attention = config.coverage_penalty > 0
+    decoder = _encode(models, parts, sum_attention=sums_attention)
+    coverage: Coverage | None = None
+    if sums_attention:
+        assert isinstance(decoder, CoverageDecoder)
+        coverage = decoder.coverage
+    # Several hypotheses may have the same text, so more than `num_best` are needed.
+    most = 1 if config.num_best == 1 else None
+    search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
+    return Decoding(decoder, search, BOS)
+
+
+def _start_sampling(
+    models: Sequence[DecodingModel], parts: list[Part], config: SamplingConfig
+) -> Decoding:
+    """Encode sources and start to draw their translations."""
+    limits = [part.length + config.extra_length for part in parts]
+    names = [(part.line, part.number) for part in parts]
+    search = Sampling(limits, names, config, EOS, EXCLUDED)
+    return Decoding(_encode(models, parts), search, BOS)
+
+
+def _encode(
+    models: Sequence[DecodingModel], parts: list[Part], *, sum_attention: bool = False
+) -> JoinableDecoder:
+    """Encode sources with all models and return their decoder."""
+    sources = [[*part.source, EOS] for part in parts]
+    decoders = [
+        each.start(each.encode(sources), sum_attention=sum_attention) for each in models
+    ]
+    return decoders[0] if len(decoders) == 1 else Ensemble(decoders)
 
 
 def load(
@@ -500,14 +591,25 @@ def load(
     precision: DecodingPrecision = "fp32",
     num_processes: int | None = 1,
 ) -> Translator:
-    """A translator from a model or run folder, or from several that decide together.
+    """Load a translator or a parser from a model folder or a run folder.
 
-    In precision "bf16" or "int8" it is faster, where the processor is made for it, and
-    no longer exact. In several processes, copies of this one with a thread each, it is
-    faster where there are many sentences; only under Linux and on a CPU, where None is
-    as many as PyTorch has threads, but sixteen at most. `CheckpointError` if a model is
-    damaged, `RequestError` if the device is not there or cannot compute so, or the
-    models have not one tokenizer.
+        translator = transduce.load("runs/en-de", device="cpu", precision="int8")
+
+    Args:
+        path: A model folder, or a run folder, whose averaged model is loaded, else its
+            best, else its newest.
+        *others: More such folders. The models form an ensemble, which averages their
+            probabilities; they must have the same tokenizer.
+        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        precision: Precision of matrix products. "fp32" is exact; "int8" (on a CPU) and
+            "bf16" are faster on processors made for them, and approximate.
+        num_processes: Processes that translate, forks of this one with one thread each;
+            faster if there are many sentences. Only under Linux and on a CPU. None
+            stands for one for each thread of PyTorch's default, at most 16.
+
+    Raises `CheckpointError` if a model is missing or damaged, and `RequestError` if the
+    device is not available or cannot compute in the precision, or the models have
+    different tokenizers.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
     on = choose_device(device)
@@ -515,14 +617,14 @@ def load(
     return Translator(first, on, *rest, precision=precision, num_processes=number)
 
 
-def choose_device(asked: str) -> str:
-    """Name of the device for "auto", "cpu" or "cuda", as PyTorch has it.
+def choose_device(name: str) -> str:
+    """Return PyTorch's name of the device for "auto", "cpu" or "cuda".
 
-    PyTorch is loaded only if there may be a GPU. `RequestError` if the device is not
-    there.
+    PyTorch is imported only if there may be a GPU. Raises `RequestError` if the device
+    is not available.
     """
-    if asked == "cpu" or (asked == "auto" and not may_have_gpu()):
+    if name == "cpu" or (name == "auto" and not may_have_gpu()):
         return "cpu"
-    with packages_for(f"Device {asked}"):
+    with packages_for(f"Device {name}"):
         from transduce.device import choose_hardware
-    return str(choose_hardware(asked).device)
+    return str(choose_hardware(name).device)

@@ -83,7 +83,7 @@ def test_axes_are_labelled_with_input_and_output_tokens(
 
 def test_no_hook_is_left(translator: Translator) -> None:
     attend(translator, SOURCE, TARGET)
-    model = translator.models[0].operators.model
+    model = translator.torch_model.model
     hooks = [module._forward_hooks for module in model.modules()]
     assert not any(hooks)
 

@@ -14,7 +14,7 @@ def translator(trained_checkpoint: Checkpoint) -> Translator:
 
 
 def test_cross_attention_maps_equal_those_of_all_maps(translator: Translator) -> None:
-    model = translator.models[0].operators.model
+    model = translator.torch_model.model
     source = torch.tensor([[300, 301, EOS], [300, EOS, 0]])
     target = torch.tensor([[BOS, 302], [BOS, 303]])
     for alone, all_maps in zip(

@@ -3,14 +3,13 @@
 import pytest
 
 from transduce.decoding import translations as module
-from transduce.decoding.translations import Line, Part, parts_of
+from transduce.decoding.translations import Part, encode_lines
 from transduce.text.tokenizer import Tokenizer
 
 
 def cut(text: str, tokenizer: Tokenizer) -> list[Part]:
-    [source] = tokenizer.encode_sources([text])
-    [prefix] = tokenizer.encode_targets(["acht"])
-    return parts_of(Line(number=7, text=text, source=source, prefix=prefix), tokenizer)
+    [parts] = encode_lines([(7, (text, "acht"))], tokenizer)
+    return parts
 
 
 def test_a_line_that_is_not_too_long_is_one_part(tokenizer: Tokenizer) -> None:

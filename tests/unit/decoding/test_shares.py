@@ -8,24 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transduce.decoding.search import Decoding
 from transduce.decoding.streaming import (
     MIN_SHARE,
+    SearchTask,
     StepRows,
-    alike,
-    mixed,
-    num_shares,
+    mixed_shares,
+    similar_shares,
 )
 
 Sharing = Callable[[Sequence[int], StepRows, int], list[list[int]]]
-BEAM = StepRows(of_sentence=4, in_any_case=16)
+BEAM = StepRows(per_sentence=4, overhead=16)
 
 
 def cost(steps: Sequence[int], rows: StepRows, share: Sequence[int]) -> int:
     own = [steps[i] for i in share]
-    return rows.of_sentence * sum(own) + rows.in_any_case * max(own)
+    return rows.per_sentence * sum(own) + rows.overhead * max(own)
 
 
-@pytest.mark.parametrize("sharing", [mixed, alike])
+@pytest.mark.parametrize("sharing", [mixed_shares, similar_shares])
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
 def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
     steps = np.random.default_rng(1).integers(1, 60, 64).tolist()
@@ -34,8 +35,8 @@ def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
     assert len(shares) == number
     costs = [cost(steps, BEAM, share) for share in shares]
     # Of one after another, the last has what is left.
-    apart = max(steps) if sharing is mixed else number * max(steps)
-    assert max(costs) - min(costs) <= apart * BEAM.of_sentence
+    apart = max(steps) if sharing is mixed_shares else number * max(steps)
+    assert max(costs) - min(costs) <= apart * BEAM.per_sentence
 
 
 @settings(deadline=None)
@@ -47,7 +48,7 @@ def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
 def test_alike_ones_stand_in_order_and_none_is_dearer_than_must_be(
     steps: list[int], rows: StepRows, number: int
 ) -> None:
-    shares = alike(steps, rows, number)
+    shares = similar_shares(steps, rows, number)
     assert sorted(chain.from_iterable(shares)) == list(range(len(steps)))
     assert 1 <= len(shares) <= number
     in_order = [steps[i] for share in shares for i in share]
@@ -73,16 +74,16 @@ def test_alike_ones_take_fewer_steps_in_all() -> None:
     steps = [*[40] * 6, *[10] * 40]
     taken = {
         sharing: sum(max(steps[i] for i in share) for share in sharing(steps, BEAM, 2))
-        for sharing in (mixed, alike)
+        for sharing in (mixed_shares, similar_shares)
     }
-    assert taken == {mixed: 80, alike: 50}
+    assert taken == {mixed_shares: 80, similar_shares: 50}
 
 
 def test_the_longer_a_step_takes_in_any_case_the_fewer_are_with_the_longest() -> None:
     steps = list(range(41, 9, -1))
     with_longest = [
-        len(alike(steps, StepRows(4, in_any_case), 2)[0])
-        for in_any_case in (0, 32, 64, 128)
+        len(similar_shares(steps, StepRows(4, overhead), 2)[0])
+        for overhead in (0, 32, 64, 128)
     ]
     assert with_longest == sorted(with_longest, reverse=True)
     assert len(set(with_longest)) == 4
@@ -93,4 +94,16 @@ def test_the_longer_a_step_takes_in_any_case_the_fewer_are_with_the_longest() ->
     [(0, 1), (1, 1), (2 * MIN_SHARE - 1, 1), (2 * MIN_SHARE, 2), (1_000, 4)],
 )
 def test_none_is_too_small(sentences: int, number: int) -> None:
-    assert num_shares(sentences, 4) == number
+    task = SearchTask(
+        sentences=range(sentences),
+        lengths=[5] * sentences,
+        capacity=2_048,
+        start=_unused,
+    )
+    shares = task.shares(4)
+    assert len(shares) == number
+    assert sorted(chain.from_iterable(shares)) == list(range(sentences))
+
+
+def _unused(_: object, __: object) -> Decoding:
+    raise AssertionError

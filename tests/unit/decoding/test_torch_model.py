@@ -6,14 +6,15 @@ from torch import nn
 
 from transduce.decoding import (
     candidates,
+    native_model,
     native_search,
-    ready_model,
     torch_model,
 )
-from transduce.decoding.ready_model import ReadyModel
+from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
     Int8Linear,
     PackedMap,
+    TorchModel,
     available,
     prepared,
 )
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (torch_model, ready_model, candidates, native_search)
+WITH_KERNELS = (torch_model, translator_module, candidates, native_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -80,7 +81,7 @@ def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corp
     exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
         rough = Translator(trained_checkpoint, CPU, precision="int8")
-    assert isinstance(rough.models[0].operators.model.embedding.output, Int8Linear)
+    assert isinstance(rough.torch_model.model.embedding.output, Int8Linear)
     found = rough.translate(corpus[0][:20])
     assert sum(a.text == b.text for a, b in zip(exact, found, strict=True)) >= 14
 
@@ -90,8 +91,8 @@ def test_freed_memory_is_kept_on_a_cpu(
     trained_checkpoint, monkeypatch, device, is_kept
 ):
     calls = []
-    monkeypatch.setattr(ready_model, "keep_freed_memory", lambda: calls.append(1))
-    ReadyModel(trained_checkpoint, "fp32", device)
+    monkeypatch.setattr(translator_module, "keep_freed_memory", lambda: calls.append(1))
+    Translator(trained_checkpoint, device)
     assert bool(calls) == is_kept
 
 
@@ -103,15 +104,16 @@ def test_freed_memory_is_kept_on_a_cpu(
 def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
     trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
 ):
-    monkeypatch.setattr(ready_model, "has_amx_int8", lambda: has_unit)
-    model = ReadyModel(trained_checkpoint, precision, "cpu")
-    assert (model.rows_of_any_step > ready_model.ROWS_OF_ANY_STEP) == is_by_unit
+    monkeypatch.setattr(native_model, "has_amx_int8", lambda: has_unit)
+    [model] = Translator(trained_checkpoint, CPU, precision=precision).models
+    assert (model.step_overhead > native_model.STEP_OVERHEAD) == is_by_unit
 
 
 def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU, precision="bf16")
     [found] = translator.models
-    assert found.operators.model.output_weight.dtype == torch.bfloat16
+    assert isinstance(found, TorchModel)
+    assert found.model.output_weight.dtype == torch.bfloat16
     assert translator.translate(["one two"])[0].hypotheses
 
 

@@ -1,6 +1,7 @@
 """Hypotheses that differ as texts, and parts that are a line again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import pytest
 
@@ -9,8 +10,9 @@ from transduce.decoding.translations import (
     Part,
     Translation,
     TranslationHypothesis,
-    distinct,
-    joined,
+    join_lines,
+    join_parts,
+    without_duplicates,
 )
 
 
@@ -34,7 +36,7 @@ def join(*translations: Translation, within_word: Sequence[int] = ()) -> Transla
         Part(line=0, number=i, source=[5], prefix=[], continues_word=i in within_word)
         for i in range(len(translations))
     ]
-    return joined(parts, translations)
+    return join_parts(parts, translations)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def join(*translations: Translation, within_word: Sequence[int] = ()) -> Transla
 def test_of_equal_texts_the_better_is_kept(texts: str, places: tuple[int, ...]) -> None:
     found = translation(*texts) if texts else EMPTY
     expected = tuple(found.hypotheses[place] for place in places)
-    assert distinct(found).hypotheses == expected
+    assert without_duplicates(found).hypotheses == expected
 
 
 def test_a_line_in_one_part_is_that_part() -> None:
@@ -83,3 +85,30 @@ def test_parts_are_joined_as_their_script_is_written(
 ) -> None:
     found = [translation(text) if text else EMPTY for text in texts]
     assert join(*found, within_word=within_word).text == whole
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_a_line_follows_once_its_parts_and_all_lines_before_it_are_done(
+    order: tuple[int, ...],
+) -> None:
+    """The second of three lines has two parts."""
+    lines = [
+        [Part(line=line, number=i, source=[5], prefix=[]) for i in range(num_parts)]
+        for line, num_parts in enumerate((1, 2, 1))
+    ]
+    last_part = [0, 2, 3]  # number of the last part of each line
+    come: list[int] = []
+    done: list[int] = []
+
+    def numbered() -> Iterator[tuple[int, Translation]]:
+        for number in order:
+            come.append(number)
+            yield number, translation("abcd"[number])
+
+    texts = []
+    for each in join_lines(lines, numbered(), lambda: done.append(len(come))):
+        texts.append(each.text)
+        assert set(range(last_part[len(texts) - 1] + 1)) <= set(come)
+    assert texts == ["a", "b c", "d"]
+    places = [order.index(i) + 1 for i in range(4)]
+    assert sorted(done) == sorted([places[0], max(places[1:3]), places[3]])

@@ -12,8 +12,8 @@ from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import native_search, translations
 from transduce.decoding import translator as translator_module
+from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import PAPER_SEARCH
-from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator, load
@@ -382,13 +382,13 @@ def test_there_is_but_one_cpu(
 @pytest.mark.skipif(api() is None, reason="no native library")
 def test_only_what_is_needed_is_made_ready(trained_checkpoint: Checkpoint) -> None:
     translator = Translator(trained_checkpoint, CPU)
-    [model] = translator.models
+    assert "models" not in vars(translator)
     translator.get_ready()
-    assert "native" in vars(model)
+    assert "models" in vars(translator)
     translator.translate(["one"])
     translator.sample(["one"], SamplingConfig())
     translator.score(["one"], ["eins"])
-    assert "operators" not in vars(model)
+    assert "torch_model" not in vars(translator)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from transduce.decoding import streaming
 from transduce.decoding.streaming import (
-    Pace,
     Windows,
     arriving_windows,
     full_windows,
@@ -67,10 +66,3 @@ def test_what_comes_early_waits_for_what_is_before_it(order: tuple[int, ...]) ->
     for number, letter in enumerate(in_order(numbered())):
         assert letter == "abcd"[number]
         assert len(come) == 1 + max(order.index(each) for each in range(number + 1))
-
-
-def test_each_line_is_told_of() -> None:
-    told: list[int] = []
-    pace = Pace(on_line=lambda: told.append(len(told)))
-    assert list(pace.told("abc")) == ["a", "b", "c"]
-    assert told == [0, 1, 2]

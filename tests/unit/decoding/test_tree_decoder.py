@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int64
 
-from transduce.decoding.parser import TreeWatcher
+from transduce.decoding.parser import TreeDecoder
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.automaton import partial_tree
 from transduce.trees.linearization import STYLES
@@ -24,17 +24,17 @@ class Uniform:
     def join(self, other: "Uniform") -> None: ...
 
 
-def watcher(*num_words: int) -> TreeWatcher:
+def watcher(*num_words: int) -> TreeDecoder:
     trees = [partial_tree(n, 20, STYLES["xx"]) for n in num_words]
-    return TreeWatcher(Uniform(), trees, VOCABULARY.symbols, EOS)
+    return TreeDecoder(Uniform(), trees, VOCABULARY.symbols, EOS)
 
 
-def allowed(watched: TreeWatcher) -> list[list[list[int]]]:
+def allowed(watched: TreeDecoder) -> list[list[list[int]]]:
     possible = ~watched.excluded()
     return [[row.nonzero()[0].tolist() for row in group] for group in possible]
 
 
-def read(watched: TreeWatcher, *groups: list[int]) -> None:
+def read(watched: TreeDecoder, *groups: list[int]) -> None:
     watched.step(np.array(groups))
 
 
