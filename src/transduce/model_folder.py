@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -54,41 +54,6 @@ AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 
 Array = Float[np.ndarray, "..."]
-
-
-@runtime_checkable
-class ModelAtRest(Protocol):
-    """Parts of a stored model that decoding needs."""
-
-    @property
-    def config(self) -> ArchitectureConfig: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def symbols(self) -> SymbolVocabulary | None:
-        """Target vocabulary of a parser; None for a translator."""
-        ...
-
-    @property
-    def search(self) -> SearchConfig | None:
-        """Search settings of its run; None if unknown."""
-        ...
-
-    @property
-    def source_language(self) -> str | None:
-        """BCP 47 tag of the source language; None if unknown."""
-        ...
-
-    @property
-    def target_language(self) -> str | None:
-        """BCP 47 tag of the target language; None if unknown."""
-        ...
-
-    def arrays(self) -> Mapping[str, Array]:
-        """Return the weights by the names of the model's state dict."""
-        ...
 
 
 class StoredWeights(Mapping[str, Array]):
@@ -178,7 +143,7 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredModel:
+class ModelFolder:
     """Contents of a model folder; the weights are read on access."""
 
     config: ArchitectureConfig
@@ -202,7 +167,7 @@ class StoredModel:
         return self.weights
 
 
-def open_model(path: Path) -> StoredModel:
+def open_model(path: Path) -> ModelFolder:
     """Open a model folder or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
     content = read_json(folder / CONFIG)
@@ -224,7 +189,7 @@ def open_model(path: Path) -> StoredModel:
             f"{folder / WEIGHTS}: the weights must fit the settings beside them, but "
             "do not; the files are of different models."
         )
-    return StoredModel(
+    return ModelFolder(
         config=config,
         weights=weights,
         tokenizer=tokenizer,

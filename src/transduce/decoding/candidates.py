@@ -1,4 +1,9 @@
-"""The likeliest ways to go on, over all hypotheses of each sentence."""
+"""From logits to tokens: the likeliest continuations, probabilities, and draws.
+
+Arrays are computed by the native library or numpy, tensors by `torch_logits`. All sums
+run in the order of the vocabulary, or of falling probability, so that equal logits
+always give equal results.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,21 +15,21 @@ from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SamplingConfig
 
 NOT_FORCED = -1
-"""Forced token of a sentence that may go on with any token."""
+"""Forced token of a sentence that may continue with any token."""
 
 Excluded = Sequence[int] | Callable[[], Bool[np.ndarray, "sentences group vocab"]]
-"""Ids that never come next, or a function for a mask of those that may not come after
-what the model has read of each hypothesis."""
+"""Ids that never come next, or a function that returns a mask of the tokens that must
+not follow the current hypotheses."""
 
 
 class Candidates(NamedTuple):
     """The likeliest continuations of each sentence, best first."""
 
     log_probabilities: Float64[np.ndarray, "sentences candidates"]
-    """Sum over the whole sequence; minus infinity where there is no further candidate,
-    NaN after a hypothesis with NaN among its logits."""
+    """Log-probability of the whole sequence; minus infinity where there are no more
+    candidates, NaN after a hypothesis with NaN among its logits."""
     parents: Int64[np.ndarray, "sentences candidates"]
-    """Number in its group of the hypothesis that each candidate extends."""
+    """Number, within the group, of the hypothesis that each candidate extends."""
     tokens: Int64[np.ndarray, "sentences candidates"]
 
 
@@ -38,12 +43,12 @@ def find_candidates(
 ) -> Candidates:
     """Find the `count` likeliest continuations of each sentence.
 
-    `log_probabilities` are those of the hypotheses so far. `forced` has the only token
-    that a sentence may go on with, or `NOT_FORCED`. The k-th best token after a
-    hypothesis is put back by `diversity` times k in the choice. Of equals, those of
-    earlier hypotheses, then of lower tokens, come first.
+    `log_probabilities` are those of the hypotheses. `forced` has the only token with
+    which a sentence may continue, or `NOT_FORCED`. For the ranking, the k-th best token
+    after a hypothesis, from k = 0, loses `diversity` times k nats (Li et al., 2016). Of
+    equal candidates, those of earlier hypotheses come first, then lower token ids.
 
-    `IndexError` if a forced token is outside the vocabulary.
+    Raises `IndexError` if a forced token is outside the vocabulary.
     """
     never = excluded() if callable(excluded) else excluded
     numbers = native_logits(logits)
@@ -60,9 +65,9 @@ def find_candidates(
 def native_logits(
     logits: Float[Any, "sentences group vocab"],
 ) -> Float32[np.ndarray, "sentences group vocab"] | None:
-    """Return logits for the native library.
+    """Return logits as an array for the native library.
 
-    None if there is none, or the logits are not on a CPU, or not in fp32.
+    Returns None without the library, or if the logits are not in fp32 on a CPU.
     """
     if api() is None:
         return None
@@ -78,7 +83,7 @@ def native_logits(
 def forced_tokens(
     each: Sequence[int],
 ) -> Int64[np.ndarray, " sentences"] | None:
-    """Return the forced token of each sentence as an array; None if none has one."""
+    """Return the forced token of each sentence; None if no sentence has one."""
     if max(each, default=NOT_FORCED) == NOT_FORCED:
         return None
     return np.array(each, dtype=np.int64)
@@ -132,7 +137,7 @@ def _find_natively(
 
 
 def log_softmax(logits: Float[np.ndarray, "*rows vocab"]) -> Float32[np.ndarray, "..."]:
-    """Logarithms of the probabilities that logits stand for, as a new array."""
+    """Return log-probabilities as a new array."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted.astype(np.float32, copy=False)
@@ -141,7 +146,7 @@ def log_softmax(logits: Float[np.ndarray, "*rows vocab"]) -> Float32[np.ndarray,
 def log_likelihoods(
     logits: Float[np.ndarray, "rows vocab"], tokens: Int64[np.ndarray, " rows"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Logarithm of the probability of one token of each row."""
+    """Return the log-probability of one token in each row."""
     largest = logits.max(axis=-1)
     totals = np.exp(logits - largest[:, None]).sum(axis=-1)
     chosen = logits[np.arange(len(tokens)), tokens]
@@ -151,7 +156,7 @@ def log_likelihoods(
 def log_mean(
     log_probs: Sequence[Float32[np.ndarray, "*rows vocab"]],
 ) -> Float32[np.ndarray, "..."]:
-    """Logarithms of the mean of several models' probabilities."""
+    """Return the logarithm of the mean probability over several models."""
     largest = np.maximum.reduce(log_probs)
     total = np.zeros_like(largest)
     for each in log_probs:
@@ -164,11 +169,12 @@ def draw(
     chances: Float64[np.ndarray, " draws"],
     config: SamplingConfig,
 ) -> Int64[np.ndarray, " draws"]:
-    """Tokens whose cumulative probability is the first to pass each chance (0 to 1).
+    """Return, for each chance in [0, 1), the first token whose cumulative probability
+    exceeds it.
 
-    `top_k` and `top_p` leave the likeliest tokens only, which then come first; without
-    them the tokens are in the order of the vocabulary. Logits of minus infinity are
-    never drawn, unless there are no others.
+    With `top_k` or `top_p`, only the likeliest tokens remain, sorted by falling
+    probability; otherwise tokens are in the order of the vocabulary. Tokens with a
+    logit of minus infinity are drawn only if there are no others.
     """
     values = logits / np.float32(config.temperature)
     likely = np.exp(values - values.max())
@@ -176,16 +182,16 @@ def draw(
     if config.top_p < 1:
         tokens = _nucleus(likely, tokens, config.top_p)
     reached = np.cumsum(likely[tokens], dtype=np.float64)
-    # Below the sum of all, so that no token of probability 0 is drawn by rounding.
+    # Below the total, so that rounding never draws a token of probability 0.
     aims = np.minimum(chances * reached[-1], np.nextafter(reached[-1], 0.0))
     places = np.searchsorted(reached, aims, side="right")
-    return tokens[np.minimum(places, len(reached) - 1)]  # NaN is above all numbers
+    return tokens[np.minimum(places, len(reached) - 1)]  # NaN sorts last
 
 
 def _likeliest(
     likely: Float32[np.ndarray, " vocab"], top_k: int | None
 ) -> Int64[np.ndarray, " tokens"]:
-    """The `top_k` likeliest tokens, likeliest first; all in their order without it."""
+    """Return the `top_k` likeliest tokens, likeliest first; without it, all by id."""
     if top_k is None or top_k >= len(likely):
         return np.arange(len(likely))
     found = np.argpartition(likely, len(likely) - top_k)[-top_k:]
@@ -197,19 +203,19 @@ def _nucleus(
     tokens: Int64[np.ndarray, " tokens"],
     top_p: float,
 ) -> Int64[np.ndarray, " nucleus"]:
-    """The fewest tokens that have a share of the probability of all these."""
-    of_tokens = likely[tokens]
-    total = of_tokens.sum(dtype=np.float64)
-    # All that are less likely than this are together less than what is left out.
+    """Return the fewest likeliest tokens with a share `top_p` of the total."""
+    likely_tokens = likely[tokens]
+    total = likely_tokens.sum(dtype=np.float64)
+    # All tokens below this bound have less probability together than is left out.
     bound = (1 - top_p) * total / len(tokens)
-    found = _sorted(likely, tokens[~(of_tokens < bound)])  # keeps NaN
+    found = _sorted(likely, tokens[~(likely_tokens < bound)])  # keeps NaN
     reached = np.cumsum(likely[found], dtype=np.float64)
-    # The token that reaches the share belongs to the nucleus.
+    # The token at which the sum reaches the share belongs to the nucleus.
     return found[: np.searchsorted(reached[:-1], top_p * total) + 1]
 
 
 def _sorted(
     likely: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
 ) -> Int64[np.ndarray, " tokens"]:
-    """Tokens, likeliest first."""
+    """Sort tokens, likeliest first."""
     return tokens[np.argsort(-likely[tokens], kind="stable")]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import require_transformer
 from transduce.architectures.models import Stepper, TransductionModel
-from transduce.checkpoint import built
+from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
 from transduce.decoding.fused_step import (
@@ -32,7 +32,7 @@ from transduce.machine import processor_flags
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Memory, Transformer
-from transduce.model_folder import ModelAtRest
+from transduce.model_folder import ModelFolder
 from transduce.native import api
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -107,7 +107,7 @@ class TorchModel:
 
 
 def prepare(
-    checkpoint: ModelAtRest, precision: DecodingPrecision, device: str
+    checkpoint: ModelFolder | Checkpoint, precision: DecodingPrecision, device: str
 ) -> TorchModel:
     """Prepare a stored model; raise `RequestError` if the device cannot decode it."""
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays().items()}

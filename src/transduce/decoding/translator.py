@@ -59,7 +59,7 @@ from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
-from transduce.model_folder import ModelAtRest, open_model
+from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
@@ -68,6 +68,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 if TYPE_CHECKING:
     import torch
 
+    import transduce.checkpoint
     import transduce.decoding.torch_model
 
 EXCLUDED = (PAD, BOS)
@@ -94,9 +95,9 @@ class Translator:
 
     def __init__(
         self,
-        checkpoint: ModelAtRest,
+        checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
         device: "str | torch.device",
-        *others: ModelAtRest,
+        *others: "ModelFolder | transduce.checkpoint.Checkpoint",
         precision: DecodingPrecision = "fp32",
         num_processes: int = 1,
     ) -> None:
@@ -462,7 +463,9 @@ class Translator:
         if self._pool is not None:
             self._pool.close()
 
-    def _is_native(self, checkpoint: ModelAtRest) -> bool:
+    def _is_native(
+        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
+    ) -> bool:
         """Return whether the native library decodes a model."""
         return (
             self.device == "cpu"
@@ -471,7 +474,9 @@ class Translator:
             and api() is not None
         )
 
-    def _prepared(self, checkpoint: ModelAtRest) -> DecodingModel:
+    def _prepared(
+        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
+    ) -> DecodingModel:
         # Unlike the paper: int8, if it is asked for, for speed on processors that
         # multiply 8-bit integers faster.
         if self._is_native(checkpoint):
