@@ -219,9 +219,17 @@ def _load_symbols(folder: Path, config: ArchitectureConfig) -> SymbolVocabulary 
 def find_model(path: Path) -> Path:
     """Return the folder itself, or a run's averaged, else best, else newest model."""
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
-        if (folder / WEIGHTS).is_file() and foreign_type(folder) is None:
+        if (folder / WEIGHTS).is_file() and _may_be_ours(folder):
             return folder
     raise CheckpointError(f"{path}: must be a model or a run, but {describe(path)}")
+
+
+def _may_be_ours(folder: Path) -> bool:
+    """Return False for a model of Hugging Face, whose config has no format."""
+    with suppress(CheckpointError):
+        if "format" in read_json(folder / CONFIG):
+            return True
+    return foreign_type(folder) is None
 
 
 def checkpoints_of(run: Path) -> list[Path]:
