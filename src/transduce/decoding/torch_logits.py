@@ -1,4 +1,7 @@
-"""The likeliest ways to go on by PyTorch: on any device, in any precision."""
+"""From logits to tokens in PyTorch, on any device and in any precision.
+
+`candidates` has the same functions for arrays.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from transduce.decoding.candidates import NOT_FORCED, Candidates
 from transduce.search_config import SamplingConfig
 
 BLOCK = 64
-"""Tokens of which only the best is compared at first."""
+"""Tokens of a block; in a first pass only the maxima of blocks are compared."""
 
 
 @torch.inference_mode()
@@ -25,12 +28,12 @@ def find_by_torch(
     forced: Int64[np.ndarray, " sentences"] | None,
     diversity: float,
 ) -> Candidates:
-    """Find what `find_candidates` finds."""
-    # Subtracting their `logsumexp` from the logits would take twice as long.
+    """Find the likeliest continuations, as `candidates.find_candidates` does."""
+    # `log_softmax` takes half the time of subtracting `logsumexp`.
     log_probs = torch.as_tensor(logits).float().log_softmax(dim=-1)
-    is_nan = _numpy(log_probs[..., 0].isnan())  # then all of the row are
+    is_nan = _numpy(log_probs[..., 0].isnan())  # then the whole row is NaN
     _exclude(log_probs, excluded, forced)
-    # What is left is small, for which numpy is faster.
+    # Few numbers are left, for which numpy is faster.
     values, tokens = map(_numpy, _largest(log_probs, count))
     values[is_nan] = math.nan
     after = values + log_probabilities[..., None]
@@ -49,7 +52,7 @@ def _exclude(
     excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
     forced: Int64[np.ndarray, " sentences"] | None,
 ) -> None:
-    """Set what may not come to minus infinity, in place."""
+    """Set tokens that must not come next to minus infinity, in place."""
     if isinstance(excluded, np.ndarray):
         mask = torch.from_numpy(excluded).to(log_probs.device)
         log_probs.masked_fill_(mask, -math.inf)
@@ -88,9 +91,9 @@ def _largest(
 ) -> tuple[
     Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
 ]:
-    """Return the largest of each row and their tokens, best first; at most all.
+    """Return the `count` largest values of each row and their tokens, best first.
 
-    They stand in the blocks with the largest maxima, so only these are sorted.
+    They lie in the blocks with the largest maxima, so only these blocks are sorted.
     """
     num_blocks = log_probs.size(-1) // BLOCK
     if num_blocks <= count:
@@ -110,7 +113,7 @@ def _largest(
 def log_mean_by_torch(
     logits: Sequence[Float[Any, "*rows vocab"]],
 ) -> Float[Tensor, "*rows vocab"]:
-    """Logarithms of the mean of several models' probabilities."""
+    """Return the logarithm of the mean probability over several models."""
     each = [torch.as_tensor(x).float().log_softmax(dim=-1) for x in logits]
     return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
 
@@ -124,14 +127,14 @@ def draw_by_torch(
 ) -> tuple[
     Int64[np.ndarray, "sentences samples"], Float32[np.ndarray, "sentences samples"]
 ]:
-    """Token of each sample, and its log-probability among all tokens.
+    """Return the token of each sample and its log-probability among all tokens.
 
-    The semantics are those of `probabilities.draw`. A group of one hypothesis is what
-    all samples of its sentence go on from.
+    Tokens are drawn as by `candidates.draw`. In the first step a group has one
+    hypothesis, which all samples of the sentence extend.
     """
     logits = logits.float()
     log_probs = logits.log_softmax(dim=-1)
-    allowed = logits.clone()  # the model may use its logits again
+    allowed = logits.clone()  # the decoder may reuse its logits
     allowed[..., list(excluded)] = -torch.inf
     shape = (*chances.shape, logits.size(-1))
     on_device = torch.from_numpy(chances).to(logits.device)
@@ -150,7 +153,7 @@ def _draw(
     values, tokens = (logits / config.temperature).topk(count)
     probabilities = values.double().softmax(dim=-1)
     reached = probabilities.cumsum(dim=-1)
-    # The token that reaches the probability of the nucleus belongs to it.
+    # The token at which the sum reaches `top_p` belongs to the nucleus.
     is_outside = reached - probabilities >= config.top_p
     probabilities = probabilities.masked_fill(is_outside, 0.0)
     reached = probabilities.cumsum(dim=-1)
