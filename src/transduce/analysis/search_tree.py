@@ -12,7 +12,13 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.search import Coverage, Decoder, Hypothesis, run_search
+from transduce.decoding.search import (
+    Coverage,
+    CoverageDecoder,
+    Decoder,
+    Hypothesis,
+    run_search,
+)
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.search_config import SearchConfig
@@ -107,11 +113,11 @@ def record_search(
     The `excluded` token ids are never generated.
     """
     memory = model.model.encode(source)
-    decoder: Decoder
     coverage: Coverage | None = None
     if config.coverage_penalty > 0:
-        decoder = covered = model.watch(memory)
-        coverage = covered.coverage
+        decoder: Decoder = model.start(memory, sum_attention=True)
+        assert isinstance(decoder, CoverageDecoder)
+        coverage = decoder.coverage
     else:
         decoder = IncrementalDecoder(model.stepper, memory)
     limit = config.limit(source.size(1))
