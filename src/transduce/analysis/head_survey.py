@@ -29,7 +29,7 @@ from transduce.analysis.head_statistics import (
     preferred_offsets,
     statistics_table,
 )
-from transduce.analysis.word_links import are_spelt
+from transduce.analysis.word_links import have_same_letters
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
@@ -195,8 +195,8 @@ def survey_annotated(
     annotated = [
         annotate(sentence, maps, source, target)
         for sentence, source, target, maps in read
-        if are_spelt(sentence.source_words, source)
-        and are_spelt(sentence.target_words, target)
+        if have_same_letters(sentence.source_words, source)
+        and have_same_letters(sentence.target_words, target)
     ]
     if not annotated:
         raise DataError(

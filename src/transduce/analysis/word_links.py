@@ -108,7 +108,7 @@ def letter_groups(
     """Matrix of the share of each piece's letters that belong to each word.
 
     A piece may belong to two words. Each byte of a letter encoded as bytes is a piece.
-    The pieces must spell the words: see `are_spelt`.
+    The pieces must spell the words: see `have_same_letters`.
     """
     owners = [word for word, text in enumerate(words) for _ in text]
     groups = torch.zeros(len(pieces), len(words))
@@ -125,7 +125,7 @@ def letter_groups(
     return groups
 
 
-def are_spelt(words: Sequence[str], pieces: Sequence[str]) -> bool:
+def have_same_letters(words: Sequence[str], pieces: Sequence[str]) -> bool:
     """Whether the pieces have as many letters as the words.
 
     Some tokenizers drop unknown characters.
@@ -198,9 +198,9 @@ def _links(
 ) -> WordLinks | None:
     source, target = units(pair[0]), units(pair[1])
     words = _words(pair[0], source), _words(pair[1], target)
-    if not (source and target and all(map(are_spelt, words, pieces))):
+    if not (source and target and all(map(have_same_letters, words, pieces))):
         return None
-    groups = [letter_groups(of, spelt) for of, spelt in zip(pieces, words, strict=True)]
+    groups = [letter_groups(of, texts) for of, texts in zip(pieces, words, strict=True)]
     if any(bool((each.sum(dim=0) == 0).any()) for each in groups):
         return None
     means = weights.mean(dim=1)[..., :-1]  # without the end token of the source

@@ -155,7 +155,7 @@ PRESETS = {
     # For the built-in corpus, in minutes on two cores.
     "quickstart": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=2_000),
-        # The grammar's sentences never repeat, so the model cannot overfit and needs no
+        # The grammar gives enough sentences that the model cannot overfit and needs no
         # dropout.
         model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
         batching=BatchingConfig(
