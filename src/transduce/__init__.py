@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
+    from transduce.errors import TransduceError
+    from transduce.experiments.train import resume, train
     from transduce.search_config import SamplingConfig, SearchConfig
 
     __version__: str
@@ -13,18 +15,24 @@ if TYPE_CHECKING:
 __all__ = [
     "SamplingConfig",
     "SearchConfig",
+    "TransduceError",
     "Translation",
     "Translator",
     "__version__",
     "load",
+    "resume",
+    "train",
 ]
 
 _HOMES = {
     "SamplingConfig": "transduce.search_config",
     "SearchConfig": "transduce.search_config",
+    "TransduceError": "transduce.errors",
     "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
     "load": "transduce.decoding.translator",
+    "resume": "transduce.experiments.train",
+    "train": "transduce.experiments.train",
 }
 
 

@@ -16,10 +16,13 @@ def test_the_public_names_are_these() -> None:
     assert set(transduce.__all__) == {
         "SamplingConfig",
         "SearchConfig",
+        "TransduceError",
         "Translation",
         "Translator",
         "__version__",
         "load",
+        "resume",
+        "train",
     }
 
 

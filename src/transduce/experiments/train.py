@@ -1,0 +1,194 @@
+"""Training from Python: `transduce.train` and `transduce.resume`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.device import choose_hardware
+from transduce.errors import ConfigError
+from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.pipeline import (
+    Consent,
+    RunObserver,
+    RunResult,
+    RunStart,
+)
+from transduce.experiments.pipeline import resume as resume_run
+from transduce.experiments.pipeline import train as train_run
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import preset as preset_named
+from transduce.experiments.run_folder import precision_of
+from transduce.machine import Precision
+from transduce.settings import apply_mapping
+from transduce.text.languages import LanguagesConfig
+from transduce.training.trainer import StepReport
+
+Files = str | PathLike[str] | Sequence[str | PathLike[str]]
+"""One file or several."""
+
+LOGGER = logging.getLogger("transduce")
+
+
+def train(
+    source: Files,
+    target: Files,
+    out: str | PathLike[str],
+    *,
+    preset: str = "base",
+    settings: Mapping[str, Any] | None = None,
+    dev_source: Files = (),
+    dev_target: Files = (),
+    source_language: str | None = None,
+    target_language: str | None = None,
+    device: str = "auto",
+    precision: Precision = "auto",
+    overwrite: bool = False,
+    observers: Sequence[RunObserver] = (),
+) -> RunResult:
+    """Train a model on parallel text, average its last checkpoints and score it.
+
+        result = transduce.train("my.en", "my.de", "runs/mine", preset="multi30k")
+        translator = transduce.load(result.model)
+
+    Parameters
+    ----------
+    source, target
+        Line-aligned text files, plain or gzip.
+    out
+        Folder of the run, new or empty.
+    preset
+        Preset of all settings, such as "base" for millions of pairs or "multi30k" for
+        tens of thousands; `transduce presets` lists them.
+    settings
+        Single settings by name, such as {"training.steps": 1000, "model.dropout": 0.2};
+        `transduce settings` lists them.
+    dev_source, dev_target
+        Held-out text, scored at each checkpoint; by default 1 % of the pairs.
+    source_language, target_language
+        BCP 47 tags; by default guessed from the files' endings.
+    device
+        "auto", "cpu" or "cuda".
+    precision
+        "auto", "fp32" or "bf16".
+    overwrite
+        Whether the run may replace an older one in the folder.
+    observers
+        Objects whose methods are called as the run proceeds. The logger `transduce`
+        receives the same reports: scores at level INFO, warnings at WARNING.
+
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or impossible, or the folder holds a run.
+    DataError
+        A file cannot be used; the message names file and line.
+    """
+    files = CorpusFiles(
+        source=_paths(source),
+        target=_paths(target),
+        dev_source=_paths(dev_source),
+        dev_target=_paths(dev_target),
+    )
+    _require_both(files)
+    config = _with(preset_named(preset), settings or {})
+    languages = LanguagesConfig().given(
+        {"source": source_language, "target": target_language}
+    )
+    config = replace(config, languages=languages)
+    hardware = choose_hardware(device, precision, width=config.model.d_model)
+    reporter = _Reporter()
+    consent = Consent(overwrites=overwrite)
+    train_run(files, config, Path(out), hardware, reporter, *observers, consent=consent)
+    return reporter.result()
+
+
+def resume(
+    out: str | PathLike[str],
+    *,
+    device: str = "auto",
+    observers: Sequence[RunObserver] = (),
+) -> RunResult:
+    """Continue the run in a folder from its newest checkpoint, in its own precision.
+
+    Raises `CheckpointError` if the folder holds no run.
+    """
+    run = Path(out)
+    reporter = _Reporter()
+    hardware = choose_hardware(device, precision_of(run))
+    resume_run(run, hardware, reporter, *observers)
+    return reporter.result()
+
+
+class _Reporter:
+    """Observer that logs the progress of a run, and keeps its result."""
+
+    def __init__(self) -> None:
+        self._result: RunResult | None = None
+
+    def started(self, start: RunStart) -> None:
+        LOGGER.info(
+            "training from step %d of %d with %d parameters on %s",
+            start.first_step,
+            start.config.training.steps,
+            start.num_parameters,
+            start.hardware,
+        )
+        for advice in start.advice:
+            LOGGER.warning("%s", advice)
+
+    def stepped(self, report: StepReport) -> None:
+        LOGGER.debug("step %d: loss %.3f", report.step, report.loss)
+
+    def scored(self, score: DevScore) -> None:
+        LOGGER.info("step %d: %s, loss %.3f", score.step, score.quality, score.loss)
+
+    def warned(self, message: str) -> None:
+        LOGGER.warning("%s", message)
+
+    def went_back(self, step: int) -> None:
+        LOGGER.warning("the loss diverged; training continues from step %d", step)
+
+    def finished(self, result: RunResult) -> None:
+        self._result = result
+        LOGGER.info("the model is in %s", result.model)
+
+    def result(self) -> RunResult:
+        """Return the result of the finished run."""
+        assert self._result is not None
+        return self._result
+
+
+def _paths(files: Files) -> tuple[Path, ...]:
+    if isinstance(files, str | PathLike):
+        return (Path(files),)
+    return tuple(map(Path, files))
+
+
+def _require_both(files: CorpusFiles) -> None:
+    if not files.source or not files.target:
+        raise ConfigError("`source` and `target` must both name files.")
+    if bool(files.dev_source) != bool(files.dev_target):
+        raise ConfigError("`dev_source` and `dev_target` must be given together.")
+
+
+def _with(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration with single settings changed."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        *tables, key = name.split(".")
+        table = nested
+        for each in tables:
+            table = table.setdefault(each, {})
+        table[key] = value
+    if "vocab_size" in nested.get("model", {}):
+        raise ConfigError(
+            "`model.vocab_size` follows the tokenizer; set `tokenizer.vocab_size`."
+        )
+    training = nested.get("training", {})
+    if "checkpoint_minutes" in training:
+        training.setdefault("checkpoint_steps", None)
+    return apply_mapping(config, nested, where="settings: ")

@@ -1,0 +1,112 @@
+"""Training from Python equals training by the command."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.checkpoint import load_model
+from transduce.cli import main
+from transduce.errors import ConfigError, DataError
+
+SETTINGS = {
+    "training.steps": 6,
+    "training.checkpoint_steps": 3,
+    "training.warmup_steps": 2,
+}
+
+
+@pytest.fixture
+def train(corpus_files: tuple[Path, Path], tmp_path: Path) -> Callable[..., Any]:
+    """Function that trains the tiny preset on the corpus for six updates."""
+
+    def run(out: str = "run", **changes: Any) -> Any:
+        options: dict[str, Any] = {"preset": "tiny", "settings": SETTINGS}
+        options |= {"device": "cpu", "precision": "fp32", **changes}
+        return transduce.train(*corpus_files, tmp_path / out, **options)
+
+    return run
+
+
+def test_python_trains_the_same_weights_as_the_command(train, corpus_files, tmp_path):
+    result = train()
+    source, target = corpus_files
+    command = ["train", "--source", source, "--target", target, "--preset", "tiny"]
+    command += ["--set", *(f"{name}={value}" for name, value in SETTINGS.items())]
+    command += ["--device", "cpu", "--precision", "fp32", "--out", tmp_path / "other"]
+    main([str(each) for each in command])
+    assert result.model == tmp_path / "run" / "averaged"
+    ours = load_model(tmp_path / "run" / "averaged").weights
+    theirs = load_model(tmp_path / "other" / "averaged").weights
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def test_the_result_can_be_loaded(train):
+    translator = transduce.load(train().model)
+    assert isinstance(translator.translate("one two").text, str)
+
+
+def test_a_finished_run_resumes_to_the_same_result(train, tmp_path):
+    result = train()
+    assert transduce.resume(tmp_path / "run", device="cpu").model == result.model
+
+
+def test_scores_are_logged(train, caplog):
+    with caplog.at_level(logging.INFO, logger="transduce"):
+        train()
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(message.startswith("training from step 0 of 6") for message in messages)
+    assert any(message.startswith("the model is in ") for message in messages)
+
+
+def test_observers_see_each_update(train):
+    class Steps:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def started(self, start: object) -> None: ...
+        def stepped(self, report: Any) -> None:
+            self.steps.append(report.step)
+
+        def scored(self, score: object) -> None: ...
+        def warned(self, message: str) -> None: ...
+        def went_back(self, step: int) -> None: ...
+        def finished(self, result: object) -> None: ...
+
+    observer = Steps()
+    train(observers=[observer])
+    assert observer.steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "huge"}, "huge"),
+        ({"settings": {"training.step": 3}}, "did you mean `training.steps`"),
+        ({"settings": {"model.vocab_size": 3}}, "set `tokenizer.vocab_size`"),
+        ({"dev_source": "dev.en"}, "must be given together"),
+        ({"device": "tpu"}, "`device` must be"),
+    ],
+)
+def test_a_wrong_argument_is_a_config_error(train, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        train(**changes)
+
+
+def test_a_missing_file_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match=r"no\.en"):
+        transduce.train(
+            tmp_path / "no.en", tmp_path / "no.de", tmp_path / "run", preset="tiny"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_replaced_only_if_allowed(train):
+    train()
+    with pytest.raises(ConfigError):
+        train()
+    train(overwrite=True)
