@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not has_amx(), reason="no AMX")
 
 @pytest.fixture
 def allow_amx():
-    """Allow it or not; afterwards it is allowed."""
+    """Switch AMX on or off; it is on again after the test."""
     switch = library().td_allow_amx
     yield switch
     switch(True)
@@ -30,7 +30,7 @@ def allow_amx():
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 65, 100])
-def test_it_changes_nothing(allow_amx, inputs, outputs, rows):
+def test_amx_and_plain_loops_give_equal_products(allow_amx, inputs, outputs, rows):
     weight, bias = torch.randn(outputs, inputs).numpy(), torch.randn(outputs).numpy()
     packed, x = (
         PackedLinear(weight, bias, "int8"),
@@ -41,7 +41,7 @@ def test_it_changes_nothing(allow_amx, inputs, outputs, rows):
     assert (packed(x) == by_amx).all()
 
 
-def test_the_largest_and_smallest_bytes_are_exact(allow_amx):
+def test_amx_products_of_extreme_bytes_are_exact(allow_amx):
     weight = np.full((40, 2048), -127.0, np.float32)
     weight[::2] = 127.0
     x = np.full((40, 2048), 255.0, np.float32)
@@ -51,7 +51,7 @@ def test_the_largest_and_smallest_bytes_are_exact(allow_amx):
     )
 
 
-def test_threads_change_nothing(two_threads):
+def test_the_number_of_threads_does_not_change_the_product(two_threads):
     packed = PackedLinear(torch.randn(5000, 64).numpy(), None, "int8")
     x = torch.randn(130, 64).numpy()
     by_two = packed(x)

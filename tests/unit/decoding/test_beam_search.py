@@ -1,4 +1,5 @@
-"""Searches over tables written out by hand; a missing word has probability zero."""
+"""Beam search over hand-written tables, in which a missing word has probability
+zero."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,17 +51,19 @@ CUT: Table = {
     (A,): {A: 0.9, B: 0.1},
     (B,): {A: 1.0},
 }
-"""Limit of two tokens: hypotheses cut short are likelier than all finished ones."""
+"""With a limit of two tokens, cut hypotheses are likelier than all finished ones."""
 CUT_BEHIND_ENDS: Table = {
     (): {A: 0.5, B: 0.45, C: 0.05},
     (A,): {EOS: 0.6, A: 0.4},
     (B,): {EOS: 0.6, B: 0.4},
 }
-"""Limit of two tokens: the two likeliest finish, and others are cut short."""
+"""With a limit of two tokens, the two likeliest hypotheses finish and others are
+cut."""
 
 
 class TableModel:
-    """The probability of the next word by the words so far, in a table a sentence."""
+    """Model with one table per sentence: probabilities of the next word by the
+    prefix."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._rows = [(table, ()) for table in tables]
@@ -83,7 +86,7 @@ class TableModel:
 
     @staticmethod
     def _log_probs(table: Table, prefix: tuple[int, ...]) -> Tensor:
-        # A row that leads nowhere is asked too, and its answer must not matter.
+        # Impossible prefixes are evaluated too, and their values must not matter.
         words = table.get(prefix, {A: 0.5, EOS: 0.5})
         return torch.tensor([words.get(i, 0.0) for i in range(VOCAB_SIZE)]).log()
 
@@ -133,13 +136,13 @@ def test_scores_fall_from_first_to_last() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_no_hypothesis_stands_twice() -> None:
+def test_no_hypothesis_occurs_twice() -> None:
     [hypotheses] = search([TWO_WORDS], [5], beam_size=8, alpha=2.0)
     assert len({h.ids for h in hypotheses}) == len(hypotheses)
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 3])
-def test_no_more_hypotheses_than_the_beam_come_back(beam_size: int) -> None:
+def test_at_most_beam_size_hypotheses_are_returned(beam_size: int) -> None:
     [hypotheses] = search([TWO_WORDS], [5], beam_size=beam_size, alpha=2.0)
     assert len(hypotheses) <= beam_size
 
@@ -175,19 +178,19 @@ def test_the_length_penalty_is_that_of_wu_et_al(
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 3])
-def test_what_does_not_end_is_cut_at_the_maximum_length(max_length: int) -> None:
+def test_an_endless_hypothesis_is_cut_at_the_maximum_length(max_length: int) -> None:
     [hypotheses] = search([NEVER_ENDING], [max_length], beam_size=2)
     assert {len(h.ids) for h in hypotheses} == {max_length}
     assert not any(h.is_finished for h in hypotheses)
 
 
-def test_what_is_cut_short_is_scored_by_the_tokens_it_has() -> None:
+def test_a_cut_hypothesis_is_scored_by_its_tokens() -> None:
     [best, *_] = search([NEVER_ENDING], [2], beam_size=2, alpha=1.0)[0]
     assert best.ids == (A, A)
     assert best.score == pytest.approx(math.log(0.7 * 0.8) / (7 / 6))
 
 
-def test_nothing_unfinished_comes_back_if_anything_finished() -> None:
+def test_finished_hypotheses_replace_all_unfinished_ones() -> None:
     table = {(): {A: 0.99, EOS: 0.01}, (A,): {A: 0.99, B: 0.01}}
     [hypotheses] = search([table], [2], alpha=2.0)
     assert [h.ids for h in hypotheses] == [()]
@@ -200,13 +203,13 @@ def test_the_end_token_counts_towards_the_maximum_length() -> None:
 
 
 @pytest.mark.parametrize("excluded", [(BOS, A), (BOS, B), (BOS, A, B)])
-def test_an_excluded_id_is_never_put_out(excluded: tuple[int, ...]) -> None:
+def test_an_excluded_id_is_never_chosen(excluded: tuple[int, ...]) -> None:
     [hypotheses] = search([TWO_WORDS], [5], beam_size=8, excluded=excluded)
     assert hypotheses
     assert not {i for h in hypotheses for i in h.ids} & set(excluded)
 
 
-def test_nothing_need_be_excluded() -> None:
+def test_the_excluded_ids_may_be_empty() -> None:
     assert search([TWO_WORDS], [5], excluded=())[0][0].ids == (A,)
 
 
@@ -217,11 +220,11 @@ def test_a_certain_sentence_is_found_by_a_beam_wider_than_the_vocabulary() -> No
     assert hypotheses[0].log_probability == 0.0
 
 
-def test_search_over_no_sentence_finds_nothing() -> None:
+def test_a_search_over_no_sentences_is_empty() -> None:
     assert search([], []) == []
 
 
-def test_search_stops_when_nothing_alive_can_overtake() -> None:
+def test_search_stops_when_no_live_hypothesis_can_win() -> None:
     table = {(): {EOS: 0.9, A: 0.1}, (A,): {A: 1.0}}
     model = TableModel([table])
     config = SearchConfig(beam_size=2, length_penalty=0.0)
@@ -230,7 +233,7 @@ def test_search_stops_when_nothing_alive_can_overtake() -> None:
 
 
 @pytest.mark.parametrize(("num_best", "steps"), [(1, 1), (2, 2), (3, 3)])
-def test_search_goes_on_until_as_many_are_found_as_are_asked_for(
+def test_search_continues_until_num_best_hypotheses_are_found(
     num_best: int, steps: int
 ) -> None:
     table = {
@@ -246,12 +249,12 @@ def test_search_goes_on_until_as_many_are_found_as_are_asked_for(
     assert [h.ids for h in found] == [(A,) * n for n in range(num_best)]
 
 
-def test_search_goes_on_while_something_alive_can_overtake() -> None:
+def test_search_continues_while_a_live_hypothesis_can_win() -> None:
     [best, *_] = search([LATE_END], [50], alpha=0.1)[0]
     assert best.ids == (A, A)
 
 
-def test_length_to_a_power_is_the_other_penalty() -> None:
+def test_the_power_penalty_divides_by_a_power_of_the_length() -> None:
     config = SearchConfig(length_penalty=0.5, penalty="power")
     assert [config.divisor(length) for length in (1, 4, 9)] == [1.0, 2.0, 3.0]
     [best, *_] = search([LATE_END], [5], alpha=1.0, penalty="power")[0]
@@ -266,7 +269,7 @@ def test_every_token_has_its_log_probability() -> None:
         assert best.token_log_probabilities == pytest.approx(np.log(probabilities))
 
 
-def test_what_is_cut_short_has_no_end_to_count() -> None:
+def test_a_cut_hypothesis_has_no_log_probability_of_an_end() -> None:
     [best, *_] = search([NEVER_ENDING], [2], beam_size=2)[0]
     assert best.token_log_probabilities == pytest.approx(np.log([0.7, 0.8]))
 
@@ -285,7 +288,7 @@ def test_all_hypotheses_begin_with_the_prefix_of_their_sentence() -> None:
     assert found[2][0].log_probability == pytest.approx(math.log(0.6 * 0.2))
 
 
-def test_diversity_lets_other_parents_have_children() -> None:
+def test_diversity_favours_children_of_other_parents() -> None:
     table = {
         (): {A: 0.6, B: 0.4},
         (A,): {A: 0.4, B: 0.3, C: 0.3},
@@ -301,7 +304,7 @@ def test_diversity_lets_other_parents_have_children() -> None:
 LATER_IS_BETTER: Table = {(A,) * length: {EOS: 0.5, A: 0.5} for length in range(5)} | {
     (A,) * 5: {EOS: 1.0}
 }
-"""By a penalty that favours length much: an end at each step."""
+"""With a penalty that strongly favours length: an end at each step."""
 
 
 @pytest.mark.parametrize(
@@ -320,7 +323,7 @@ LATER_IS_BETTER: Table = {(A,) * length: {EOS: 0.5, A: 0.5} for length in range(
         (1e3, 1, [5, 4]),
     ],
 )
-def test_a_search_with_patience_ends_once_enough_hypotheses_have(
+def test_a_search_with_patience_ends_after_enough_finished_hypotheses(
     patience: float | None, num_best: int, found: Sequence[int]
 ) -> None:
     [hypotheses] = search(
@@ -341,7 +344,7 @@ def test_patience_counts_ends_among_the_best_of_their_step_alone() -> None:
     [first] = search([table], [1], beam_size=2)
     assert [h.ids for h in first] == [()]
     [impatient] = search([table], [1], beam_size=2, patience=1)
-    # None ended, so that those cut short take their place.
+    # None ended, so cut hypotheses take their place.
     assert [h.ids for h in impatient] == [(A,), (B,)]
 
 
@@ -353,13 +356,13 @@ def test_an_end_that_is_not_among_the_best_of_its_step_exhausts_no_patience() ->
         (A, A): {EOS: 1.0},
         (B, A): {EOS: 1.0},
     }
-    # Of the first two steps' ends none is among the best two; by their number, search
+    # No end in the first two steps is among the best two; by their number, search
     # would be over after the second.
     [hypotheses] = search([table], [5], beam_size=2, patience=1)
     assert [h.ids for h in hypotheses] == [(B, A), (A, A)]
 
 
-def test_with_patience_too_a_search_ends_once_nothing_can_be_better() -> None:
+def test_a_search_with_patience_ends_once_no_hypothesis_can_win() -> None:
     model, patient = TableModel([LATE_END]), TableModel([LATE_END])
     for each, patience in ((model, None), (patient, 9)):
         config = SearchConfig(beam_size=2, length_penalty=0, patience=patience)
@@ -369,7 +372,7 @@ def test_with_patience_too_a_search_ends_once_nothing_can_be_better() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 63, 64, 200, 576, 577, 640, 5_000])
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_the_best_candidates_are_those_of_sorting_all(
+def test_the_best_candidates_equal_those_of_a_full_sort(
     vocab_size: int, count: int
 ) -> None:
     logits = torch.randn(3, 2, vocab_size)
@@ -441,7 +444,7 @@ def test_an_impossible_setting_is_refused(
     ],
     ids=str,
 )
-def test_the_limits_of_length_are_kept_but_for_what_must_have_room(
+def test_the_maximum_length_leaves_room_for_a_required_minimum(
     settings: dict[str, int], limits: tuple[int, int]
 ) -> None:
     config = SearchConfig(**settings)
@@ -456,12 +459,12 @@ def test_an_unknown_length_penalty_is_refused() -> None:
 
 
 @pytest.mark.parametrize("alpha", [math.nan, math.inf])
-def test_a_length_penalty_that_is_no_number_is_refused(alpha: float) -> None:
+def test_a_nan_length_penalty_is_refused(alpha: float) -> None:
     with pytest.raises(ConfigError, match=r"`search\.length_penalty` must be"):
         SearchConfig(length_penalty=alpha)
 
 
-def test_coverage_has_nothing_to_rank_in_a_beam_of_one() -> None:
+def test_a_coverage_penalty_needs_a_beam_of_at_least_two() -> None:
     with pytest.raises(ConfigError, match="at least 2 if there is a coverage penalty"):
         SearchConfig(beam_size=1, coverage_penalty=0.2)
 

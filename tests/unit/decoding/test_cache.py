@@ -1,4 +1,4 @@
-"""What decoding keeps: each hypothesis sees its own past, and nothing is copied."""
+"""In the cache each hypothesis attends to its own past, without needless copies."""
 
 import pytest
 import torch
@@ -8,7 +8,8 @@ from transduce.decoding.cache import DecodingState, LayerCache
 
 
 def state_of(num_sentences: int) -> DecodingState:
-    """Sentence s has the number s in its memory, whose mask has s + 1 positions."""
+    """State whose sentence s has a memory of value s with s + 1 positions in its
+    mask."""
     memory = torch.arange(num_sentences).float()[:, None, None, None]
     layer = LayerCache(
         key=torch.empty(num_sentences, 2, 0, 3),
@@ -27,7 +28,7 @@ def state_of(num_sentences: int) -> DecodingState:
 
 
 def read(state: DecodingState, names: list[list[int]]) -> list[list[list[int]]]:
-    """Read a token of each hypothesis, named by a number; the names each now sees."""
+    """Read one numbered token per hypothesis; return the numbers in each one's past."""
     seen = state.advance()
     [layer] = state.layers
     named = torch.tensor(names).float()[:, None, :, None]
@@ -47,7 +48,7 @@ def steps_ahead(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("steps_ahead")
-def test_each_hypothesis_sees_the_tokens_it_came_from():
+def test_each_hypothesis_attends_to_its_own_past():
     state = state_of(2)
     assert read(state, [[10], [20]]) == [[[10]], [[20]]]
     state.reorder(torch.tensor([[0, 0], [1, 1]]))
@@ -75,7 +76,7 @@ def test_each_hypothesis_sees_the_tokens_it_came_from():
         ([[3], [1]], [1, 0]),
     ],
 )
-def test_hypotheses_and_their_sentences_are_kept_together(rows, sentences):
+def test_reordering_keeps_hypotheses_with_their_sentences(rows, sentences):
     state = state_of(3)
     read(state, [[0], [1], [2]])
     state.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
@@ -92,7 +93,7 @@ def test_hypotheses_and_their_sentences_are_kept_together(rows, sentences):
     assert state.memory_mask.sum(-1).flatten().tolist() == [s + 1 for s in sentences]
 
 
-def test_nothing_is_copied_while_its_sentences_stay():
+def test_reordering_within_sentences_copies_nothing():
     state = state_of(2)
     read(state, [[0], [1]])
     [layer] = state.layers
@@ -104,7 +105,7 @@ def test_nothing_is_copied_while_its_sentences_stay():
     assert all(old is new for old, new in zip(before, after, strict=True))
 
 
-def test_sentences_that_join_are_behind_the_others_with_their_own_past():
+def test_joining_sentences_follow_the_others_and_keep_their_past():
     state, newcomers = state_of(3), state_of(2)
     read(state, [[0], [1], [2]])
     state.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
@@ -127,7 +128,7 @@ def test_sentences_that_join_are_behind_the_others_with_their_own_past():
     ] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1]]
 
 
-def test_what_joins_finds_no_slot_that_is_nobodys_and_no_padding():
+def test_joining_removes_unused_slots_and_padding():
     state, newcomers = state_of(3), state_of(1)
     for token in range(4):
         read(state, [[token]] * 3)
@@ -139,21 +140,21 @@ def test_what_joins_finds_no_slot_that_is_nobodys_and_no_padding():
     newcomers.reorder(torch.tensor([[0, 0]]))
     state.join(newcomers)
     [layer] = state.layers
-    # Four that all share, and two of the second sentence; the first's best had one.
+    # Four shared slots and two of the second sentence; the first needs one less.
     assert state.num_slots == 6
-    # Of the sentences with masks of one and two positions, and the newcomer's one.
+    # The sentences have masks of one and two positions, and the newcomer of one.
     assert state.memory_mask.size(-1) == 2
     assert layer.cross_key.shape == (3, 2, 2, 3)
     assert layer.cross_value.shape == (3, 2, 2, 4)
 
 
-def test_a_wide_group_with_one_past_takes_little_room():
+def test_a_wide_beam_with_a_common_past_takes_few_slots():
     state = state_of(1)
     read(state, [[0]])
     state.reorder(torch.zeros(1, 20, dtype=torch.int64))
     for token in range(1, 60):
         [seen] = read(state, [[100 * token + h for h in range(20)]])
-        # All go on from the third of the hypotheses.
+        # All continue the third hypothesis.
         state.reorder(torch.full((1, 20), 2))
         assert seen[5] == [0, *(100 * t + 2 for t in range(1, token)), 100 * token + 5]
     [layer] = state.layers

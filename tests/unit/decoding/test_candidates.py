@@ -87,7 +87,7 @@ def test_log_probabilities_are_those_of_pytorch():
     assert tokens.tolist() == logits.argmax(dim=-1).tolist()
 
 
-def test_of_equal_tokens_the_first_come_first():
+def test_equal_tokens_are_ordered_by_id():
     totals, parents, tokens = after_nothing(torch.zeros(1, 2, 100), 4, (0, 2))
     assert tokens.tolist() == [[1, 3, 4, 5]]
     assert parents.tolist() == [[0, 0, 0, 0]]
@@ -111,7 +111,7 @@ def test_missing_candidates_have_a_probability_of_zero():
 
 @pytest.mark.parametrize("others", [1.0, -torch.inf])
 @pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
-def test_a_certain_token_is_found_wherever_it_stands(others, place):
+def test_a_certain_token_is_found_at_any_id(others, place):
     logits = torch.full((1, 1, 3000), others)
     logits[..., place] = 200.0
     totals, _, tokens = after_nothing(logits, 1)
@@ -119,7 +119,7 @@ def test_a_certain_token_is_found_wherever_it_stands(others, place):
 
 
 @pytest.mark.parametrize("step", [0.01, -0.01])
-def test_log_probabilities_are_right_where_logits_rise_and_fall(step):
+def test_log_probabilities_of_rising_and_falling_logits_are_right(step):
     logits = step * torch.arange(3000.0).reshape(1, 1, 3000)
     totals, _, tokens = after_nothing(logits, 3)
     expected, places = logits.double().log_softmax(dim=-1).topk(3)
@@ -137,7 +137,7 @@ def test_a_row_without_a_distribution_has_nan_candidates(bad, place):
     assert np.isnan(totals[1]).all()
 
 
-def test_candidates_of_a_row_with_nan_stand_behind_the_others():
+def test_candidates_of_a_row_with_nan_rank_last():
     logits = torch.randn(1, 2, 50)
     logits[0, 0, 20] = torch.nan
     totals, parents, _ = after_nothing(logits, 5)

@@ -1,4 +1,4 @@
-"""Records of what a GPU does; stand-ins tell what is asked of it."""
+"""CUDA graphs, with stand-ins that record the calls."""
 
 import gc
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Stream(torch.cuda.Stream):
-    """One that says what it waits for."""
+    """Stand-in for a stream that records what it waits for."""
 
     def __new__(cls, *_: object) -> "Stream":
         return object.__new__(cls)
@@ -29,7 +29,7 @@ class Stream(torch.cuda.Stream):
 
 
 class Graph(torch.cuda.CUDAGraph):
-    """One that says what it is asked for."""
+    """Stand-in for a graph that records its calls."""
 
     def __new__(cls, *_: object) -> "Graph":
         return object.__new__(cls)
@@ -38,7 +38,7 @@ class Graph(torch.cuda.CUDAGraph):
         self.name, self._asked = name, asked
 
     def __del__(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no graph to destroy."""
 
     def pool(self) -> str:
         return f"the memory of {self.name}"
@@ -55,7 +55,7 @@ class Graph(torch.cuda.CUDAGraph):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the GPU, in order."""
+    """Calls of CUDA in order, all by stand-ins."""
     asked: list[str] = []
     numbers = iter(range(1, 9))
     gpu = {
@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
+def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
     result = torch.ones(2)
 
     def run() -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
     ]
 
 
-def test_what_finds_no_memory_is_run_as_it_is_and_others_recorded(asked, monkeypatch):
+def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(asked, monkeypatch):
     monkeypatch.setattr(cuda_graphs.torch.cuda, "empty_cache", lambda: None)
     is_collecting: list[bool] = []
 
@@ -120,7 +120,9 @@ def test_what_finds_no_memory_is_run_as_it_is_and_others_recorded(asked, monkeyp
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_cause_is_told_if_the_record_fails_with_it(monkeypatch, recwarn):
+def test_the_original_error_is_reported_if_ending_the_capture_fails(
+    monkeypatch, recwarn
+):
     def end(_: Graph) -> None:
         raise RuntimeError("there is no record to end")
 
@@ -134,7 +136,7 @@ def test_the_cause_is_told_if_the_record_fails_with_it(monkeypatch, recwarn):
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_gpu_that_refuses_is_asked_once_and_told_of(monkeypatch, recwarn):
+def test_a_gpu_that_refuses_captures_is_tried_once_with_a_warning(monkeypatch, recwarn):
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no graphs today")
 

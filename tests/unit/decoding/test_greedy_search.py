@@ -17,7 +17,7 @@ BOS, EOS, A, B = range(4)
 
 
 class Chain:
-    """The probability of the next word by the one before it."""
+    """Model whose next token depends only on the one before it."""
 
     TABLE = torch.tensor(
         [
@@ -64,13 +64,13 @@ def test_each_word_is_the_likeliest_after_the_one_before() -> None:
     assert found.log_probability == pytest.approx(math.log(0.6 * 0.7 * 0.4))
 
 
-def test_alpha_enters_the_score_with_the_end_token_counted() -> None:
+def test_the_length_penalty_counts_the_end_token() -> None:
     [found] = search([9], alpha=1.0)
     assert found.score == pytest.approx(math.log(0.6 * 0.7 * 0.4) / (8 / 6))
 
 
 @pytest.mark.parametrize(("max_length", "ids"), [(1, (A,)), (2, (A, B))])
-def test_what_does_not_end_is_cut_at_the_maximum_length(
+def test_an_endless_hypothesis_is_cut_at_the_maximum_length(
     max_length: int, ids: tuple[int, ...]
 ) -> None:
     [found] = search([max_length])
@@ -78,12 +78,12 @@ def test_what_does_not_end_is_cut_at_the_maximum_length(
     assert not found.is_finished
 
 
-def test_what_is_cut_short_is_scored_by_the_tokens_it_has() -> None:
+def test_a_cut_hypothesis_is_scored_by_its_tokens() -> None:
     [found] = search([2], alpha=1.0)
     assert found.score == pytest.approx(math.log(0.6 * 0.7) / (7 / 6))
 
 
-def test_an_end_at_the_maximum_length_is_an_end() -> None:
+def test_a_hypothesis_may_end_at_the_maximum_length() -> None:
     [found] = search([3])
     assert found.is_finished
 
@@ -91,14 +91,14 @@ def test_an_end_at_the_maximum_length_is_an_end() -> None:
 @pytest.mark.parametrize(
     ("excluded", "ids"), [((), (A, B, BOS)), ((BOS, A), (B,)), ((BOS, B), (A,))]
 )
-def test_an_excluded_id_is_never_put_out(
+def test_an_excluded_id_is_never_chosen(
     excluded: tuple[int, ...], ids: tuple[int, ...]
 ) -> None:
     [found] = search([3], excluded=excluded)
     assert found.ids == ids
 
 
-def test_sentences_that_are_done_leave_the_batch() -> None:
+def test_finished_sentences_leave_the_batch() -> None:
     model = Chain()
     greedy_search(model, [1, 9, 2], SearchConfig(), bos=BOS, eos=EOS, excluded=(BOS,))
     assert model.rows_kept == [[[1], [2]], [[0]]]
@@ -109,7 +109,7 @@ def test_the_result_of_a_sentence_does_not_depend_on_the_others() -> None:
     assert together == [search([limit])[0] for limit in (1, 9, 2, 3)]
 
 
-def test_search_over_no_sentence_finds_nothing() -> None:
+def test_a_search_over_no_sentences_is_empty() -> None:
     assert search([]) == []
 
 
@@ -130,7 +130,7 @@ def test_a_prefix_is_kept_and_counted() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_numbers_it_finds_none_even_if_one_token_alone_may_come(dtype) -> None:
+def test_nan_logits_give_a_nan_score_even_if_one_token_is_allowed(dtype) -> None:
     class Damaged(Chain):
         TABLE = torch.full((4, 4), math.nan, dtype=dtype)
 

@@ -16,7 +16,7 @@ needs_library = pytest.mark.skipif(native.api() is None, reason="no native libra
 
 @contextmanager
 def checked_from(num_bytes: int) -> Iterator[None]:
-    """Let the library ask before allocations of so many bytes."""
+    """Let the library check free memory from allocations of this many bytes."""
     loaded = native.library()
     assert loaded is not None
     loaded.td_use_allocation_check(native._may_allocate, num_bytes)

@@ -43,7 +43,8 @@ searches = st.builds(
 def random_logits(
     generator: torch.Generator, shape: tuple[int, int, int], damage: int
 ) -> Tensor:
-    """With tokens that cannot come (1), or without numbers (2), or equals (3)."""
+    """Random logits: with impossible tokens (1), with NaN (2), or with equal ones
+    (3)."""
     logits = torch.randn(shape, generator=generator)
     if damage == 3:
         logits = logits.round()  # many are equal
@@ -65,7 +66,7 @@ def found(
     seed: int,
     damage: int,
 ) -> list[list[Hypothesis]]:
-    """With others that join after three steps."""
+    """Results of a search that other sentences join after three steps."""
     generator = torch.Generator().manual_seed(seed)
     half = len(limits) // 2
     size = 1 if kind in GREEDY else config.beam_size
@@ -143,7 +144,7 @@ def test_native_scores_are_those_of_the_config(penalty, alpha):
             assert each.score == config.score(each.log_probability, limit)
 
 
-def test_hypotheses_with_a_probability_of_nan_go_on_to_the_limit():
+def test_hypotheses_with_a_nan_score_continue_to_the_limit():
     search = NativeSearch([3], SearchConfig(beam_size=2), EOS)
     [sentence] = search.live
     search.grow(torch.full((1, 1, 9), math.nan))

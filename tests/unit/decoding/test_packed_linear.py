@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 
 class Packed:
-    """A packed linear map of tensors."""
+    """Packed linear map that takes and returns tensors."""
 
     def __init__(
         self, precision: NativePrecision, weight: Tensor, bias: Tensor | None
@@ -31,7 +31,7 @@ class Packed:
 
 @pytest.fixture(params=["fp32", "int8"])
 def packed_linear(request) -> Callable[[Tensor, Tensor | None], Packed]:
-    """A map in each precision."""
+    """Packed linear map, in each precision."""
     return partial(Packed, request.param)
 
 
@@ -41,15 +41,15 @@ SIZES = [(1, 1), (3, 5), (16, 32), (17, 33), (64, 48), (129, 70), (512, 2048)]
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 11, 12, 13, 25])
 @torch.no_grad()
-def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
+def test_int8_products_are_near_the_exact_ones(inputs, outputs, rows):
     linear = nn.Linear(inputs, outputs)
-    # A scale for all outputs, or for all rows, would lose the small ones.
+    # One scale for all outputs, or for all rows, would round the small ones to zero.
     linear.weight[0] *= 100
     x = torch.randn(rows, inputs) + 3
     x[0] *= 1000
     packed = Packed("int8", linear.weight, linear.bias)
     found, expected = packed(x), linear(x)
-    # Each number is off by half a step of its row's range at most.
+    # Each number has an error of at most half a step of its row's range.
     step = (x.amax(dim=1) - x.amin(dim=1)) / 255
     weight_step = packed.scales
     assert (weight_step >= linear.weight.abs().amax(dim=1) / 127.01).all()
@@ -64,7 +64,7 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 11, 12, 13, 25])
 @torch.no_grad()
-def test_products_in_fp32_are_the_true_ones(inputs, outputs, rows):
+def test_fp32_products_equal_pytorchs(inputs, outputs, rows):
     linear = nn.Linear(inputs, outputs).double()
     x = torch.randn(rows, inputs, dtype=torch.float64) + 3
     found = Packed("fp32", linear.weight, linear.bias)(x)
@@ -75,7 +75,7 @@ def test_products_in_fp32_are_the_true_ones(inputs, outputs, rows):
 
 
 def random_weights(outputs: int, inputs: int) -> Tensor:
-    """With all signs, and with one sign only."""
+    """Random weights of both signs, and of one sign only."""
     weight = torch.randn(outputs, inputs)
     weight[: outputs // 2] = weight[: outputs // 2].abs()
     return weight
@@ -96,7 +96,7 @@ def random_weights(outputs: int, inputs: int) -> Tensor:
 @torch.no_grad()
 def test_products_of_bytes_are_exact(weights, inputs):
     weight, x = weights(45, inputs), torch.randint(0, 256, (14, inputs)).float()
-    x[:, 0], x[:, 1] = 0, 255  # so that bytes are what they stand for
+    x[:, 0], x[:, 1] = 0, 255  # so that quantisation is exact
     x[7, 1:] = 255
     packed = Packed("int8", weight, None)
     scales = packed.scales[:, None]
@@ -113,20 +113,20 @@ def test_shapes_are_those_of_a_linear_map(packed_linear):
     assert packed(torch.ones(0, 5, 4)).shape == (0, 5, 3)
 
 
-def test_an_output_of_zeros_is_zero(packed_linear):
+def test_zero_weights_give_a_zero_output(packed_linear):
     found = packed_linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
     assert torch.equal(found, torch.zeros(2, 4))
 
 
 @torch.no_grad()
-def test_a_row_does_not_depend_on_those_beside_it(packed_linear):
+def test_a_row_does_not_depend_on_the_other_rows(packed_linear):
     packed, x = packed_linear(torch.randn(40, 50), torch.randn(40)), torch.randn(27, 50)
     alone = torch.cat([packed(row[None]) for row in x])
     assert torch.equal(packed(x), alone)
 
 
 @torch.no_grad()
-def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
+def test_weights_may_be_non_contiguous_or_double(packed_linear):
     weight, x = torch.randn(50, 40), torch.randn(3, 50)
     expected = packed_linear(weight.t().contiguous(), None)(x)
     assert torch.equal(packed_linear(weight.t(), None)(x), expected)
@@ -134,7 +134,7 @@ def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
 
 
 @torch.no_grad()
-def test_threads_change_nothing(two_threads, packed_linear):
+def test_the_number_of_threads_does_not_change_the_product(two_threads, packed_linear):
     weight, x = torch.randn(5003, 63), torch.randn(30, 63)
     packed = packed_linear(weight, None)
     by_two = packed(x)
@@ -143,7 +143,7 @@ def test_threads_change_nothing(two_threads, packed_linear):
     assert torch.equal(packed_linear(weight, None)(x), by_two)
 
 
-def test_nan_stays_nan_under_dropout(packed_linear):
+def test_nan_stays_within_its_row_or_output(packed_linear):
     weight, x = torch.randn(40, 20), torch.randn(3, 20)
     x[1, 7] = torch.nan
     assert packed_linear(weight, None)(x).isnan().any(dim=1).tolist() == [
@@ -157,7 +157,7 @@ def test_nan_stays_nan_under_dropout(packed_linear):
 
 
 @torch.no_grad()
-def test_weights_of_8_bits_use_the_whole_range():
+def test_int8_weights_use_the_whole_range():
     """The largest weight of an output is 127 steps, where products cannot overflow.
 
     Without VNNI instructions sums of two products have 16 bits, and steps are coarser.
@@ -176,12 +176,12 @@ def test_weights_of_8_bits_use_the_whole_range():
 
 
 @torch.no_grad()
-def test_a_layer_of_8_bits_is_within_one_percent_of_fp32():
+def test_an_int8_layer_is_within_one_percent_of_fp32():
     linear = nn.Linear(512, 512)
     x = torch.randn(200, 512)
     found, expected = Packed("int8", linear.weight, linear.bias)(x), linear(x)
     error = (found - expected).norm() / expected.norm()
     is_fine = bool({"avx512_vnni", "avx_vnni"} & processor_flags())
     assert error < (0.015 if is_fine else 0.05)
-    # 127 steps for weights, and 255 for inputs: far fewer would err more.
+    # 127 steps for weights and 255 for inputs; far fewer would have larger errors.
     assert error > 0.001

@@ -1,4 +1,4 @@
-"""Lines in parts: each with what it is translated from, and where it was cut."""
+"""Parts of long lines: the source of each, and whether it continues a word."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def cut(text: str, tokenizer: Tokenizer) -> list[Part]:
     return parts
 
 
-def test_a_line_that_is_not_too_long_is_one_part(tokenizer: Tokenizer) -> None:
+def test_a_short_line_is_one_part(tokenizer: Tokenizer) -> None:
     [only] = cut("one two", tokenizer)
     assert only.source == tokenizer.encode("one two")
     assert only.prefix == tokenizer.encode("acht")
@@ -25,11 +25,11 @@ def test_a_line_that_is_not_too_long_is_one_part(tokenizer: Tokenizer) -> None:
         ("one two three four. five six! seven eight one two.", [False] * 3),
         ("zzzzzzzzzzzzzzzzzzzz", [False, True]),
         ("one two qqqqqqqqqqqqqqqqqqqq", [False, False, True, True, True]),
-        # Of Han it is not known, and it is not asked for.
+        # Word boundaries in Han script are unknown and not needed.
         ("中文中文中文", [False, False]),
     ],
 )
-def test_where_a_word_is_cut_is_known(
+def test_a_part_records_whether_it_continues_a_word(
     text: str,
     continued: list[bool],
     tokenizer: Tokenizer,

@@ -1,4 +1,5 @@
-"""What is shared out among processes: nothing is lost, whatever becomes of them."""
+"""Sentences distributed among processes are all translated, whatever happens to
+them."""
 
 import gc
 import os
@@ -39,7 +40,7 @@ SENTENCES = [
 
 
 def children() -> set[int]:
-    """Processes that this one has begun and that have not ended."""
+    """Ids of running child processes."""
     files = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     return set(filter(runs, pids))
@@ -57,7 +58,7 @@ def alone(trained_checkpoint: Checkpoint) -> Translator:
 
 @pytest.fixture
 def others() -> set[int]:
-    """Processes that other tests have left."""
+    """Ids of child processes that other tests have left."""
     return children()
 
 
@@ -81,7 +82,7 @@ def test_processes_find_what_one_finds(
     assert children() == copies
 
 
-def test_few_sentences_are_translated_here(
+def test_few_sentences_are_translated_in_the_first_process(
     shared: Translator, others: set[int]
 ) -> None:
     for pid in children() - others:
@@ -89,12 +90,12 @@ def test_few_sentences_are_translated_here(
     assert len(shared.translate(SENTENCES[: 2 * MIN_SHARE - 1])) == 2 * MIN_SHARE - 1
 
 
-def test_what_a_killed_process_leaves_is_searched_for_here(
+def test_sentences_of_a_killed_process_are_translated_in_the_first(
     alone: Translator, shared: Translator, others: set[int]
 ) -> None:
     expected = [each.text for each in alone.translate(SENTENCES)]
     first, *_ = before = children() - others
-    os.kill(first, signal.SIGSTOP)  # so that it cannot be done before
+    os.kill(first, signal.SIGSTOP)  # so that it cannot finish first
     Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
     with pytest.warns(RuntimeWarning, match="was killed, as happens when memory runs"):
         found = [each.text for each in shared.translate_stream(SENTENCES)]
@@ -103,7 +104,7 @@ def test_what_a_killed_process_leaves_is_searched_for_here(
     assert len(children() - others - before) == 1
 
 
-def test_one_killed_while_it_is_idle_is_replaced(
+def test_a_process_killed_while_idle_is_replaced(
     alone: Translator, shared: Translator, others: set[int]
 ) -> None:
     before = children() - others
@@ -115,7 +116,7 @@ def test_one_killed_while_it_is_idle_is_replaced(
     assert len(children() - others) == len(before) == 3
 
 
-def test_what_nobody_wants_any_more_is_not_in_the_way(
+def test_an_abandoned_stream_does_not_delay_the_next_translation(
     alone: Translator, shared: Translator
 ) -> None:
     stream = shared.translate_stream(SENTENCES)
@@ -156,7 +157,7 @@ def test_copies_draw_the_same_translations(
     assert [each.text for each in shared.sample(SENTENCES, config)] == expected
 
 
-def test_copies_at_a_task_end_after_it(
+def test_processes_closed_during_a_task_end_after_it(
     alone: Translator, shared: Translator, others: set[int]
 ) -> None:
     expected = [each.text for each in alone.translate(SENTENCES)]
@@ -169,7 +170,7 @@ def test_copies_at_a_task_end_after_it(
     assert [each.text for each in shared.translate(SENTENCES)] == expected
 
 
-def test_two_streams_at_a_time_do_not_mix(
+def test_two_concurrent_streams_do_not_mix(
     alone: Translator, shared: Translator
 ) -> None:
     first, other = SENTENCES, SENTENCES[::-1]
@@ -181,7 +182,9 @@ def test_two_streams_at_a_time_do_not_mix(
     assert texts == list(zip(expected, expected[::-1], strict=True))
 
 
-def test_an_error_in_a_process_is_raised_here(trained_checkpoint: Checkpoint) -> None:
+def test_an_error_in_a_process_is_raised_in_the_first(
+    trained_checkpoint: Checkpoint,
+) -> None:
     weights = {
         name: torch.full_like(weight, torch.nan)
         for name, weight in trained_checkpoint.weights.items()
@@ -201,7 +204,9 @@ def _fail(_: object, __: object) -> None:
     raise ZeroDivisionError("as a mistake of ours would")
 
 
-def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
+def test_an_unexpected_error_in_a_process_is_raised_with_its_traceback(
+    alone: Translator,
+) -> None:
     copies = WorkerPool(alone, 2, "cpu")
     task = SearchTask(
         sentences=SENTENCES,
@@ -225,7 +230,7 @@ def found_until_it_fails(number: int) -> Iterator[list[Found]]:
     ("moment", "messages"),
     [(60.0, [[(0, []), (1, []), (2, [])]]), (0.0, [[(0, [])], [(1, [])], [(2, [])]])],
 )
-def test_what_is_found_in_a_moment_is_told_together(
+def test_results_found_within_a_moment_are_sent_together(
     monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[Found]]
 ) -> None:
     monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", moment)
@@ -236,7 +241,9 @@ def test_what_is_found_in_a_moment_is_told_together(
     assert not list(processes._messages(iter([[], []])))
 
 
-def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_sent_without_waiting_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", 0.01)
     found = [(0, [])]
 
@@ -250,7 +257,7 @@ def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("room", "are_alike"), [(20 * 15, True), (20 * 15 - 1, False)])
-def test_shares_are_of_like_sentences_if_each_is_one_batch(
+def test_shares_hold_sentences_of_similar_length_if_each_fits_one_batch(
     room: int, are_alike: bool
 ) -> None:
     lengths = [*[60] * 4, *[15] * 20]
@@ -265,7 +272,7 @@ def test_shares_are_of_like_sentences_if_each_is_one_batch(
     assert sorted(long) == ([0, 4] if are_alike else [2, 2])
 
 
-def test_steps_that_all_sentences_take_make_them_alike() -> None:
+def test_a_minimum_length_makes_sentences_equally_long() -> None:
     task = SearchTask(
         sentences=range(24),
         lengths=[*[60] * 4, *[5] * 20],
@@ -279,7 +286,7 @@ def test_steps_that_all_sentences_take_make_them_alike() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_copy_does_not_take_the_processor_from_the_first(others: set[int]) -> None:
+def test_processes_yield_the_processor_to_the_first(others: set[int]) -> None:
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
         pytest.skip("who runs the tests has chosen how they are scheduled")
     copies = children() - others
@@ -302,7 +309,7 @@ def test_the_copies_end_with_the_translator(
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_copies_of_a_process_that_is_killed_end(
+def test_processes_end_when_the_first_is_killed(
     trained_checkpoint: Checkpoint, end: signal.Signals
 ) -> None:
     reading, writing = os.pipe()
@@ -317,7 +324,7 @@ def test_copies_of_a_process_that_is_killed_end(
     wait_until(lambda: not any(map(runs, copies)))
 
 
-def test_a_signal_to_all_ends_only_the_first(
+def test_a_signal_to_the_group_ends_only_the_first_process(
     alone: Translator, shared: Translator
 ) -> None:
     stream = shared.translate_stream(SENTENCES)
@@ -329,7 +336,7 @@ def test_a_signal_to_all_ends_only_the_first(
     assert texts == [each.text for each in alone.translate(SENTENCES)]
 
 
-def test_a_fork_of_this_process_has_copies_of_its_own(
+def test_a_fork_of_the_first_process_starts_its_own_processes(
     alone: Translator, shared: Translator
 ) -> None:
     expected = [each.text for each in alone.translate(SENTENCES)]
@@ -361,14 +368,14 @@ def test_a_copy_holds_no_file_open(shared: Translator, others: set[int]) -> None
     def num_files(pid: int) -> int:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
-    for pid in copies:  # which may be closing some yet
+    for pid in copies:  # which may still be closing some
         wait_until(lambda pid=pid: num_files(pid) <= 4)
-        # Input, output, error, and the line to this process.
+        # Standard input, output and error, and the connection to this process.
         assert num_files(pid) == 4
     assert shared.symbols is None
 
 
-def test_a_system_that_allows_no_process_is_told_of(
+def test_a_system_that_forbids_new_processes_is_reported(
     alone: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> int:
@@ -400,7 +407,7 @@ def test_the_number_of_processes_is_from_1_to_the_machines_limit(
 @pytest.mark.parametrize(
     ("platform", "device"), [("darwin", "cpu"), ("win32", "cpu"), ("linux", "cuda")]
 )
-def test_where_a_process_cannot_be_copied_there_is_one(
+def test_without_fork_there_is_one_process(
     alone: Translator, platform: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes.sys, "platform", platform)
@@ -410,28 +417,28 @@ def test_where_a_process_cannot_be_copied_there_is_one(
 
 
 @pytest.mark.parametrize(("threads", "number"), [(1, 1), (2, 2), (64, MAX_PROCESSES)])
-def test_there_are_as_many_as_threads(
+def test_the_default_number_of_processes_is_that_of_threads(
     threads: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert default_processes("cpu") == number
 
 
-def test_none_is_as_many_as_pay(
+def test_num_processes_of_none_means_the_default(
     trained_checkpoint: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     others: set[int],
 ) -> None:
     save_model(trained_checkpoint, tmp_path / "model")
-    # Not `torch.get_num_threads`, which the copies would see too.
+    # Not `torch.get_num_threads`, whose patch the copies would inherit.
     monkeypatch.setattr(translator_module, "default_processes", lambda _: 2)
     translator = load(tmp_path / "model", num_processes=None)
     assert len(children() - others) == 2
     assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
 
 
-def test_copies_that_search_end_when_the_first_process_is_killed(
+def test_searching_processes_end_when_the_first_is_killed(
     trained_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """Copies end even if they send nothing for a long time."""

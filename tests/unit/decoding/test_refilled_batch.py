@@ -1,4 +1,4 @@
-"""How much is decoded together, by the device."""
+"""The size of a batch depends on the device."""
 
 from types import SimpleNamespace
 

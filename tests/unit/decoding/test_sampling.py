@@ -1,4 +1,4 @@
-"""Sampling: tokens come as often as they are likely, and by the seed alone."""
+"""Samples follow the model's distribution and depend on the seed alone."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ AFTER = torch.tensor(
 
 
 class Chain:
-    """The probability of the next token by the one before it."""
+    """Model whose next token depends only on the one before it."""
 
     def step(self, last_ids: np.ndarray) -> Tensor:
         return AFTER[torch.from_numpy(last_ids)]
@@ -53,7 +53,7 @@ def draw(
 
 
 def first_shares(**settings: Any) -> dict[int, float]:
-    """How often each token comes first, of many samples."""
+    """Relative frequency of each token at the first place, over many samples."""
     count = 4_000
     [found] = draw(number=count, max_lengths=[1], **settings)
     firsts = Counter(h.ids[0] if h.ids else EOS for h in found)
@@ -75,7 +75,7 @@ def first_shares(**settings: Any) -> dict[int, float]:
     ],
     ids=str,
 )
-def test_tokens_come_as_often_as_they_are_likely(
+def test_tokens_occur_with_their_probability(
     settings: dict[str, Any], expected: dict[int, float]
 ) -> None:
     shares = first_shares(**settings)
@@ -103,13 +103,13 @@ def test_samples_are_ranked_and_end_at_the_end_or_the_limit() -> None:
     assert max(len(h.ids) for h in found if h.is_finished) <= 2
 
 
-def test_a_sentence_is_drawn_alike_among_others() -> None:
+def test_a_sentences_samples_do_not_depend_on_the_batch() -> None:
     together = draw([7, 3, 9, 3], number=3)
     assert together[1] == together[3] == draw([3], number=3)[0]
     assert together[0] == draw([7], number=3)[0]
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_decides_the_samples() -> None:
     assert draw(number=20, seed=5) == draw(number=20, seed=5)
     assert draw(number=20, seed=5) != draw(number=20, seed=6)
 
@@ -146,7 +146,7 @@ def test_an_impossible_setting_is_refused(
         SamplingConfig(**{setting: value})
 
 
-def test_the_models_logits_stay_what_they_are() -> None:
+def test_sampling_does_not_modify_the_logits() -> None:
     before = AFTER.clone()
 
     class Keeper(Chain):

@@ -27,7 +27,7 @@ def test_a_target_has_the_product_of_its_tokens_probabilities(
     assert score.log_probability == pytest.approx(math.log(product), abs=1e-5)
 
 
-def test_the_end_token_counts(model: Transformer) -> None:
+def test_the_end_token_counts_as_a_token(model: Transformer) -> None:
     scores = score_targets(model, SOURCE.repeat(2, 1), [[8, 9], []])
     assert [score.num_tokens for score in scores] == [3, 1]
 
@@ -41,7 +41,7 @@ def test_an_empty_target_has_the_probability_of_ending_at_once(
     assert score.log_probability == pytest.approx(float(end), abs=1e-5)
 
 
-def test_padding_of_a_shorter_target_costs_nothing(model: Transformer) -> None:
+def test_padding_does_not_change_the_score_of_a_target(model: Transformer) -> None:
     targets = [[8, 9], [10, 11, 12, 13, 14], []]
     together = score_targets(model, SOURCE.repeat(3, 1), targets)
     alone = [score_targets(model, SOURCE, [target])[0] for target in targets]
@@ -50,7 +50,7 @@ def test_padding_of_a_shorter_target_costs_nothing(model: Transformer) -> None:
     )
 
 
-def test_perplexity_is_a_tokens() -> None:
+def test_perplexity_is_per_token() -> None:
     score = TargetScore(log_probability=-4 * math.log(3), num_tokens=4)
     assert score.perplexity == pytest.approx(3)
 

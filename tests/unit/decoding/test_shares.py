@@ -1,4 +1,4 @@
-"""Shares of sentences: all are in one, and all take about as long."""
+"""Every sentence is in one share, and all shares take about equally long."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -28,13 +28,13 @@ def cost(steps: Sequence[int], rows: StepRows, share: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("sharing", [mixed_shares, similar_shares])
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
+def test_shares_take_about_equally_long(sharing: Sharing, number: int) -> None:
     steps = np.random.default_rng(1).integers(1, 60, 64).tolist()
     shares = sharing(steps, BEAM, number)
     assert sorted(chain.from_iterable(shares)) == list(range(64))
     assert len(shares) == number
     costs = [cost(steps, BEAM, share) for share in shares]
-    # Of one after another, the last has what is left.
+    # In shares of consecutive sentences, the last one takes the rest.
     apart = max(steps) if sharing is mixed_shares else number * max(steps)
     assert max(costs) - min(costs) <= apart * BEAM.per_sentence
 
@@ -45,7 +45,7 @@ def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
     rows=st.builds(StepRows, st.integers(1, 8), st.integers(0, 32)),
     number=st.integers(1, 6),
 )
-def test_alike_ones_stand_in_order_and_none_is_dearer_than_must_be(
+def test_shares_of_similar_length_have_the_least_maximum_cost(
     steps: list[int], rows: StepRows, number: int
 ) -> None:
     shares = similar_shares(steps, rows, number)
@@ -58,7 +58,7 @@ def test_alike_ones_stand_in_order_and_none_is_dearer_than_must_be(
 
 
 def least_of_dearest(steps: list[int], rows: StepRows, number: int) -> int:
-    """Of all ways to cut the list, by trying the first share and then the others."""
+    """Least possible cost of the dearest share, by trying every way to cut the list."""
     best = {(len(steps), left): 0 for left in range(number + 1)}
     for begin in range(len(steps) - 1, -1, -1):
         for left in range(1, number + 1):
@@ -70,7 +70,7 @@ def least_of_dearest(steps: list[int], rows: StepRows, number: int) -> int:
     return best[0, number]
 
 
-def test_alike_ones_take_fewer_steps_in_all() -> None:
+def test_shares_of_similar_length_take_fewer_steps_in_all() -> None:
     steps = [*[40] * 6, *[10] * 40]
     taken = {
         sharing: sum(max(steps[i] for i in share) for share in sharing(steps, BEAM, 2))
@@ -79,7 +79,7 @@ def test_alike_ones_take_fewer_steps_in_all() -> None:
     assert taken == {mixed_shares: 80, similar_shares: 50}
 
 
-def test_the_longer_a_step_takes_in_any_case_the_fewer_are_with_the_longest() -> None:
+def test_a_higher_fixed_cost_per_step_puts_fewer_sentences_with_the_longest() -> None:
     steps = list(range(41, 9, -1))
     with_longest = [
         len(similar_shares(steps, StepRows(4, overhead), 2)[0])
@@ -93,7 +93,7 @@ def test_the_longer_a_step_takes_in_any_case_the_fewer_are_with_the_longest() ->
     ("sentences", "number"),
     [(0, 1), (1, 1), (2 * MIN_SHARE - 1, 1), (2 * MIN_SHARE, 2), (1_000, 4)],
 )
-def test_none_is_too_small(sentences: int, number: int) -> None:
+def test_no_share_is_smaller_than_the_minimum(sentences: int, number: int) -> None:
     task = SearchTask(
         sentences=range(sentences),
         lengths=[5] * sentences,

@@ -37,9 +37,9 @@ needs_vnni = pytest.mark.skipif(
 
 @needs_vnni
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_products_in_8_bits_are_near_the_true_ones(has_bias):
+def test_int8_products_are_near_the_exact_ones(has_bias):
     linear = nn.Linear(64, 48, bias=has_bias)
-    # A scale for all outputs would lose the small ones.
+    # One scale for all outputs would round the small ones to zero.
     linear.weight.data[0] *= 100
     x = torch.randn(3, 5, 64)
     found, expected = Int8Linear(linear.weight, linear.bias)(x), linear(x)
@@ -50,13 +50,15 @@ def test_products_in_8_bits_are_near_the_true_ones(has_bias):
 
 
 @needs_vnni
-def test_an_output_of_zeros_is_zero():
+def test_zero_weights_give_a_zero_output():
     found = Int8Linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
     assert torch.equal(found, torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("precision", available(CPU))
-def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
+def test_an_int8_model_translates_most_sentences_like_fp32(
+    precision, trained_checkpoint, corpus
+):
     with pytest.MonkeyPatch.context() as patch:
         for module in WITH_KERNELS:
             patch.setattr(module, "api", lambda: None)
@@ -77,7 +79,7 @@ def no_kernels(monkeypatch):
 
 @needs_vnni
 @pytest.mark.usefixtures("no_kernels")
-def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corpus):
+def test_without_native_kernels_pytorchs_are_used(trained_checkpoint, corpus):
     exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
         rough = Translator(trained_checkpoint, CPU, precision="int8")
@@ -87,9 +89,7 @@ def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corp
 
 
 @pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("meta", False)])
-def test_freed_memory_is_kept_on_a_cpu(
-    trained_checkpoint, monkeypatch, device, is_kept
-):
+def test_a_cpu_keeps_freed_memory(trained_checkpoint, monkeypatch, device, is_kept):
     calls = []
     monkeypatch.setattr(translator_module, "keep_freed_memory", lambda: calls.append(1))
     Translator(trained_checkpoint, device)
@@ -101,7 +101,7 @@ def test_freed_memory_is_kept_on_a_cpu(
     ("precision", "has_unit", "is_by_unit"),
     [("int8", True, True), ("int8", False, False), ("fp32", True, False)],
 )
-def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
+def test_the_fixed_cost_of_a_step_is_higher_with_amx(
     trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
 ):
     monkeypatch.setattr(native_model, "has_amx_int8", lambda: has_unit)
@@ -109,7 +109,7 @@ def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
     assert (model.step_overhead > native_model.STEP_OVERHEAD) == is_by_unit
 
 
-def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
+def test_bf16_works_on_every_cpu(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU, precision="bf16")
     [found] = translator.models
     assert isinstance(found, TorchModel)
@@ -118,7 +118,7 @@ def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
 
 
 @pytest.mark.parametrize("scores", ["scaled", "additive"])
-def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
+def test_a_decoding_step_has_all_weights_in_bf16(tiny, scores):
     model = Transformer(replace(tiny, scores=scores)).eval()
     in_bf16 = prepared(model, "bf16", CPU)
     state = in_bf16.stepper.start(in_bf16.model.encode(torch.tensor([[5]])))

@@ -1,4 +1,4 @@
-"""Hypotheses that differ as texts, and parts that are a line again."""
+"""Hypotheses of equal text are merged, and parts are joined to lines."""
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
@@ -50,7 +50,7 @@ def join(*translations: Translation, within_word: Sequence[int] = ()) -> Transla
         ("abba", (0, 1)),
     ],
 )
-def test_of_equal_texts_the_better_is_kept(texts: str, places: tuple[int, ...]) -> None:
+def test_the_better_of_equal_texts_is_kept(texts: str, places: tuple[int, ...]) -> None:
     found = translation(*texts) if texts else EMPTY
     expected = tuple(found.hypotheses[place] for place in places)
     assert without_duplicates(found).hypotheses == expected

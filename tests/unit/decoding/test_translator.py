@@ -45,7 +45,7 @@ def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("grown")
-def test_several_hypotheses_are_told_best_first(translator: Translator) -> None:
+def test_several_hypotheses_are_sorted_best_first(translator: Translator) -> None:
     several = SearchConfig(beam_size=3, num_best=2)
     [translation] = translator.translate_stream(["one two three"], several)
     scores = [h.score for h in translation.hypotheses]
@@ -56,7 +56,7 @@ def test_several_hypotheses_are_told_best_first(translator: Translator) -> None:
 
 @pytest.mark.usefixtures("grown")
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_where_one_is_asked_for_one_is_told(
+def test_one_hypothesis_is_returned_by_default(
     translator: Translator, beam_size: int
 ) -> None:
     [translation] = translator.translate(["one two three"], beam_size=beam_size)
@@ -73,7 +73,7 @@ def test_an_empty_source_has_an_empty_translation(
     assert translation.hypotheses == ()
 
 
-def test_no_sentence_has_no_translation(translator: Translator) -> None:
+def test_an_empty_list_has_no_translations(translator: Translator) -> None:
     assert translator.translate([]) == []
 
 
@@ -87,7 +87,7 @@ def test_no_extra_length_keeps_a_translation_as_short_as_its_source(
     assert len(translator.tokenizer.encode(translation.text)) <= limit
 
 
-def test_a_model_searches_as_its_run_did_unless_it_is_told_otherwise(
+def test_the_search_of_the_run_is_the_default(
     trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
 ) -> None:
     own = SearchConfig(beam_size=2, length_penalty=1.5)
@@ -103,7 +103,7 @@ def test_a_model_searches_as_its_run_did_unless_it_is_told_otherwise(
     assert Translator(parsing_checkpoint, CPU).search == PAPER_SEARCH
 
 
-def test_a_models_own_number_of_best_is_left_out_and_told(
+def test_a_models_own_num_best_is_ignored_with_a_warning(
     trained_checkpoint: Checkpoint,
 ) -> None:
     own = SearchConfig(num_best=3)
@@ -118,7 +118,7 @@ def test_a_models_own_number_of_best_is_left_out_and_told(
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_no_translation_is_longer_than_the_greatest_length(
+def test_no_translation_exceeds_the_maximum_length(
     translator: Translator, beam_size: int, most: int
 ) -> None:
     found = translator.translate(
@@ -129,7 +129,7 @@ def test_no_translation_is_longer_than_the_greatest_length(
     assert max(lengths) == most
 
 
-def test_a_prefix_has_room_whatever_the_greatest_length(
+def test_a_prefix_may_exceed_the_maximum_length(
     translator: Translator,
 ) -> None:
     [found] = translator.translate(["one"], prefixes=["zwei drei"], max_length=1)
@@ -142,7 +142,9 @@ def test_an_impossible_beam_is_refused(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize("text", ["one two three", "one\ntwo\n\nthree\n", ""])
-def test_a_string_is_one_sentence(translator: Translator, text: str) -> None:
+def test_a_string_is_translated_like_a_list_of_one(
+    translator: Translator, text: str
+) -> None:
     drawing = SamplingConfig(number=3)
     assert translator.translate(text) == translator.translate([text])[0]
     assert translator.sample(text, drawing) == translator.sample([text], drawing)[0]
@@ -170,7 +172,7 @@ def test_lists_return_lists_and_streams_return_iterators(
         assert len(list(stream)) == len(SENTENCES)
 
 
-def test_a_string_beside_a_list_is_refused(translator: Translator) -> None:
+def test_a_string_in_place_of_a_list_is_refused(translator: Translator) -> None:
     for call in (
         lambda: translator.translate(["one"], prefixes="eins"),
         lambda: translator.translate_stream("one"),
@@ -187,7 +189,7 @@ def test_a_string_beside_a_list_is_refused(translator: Translator) -> None:
             call()
 
 
-def test_a_value_that_is_no_text_is_named(
+def test_a_value_that_is_no_string_is_named(
     translator: Translator, unchecked_types: None
 ) -> None:
     for sources in (["one", None], ["one", 2]):
@@ -247,7 +249,7 @@ def test_a_stream_without_end_is_translated_a_window_at_a_time(
     assert texts == ["", texts[1], "", texts[1], "", texts[1], ""]
 
 
-def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
+def test_a_line_is_returned_as_soon_as_it_and_all_before_it_are_done(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 1)
@@ -256,11 +258,11 @@ def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
     found = translator.translate_stream(
         sources, SearchConfig(beam_size=1), pace=Pace(on_line=lambda: done.append("."))
     )
-    # The empty ones are done at once, and then the longest of what is left.
+    # Empty lines are done at once, and then the longest of the rest.
     assert [len(done) for _ in found] == [1, 3, 3, 5, 5]
 
 
-def test_a_line_in_parts_is_told_of_once(
+def test_a_line_in_parts_is_reported_once(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", 12)
@@ -302,7 +304,7 @@ def test_a_model_folder_is_loaded_to_translate(
 def test_kernels_translate_without_pytorch(
     trained_checkpoint: Checkpoint, tmp_path: Path, precision: DecodingPrecision
 ) -> None:
-    """It would take most of the time that a short translation takes."""
+    """Importing PyTorch would take most of the time of a short translation."""
     save_model(trained_checkpoint, tmp_path / "model")
     sources = ["one two three", "four"] * 10 + ["", "x" * 2000]
     prefixes = ["eins"] * len(sources)
@@ -328,7 +330,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_search_can_begin_anew_from_what_was_encoded(
+def test_a_search_can_restart_from_encoded_sources(
     trained_checkpoint: Checkpoint, precision: DecodingPrecision
 ) -> None:
     translator = Translator(trained_checkpoint, CPU, precision=precision)
@@ -373,14 +375,16 @@ def test_pytorch_chooses_the_device_where_there_may_be_a_gpu(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", CPU, torch.device("cpu", 0)])
-def test_there_is_but_one_cpu(
+def test_a_numbered_cpu_is_the_cpu(
     trained_checkpoint: Checkpoint, device: str | torch.device
 ) -> None:
     assert Translator(trained_checkpoint, device, num_processes=1).device == "cpu"
 
 
 @pytest.mark.skipif(api() is None, reason="no native library")
-def test_only_what_is_needed_is_made_ready(trained_checkpoint: Checkpoint) -> None:
+def test_the_torch_model_is_not_built_unless_needed(
+    trained_checkpoint: Checkpoint,
+) -> None:
     translator = Translator(trained_checkpoint, CPU)
     assert "models" not in vars(translator)
     translator.get_ready()
@@ -396,7 +400,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_several_models_have_no_coverage(trained_checkpoint: Checkpoint) -> None:
+def test_a_coverage_penalty_for_several_models_is_refused(
+    trained_checkpoint: Checkpoint,
+) -> None:
     together = Translator(trained_checkpoint, CPU, trained_checkpoint)
     config = SearchConfig(coverage_penalty=0.2)
     with pytest.raises(RequestError, match="used with one model, .* but 2 are loaded"):
@@ -404,7 +410,7 @@ def test_several_models_have_no_coverage(trained_checkpoint: Checkpoint) -> None
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_model_of_no_numbers_is_refused(
+def test_a_model_that_puts_out_nan_is_refused(
     trained_checkpoint: Checkpoint, beam_size: int
 ) -> None:
     weights = {name: w * math.nan for name, w in trained_checkpoint.weights.items()}

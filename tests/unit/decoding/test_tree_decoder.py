@@ -1,4 +1,4 @@
-"""What may not come next, for each hypothesis of its own, through all rearranging."""
+"""Each hypothesis of a constrained search has its own forbidden symbols."""
 
 import numpy as np
 from jaxtyping import Int64
@@ -14,7 +14,7 @@ NP, S, END_NP, END_S, XX = 4, 5, 6, 7, 8
 
 
 class Uniform:
-    """A model to which all is alike."""
+    """Model that gives all symbols the same probability."""
 
     def step(self, last_ids: Int64[np.ndarray, "sentences group"]) -> np.ndarray:
         return np.zeros((*last_ids.shape, VOCABULARY.vocab_size))
@@ -38,7 +38,7 @@ def read(watched: TreeDecoder, *groups: list[int]) -> None:
     watched.step(np.array(groups))
 
 
-def test_a_tree_is_opened_filled_and_closed() -> None:
+def test_a_tree_can_be_opened_filled_and_closed() -> None:
     watched = watcher(1)
     read(watched, [BOS])
     assert allowed(watched) == [[[NP, S, XX]]]
@@ -50,7 +50,7 @@ def test_a_tree_is_opened_filled_and_closed() -> None:
     assert allowed(watched) == [[[EOS]]]
 
 
-def test_hypotheses_go_on_from_their_own_past() -> None:
+def test_reordered_hypotheses_keep_their_partial_trees() -> None:
     watched = watcher(2, 2)
     read(watched, [BOS], [BOS])
     watched.reorder(np.array([[0, 0], [1, 1]]))
@@ -64,7 +64,7 @@ def test_hypotheses_go_on_from_their_own_past() -> None:
     assert allowed(watched) == [[[END_S], [END_NP]]]
 
 
-def test_others_join_with_the_trees_they_have_begun() -> None:
+def test_joining_sentences_keep_their_partial_trees() -> None:
     one, other = watcher(1), watcher(2)
     read(one, [BOS])
     read(other, [BOS])
@@ -75,7 +75,7 @@ def test_others_join_with_the_trees_they_have_begun() -> None:
     assert allowed(one) == [[[EOS]], [[NP, S, XX]]]
 
 
-def test_what_is_no_tree_may_not_go_on() -> None:
+def test_a_hypothesis_that_is_no_tree_allows_no_symbol() -> None:
     watched = watcher(1)
     read(watched, [BOS])
     watched.reorder(np.array([[0, 0]]))

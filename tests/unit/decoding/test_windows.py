@@ -1,4 +1,4 @@
-"""Windows of a stream: full, or of what has come; and what is found, in order."""
+"""Windows of a stream are full, or hold the lines that have arrived."""
 
 from collections.abc import Iterator
 from itertools import permutations
@@ -23,18 +23,18 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [full_windows, arriving_windows])
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
-def test_what_is_there_is_cut_into_full_windows(kind: Windows, count: int) -> None:
+def test_available_lines_are_cut_into_full_windows(kind: Windows, count: int) -> None:
     found = list(kind(iter(range(count))))
     assert found == [list(range(i, min(i + 3, count))) for i in range(0, count, 3)]
 
 
-def test_what_has_come_does_not_wait_for_what_has_not() -> None:
+def test_arrived_lines_do_not_wait_for_later_ones() -> None:
     asked = Event()
 
     def lines() -> Iterator[str]:
         yield "one"
         yield "two"
-        # As one who writes the next when this is answered.
+        # Like a user who writes the next line after the answer to this one.
         assert asked.wait(timeout=60)
         yield "three"
 
@@ -45,7 +45,7 @@ def test_what_has_come_does_not_wait_for_what_has_not() -> None:
 
 
 @pytest.mark.parametrize("kind", [full_windows, arriving_windows])
-def test_what_is_wrong_with_a_stream_is_told(kind: Windows) -> None:
+def test_an_error_of_a_stream_is_raised(kind: Windows) -> None:
     def lines() -> Iterator[str]:
         yield "one"
         raise ValueError("no second")
@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_stream_is_told(kind: Windows) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
-def test_what_comes_early_waits_for_what_is_before_it(order: tuple[int, ...]) -> None:
+def test_early_results_wait_for_those_before_them(order: tuple[int, ...]) -> None:
     come: list[int] = []
 
     def numbered() -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""A folder of Marian's that may be changed."""
+"""Marian folder that a test may change."""
 
 import shutil
 from pathlib import Path
@@ -8,5 +8,5 @@ import pytest
 
 @pytest.fixture
 def folder(marian_folder, tmp_path) -> Path:
-    """A copy that may be damaged."""
+    """Copy of the Marian folder."""
     return shutil.copytree(marian_folder, tmp_path / "marian")

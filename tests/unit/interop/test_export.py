@@ -1,4 +1,5 @@
-"""Each target on its own library: what maps is proven, what does not is refused."""
+"""Exported models are proven by each target's own library; unsupported ones are
+refused."""
 
 import json
 from dataclasses import replace
@@ -22,7 +23,7 @@ from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def make_checkpoint(tokenizer):
 
 def export(target, checkpoint, folder):
     module = import_module(f"transduce.interop.{target}")
-    # A traced model has sizes that are no whole numbers.
+    # In a traced model sizes are not Python integers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:
         return module.export(checkpoint, folder, SENTENCES)
@@ -55,7 +56,7 @@ def export(target, checkpoint, folder):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
+def test_an_exported_model_is_proven(target, trained_checkpoint, tmp_path):
     found = export(target, trained_checkpoint, tmp_path / "out")
     assert found.num_sentences == 3
     assert found.num_tokens >= 6
@@ -80,7 +81,7 @@ def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
         ("onnx", {"scores": "additive"}),
     ],
 )
-def test_other_models_map_where_the_target_can(
+def test_models_of_other_settings_are_exported_if_the_target_supports_them(
     target, changes, make_checkpoint, tmp_path
 ):
     assert export(target, make_checkpoint(**changes), tmp_path / "out").num_tokens > 0
@@ -98,7 +99,7 @@ def test_other_models_map_where_the_target_can(
         ("marian", {"norm_epsilon": 1e-3}, "epsilon` of at most 1e-05, but has 0.001;"),
     ],
 )
-def test_what_does_not_map_is_refused(
+def test_a_model_that_the_target_does_not_support_is_refused(
     target, changes, message, make_checkpoint, tmp_path
 ):
     with pytest.raises(RequestError, match=message):
@@ -128,7 +129,7 @@ def test_word_pieces_are_refused(corpus, make_checkpoint, tmp_path):
         "שלום", "one\u200bone", "\x00\x1f", "one,中two", "İ ſ ﬁ",
     ],
 )  # fmt: skip
-def test_the_portable_tokenizer_is_the_same(text, tokenizer):
+def test_the_portable_tokenizer_has_the_same_ids_and_texts(text, tokenizer):
     portable = portable_tokenizer(tokenizer)
     ids = tokenizer.encode(text)
     assert portable.encode(text, add_special_tokens=False).ids == ids
@@ -137,7 +138,7 @@ def test_the_portable_tokenizer_is_the_same(text, tokenizer):
 
 
 class Impostor:
-    """Puts out what it is told to."""
+    """Model that returns given outputs."""
 
     def __init__(self, checkpoint, change_logits=0.0, change_id=0, ids=None):
         self._model = checkpoint.build()
@@ -170,7 +171,7 @@ class Impostor:
         return self._tokenizer.decode(ids)
 
 
-def test_an_honest_model_passes(trained_checkpoint):
+def test_an_equal_model_passes_the_proof(trained_checkpoint):
     other = Impostor(trained_checkpoint)
     found = prove(other, other, trained_checkpoint, SENTENCES[:1])
     assert found.max_difference == 0
@@ -185,22 +186,20 @@ def test_an_honest_model_passes(trained_checkpoint):
         ({"ids": [3]}, "tokenizers must give the same ids and text"),
     ],
 )
-def test_an_impostor_does_not(impostor, message, trained_checkpoint):
+def test_a_different_model_fails_the_proof(impostor, message, trained_checkpoint):
     other = Impostor(trained_checkpoint, **impostor)
     with pytest.raises(ProofError, match=message):
         prove(other, other, trained_checkpoint, SENTENCES[:1])
 
 
-def test_nothing_is_written_where_the_proof_fails(
-    trained_checkpoint, tmp_path, monkeypatch
-):
+def test_a_failed_proof_writes_nothing(trained_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "TOLERANCE", 0.0)
     with pytest.raises(ProofError, match="nothing was written"):
         export("ctranslate2", trained_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
+def test_an_export_to_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     export("marian", trained_checkpoint, tmp_path / "out")
     path = tmp_path / "out" / "generation_config.json"
     settings = json.loads(path.read_text())
@@ -215,7 +214,7 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(("penalty", "expected"), [("gnmt", 1.0), ("power", 1.2)])
-def test_marian_has_the_search_of_the_run(
+def test_an_export_to_marian_has_the_search_of_the_run(
     penalty, expected, trained_checkpoint, tmp_path
 ):
     search = SearchConfig(beam_size=5, patience=1, length_penalty=1.2, penalty=penalty)
@@ -227,7 +226,7 @@ def test_marian_has_the_search_of_the_run(
     assert settings["length_penalty"] == pytest.approx(expected)
 
 
-def test_marian_has_a_greedy_search_without_what_is_for_beams(
+def test_an_export_to_marian_has_greedy_search_without_beam_settings(
     trained_checkpoint, tmp_path
 ):
     checkpoint = replace(trained_checkpoint, search=SearchConfig(beam_size=1))
@@ -237,7 +236,7 @@ def test_marian_has_a_greedy_search_without_what_is_for_beams(
     assert settings.keys().isdisjoint({"length_penalty", "early_stopping"})
 
 
-def test_marian_searches_hardly_longer_than_its_translation(
+def test_search_by_marian_stops_soon_after_the_best_translation(
     trained_checkpoint, corpus, tmp_path
 ):
     from transformers import AutoTokenizer, MarianMTModel
@@ -251,7 +250,9 @@ def test_marian_searches_hardly_longer_than_its_translation(
     assert found.size(1) <= len(calls) + 1 < 3 * found.size(1)
 
 
-def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):
+def test_marian_translates_with_the_exported_settings(
+    trained_checkpoint, corpus, tmp_path
+):
     from transformers import AutoTokenizer, MarianMTModel
 
     export("marian", trained_checkpoint, tmp_path / "out")
@@ -270,14 +271,14 @@ def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_p
 @pytest.mark.parametrize(
     "text", ["中" * 21 + "...", "a" * 40 + "中" + "a" * 60]
 )  # fmt: skip
-def test_long_runs_with_unknown_characters_may_be_cut_elsewhere(text, tokenizer):
-    """As documented; none of the text is lost."""
+def test_long_words_with_unknown_characters_may_be_split_differently(text, tokenizer):
+    """This is documented; no text is lost."""
     portable = portable_tokenizer(tokenizer)
     ids = portable.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids) == text
 
 
-def test_onnx_takes_batches_with_padding(trained_checkpoint, tmp_path):
+def test_an_onnx_model_reads_padded_batches(trained_checkpoint, tmp_path):
     import numpy as np
     import onnxruntime
 

@@ -1,4 +1,4 @@
-"""A folder of Marian's, run here, against the library that it is for."""
+"""Imported Marian models against the library `transformers`."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from transduce.interop.marian_settings import read_settings
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 CPU = torch.device("cpu")
 SENTENCES = [
     pair.source for pair in islice(Grammar.built_in().training_sentences(seed=9), 8)
@@ -44,7 +44,7 @@ HARD_TEXTS = [
 
 @pytest.fixture(scope="module")
 def imported(marian_folder, tmp_path_factory):
-    """The model folder that comes of it, and what was proven."""
+    """Imported model folder and its proof."""
     out = tmp_path_factory.mktemp("imported") / "model"
     return out, importing.import_model(marian_folder, out, [*HARD_TEXTS, *SENTENCES])
 
@@ -66,24 +66,24 @@ def their_tokenizer(marian_folder):
 
 @pytest.fixture(scope="module")
 def their_ids(marian):
-    """Theirs by ours."""
+    """Ids of the Marian tokenizer by ours."""
     special = [marian.config.pad_token_id] * 2 + [marian.config.eos_token_id]
     return [*special, *(i for i in range(marian.config.vocab_size) if i not in special)]
 
 
-def test_it_is_proven(imported):
+def test_an_imported_model_is_proven(imported):
     _, found = imported
     assert found.num_sentences == len(HARD_TEXTS) + len(SENTENCES)
     assert found.num_tokens > 100
-    # Nothing is another one there but the order of sums.
+    # Only the order of sums differs.
     assert found.max_difference < 1e-4
 
 
-def test_it_is_theirs_but_for_rounding(checkpoint, marian_folder):
+def test_an_imported_model_differs_by_rounding_only(checkpoint, marian_folder):
     assert difference(checkpoint, marian_folder) < 1e-9
 
 
-def test_its_settings_are_known(checkpoint, marian):
+def test_an_imported_model_has_marians_settings(checkpoint, marian):
     config = checkpoint.config
     assert (config.num_layers, config.decoder_layers) == (2, None)
     assert (config.d_model, config.d_ff, config.num_heads) == (16, 20, 2)
@@ -92,7 +92,7 @@ def test_its_settings_are_known(checkpoint, marian):
     assert (config.norm, config.positions, config.output_bias) == (
         "post", "sinusoidal", True,
     )  # fmt: skip
-    # A start of its own.
+    # The start token has an embedding of its own.
     assert config.vocab_size == marian.config.vocab_size + 1
 
 
@@ -113,24 +113,26 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), SEARCHES, ids=str)
-def test_its_search_is_kept(changes, expected, folder):
+def test_an_imported_model_keeps_marians_search(changes, expected, folder):
     folders.change_settings(folder / "generation_config.json", **changes)
     assert read_settings(folder).search == expected
 
 
-def test_the_search_of_an_older_folder_stands_with_the_models_settings(folder):
+def test_an_older_folder_has_its_search_in_config_json(folder):
     (folder / "generation_config.json").unlink()
     assert read_settings(folder).search is None
     folders.change_settings(folder / "config.json", num_beams=6)
     assert read_settings(folder).search == SearchConfig(beam_size=6, **THEIR_USUAL)
 
 
-def test_an_imported_model_searches_as_it_did(checkpoint):
+def test_an_imported_model_uses_its_own_search(checkpoint):
     assert checkpoint.search == SearchConfig(beam_size=4, **THEIR_USUAL)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_ids_are_those_of_its_tokenizer(side, checkpoint, their_tokenizer, their_ids):
+def test_ids_equal_those_of_marians_tokenizer(
+    side, checkpoint, their_tokenizer, their_ids
+):
     name = "text" if side == "source" else "text_target"
     encode = getattr(checkpoint.tokenizer, f"encode_{side}s")
     for text in [*HARD_TEXTS, *SENTENCES]:
@@ -139,7 +141,7 @@ def test_ids_are_those_of_its_tokenizer(side, checkpoint, their_tokenizer, their
         assert [their_ids[i] for i in [*ours, EOS]] == theirs
 
 
-def test_texts_are_those_of_its_tokenizer(checkpoint, their_tokenizer, their_ids):
+def test_texts_equal_those_of_marians_tokenizer(checkpoint, their_tokenizer, their_ids):
     torch.manual_seed(6)
     size = checkpoint.config.vocab_size
     rows = [torch.randint(size, (length,)).tolist() for length in range(1, 60)]
@@ -163,7 +165,9 @@ def generate(marian, their_tokenizer, text: str, **settings: object):
     return their_tokenizer.decode(output.sequences[0], skip_special_tokens=True), output
 
 
-def test_greedy_translations_are_theirs(checkpoint, marian, their_tokenizer):
+def test_greedy_translations_equal_those_of_transformers(
+    checkpoint, marian, their_tokenizer
+):
     translator = Translator(checkpoint, CPU)
     ours = translator.translate(SENTENCES, beam_size=1, extra_length=10)
     for text, translation in zip(SENTENCES, ours, strict=True):
@@ -171,7 +175,7 @@ def test_greedy_translations_are_theirs(checkpoint, marian, their_tokenizer):
         assert translation.text == " ".join(expected.split())
 
 
-def test_translations_by_beam_search_are_theirs_or_better(
+def test_beam_search_finds_the_translations_of_transformers_or_better_ones(
     checkpoint, marian, their_tokenizer
 ):
     search = SearchConfig(
@@ -185,7 +189,7 @@ def test_translations_by_beam_search_are_theirs_or_better(
         )
         score = output.sequences_scores.item()
         assert ours.score > score - 1e-4
-        # Theirs forgets an end that is not among the first four of its step.
+        # `transformers` discards an end that is not among the first four of its step.
         if ours.score < score + 1e-4:
             assert ours.text == " ".join(expected.split())
             same += 1
@@ -193,7 +197,7 @@ def test_translations_by_beam_search_are_theirs_or_better(
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.5, 1.0])
-def test_translations_by_beam_search_with_patience_are_theirs(
+def test_beam_search_with_patience_equals_that_of_transformers(
     checkpoint, marian, their_tokenizer, length_penalty
 ):
     search = SearchConfig(
@@ -217,7 +221,9 @@ def test_translations_by_beam_search_with_patience_are_theirs(
         assert ours.score == pytest.approx(output.sequences_scores.item(), abs=1e-4)
 
 
-def test_each_part_of_a_long_line_is_told_its_language(checkpoint, monkeypatch):
+def test_each_part_of_a_long_line_starts_with_its_language_code(
+    checkpoint, monkeypatch
+):
     monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 20)
     translator = Translator(checkpoint, CPU)
     parts = ["The dog runs to the hill.", "A cat is at the house."]
@@ -227,7 +233,7 @@ def test_each_part_of_a_long_line_is_told_its_language(checkpoint, monkeypatch):
     assert whole.score == pytest.approx(sum(part.score for part in alone), abs=1e-4)
 
 
-def test_scores_are_their_log_probabilities(
+def test_scores_equal_the_log_probabilities_of_transformers(
     checkpoint, marian, their_tokenizer, their_ids
 ):
     source, target = SENTENCES[:2]
@@ -236,7 +242,7 @@ def test_scores_are_their_log_probabilities(
     inputs = their_tokenizer(source, return_tensors="pt")
     with torch.no_grad():
         logits = marian(**inputs, labels=labels).logits[0]
-    # Padding is never put out, and so has no probability.
+    # Padding is never generated, and so has no probability.
     logits[:, marian.config.pad_token_id] = -torch.inf
     expected = logits.log_softmax(-1).gather(-1, labels[0, :, None]).sum()
     assert score.log_probability == pytest.approx(expected.item(), abs=1e-3)
@@ -244,7 +250,7 @@ def test_scores_are_their_log_probabilities(
 
 
 @pytest.mark.parametrize("precision", available(CPU))
-def test_activation_and_bias_survive_in_other_precisions(checkpoint, precision):
+def test_every_precision_computes_activation_and_output_bias(checkpoint, precision):
     source, target = torch.tensor([[9, 10, 11, EOS]]), torch.tensor([[BOS, 12, 13]])
     with torch.no_grad():
         exact = checkpoint.build()(source, target)
@@ -274,7 +280,7 @@ OTHERS = {
 
 @torch.no_grad()
 def difference(checkpoint, folder: Path) -> float:
-    """Between their log-probabilities and ours, logits too, in double precision."""
+    """Largest difference of log-probabilities and logits, in double precision."""
     theirs = transformers.MarianMTModel.from_pretrained(folder).double().eval()
     config = theirs.config
     special = [config.pad_token_id, config.decoder_start_token_id, config.eos_token_id]
@@ -285,7 +291,7 @@ def difference(checkpoint, folder: Path) -> float:
     ours = checkpoint.build().double()(source, target)
     logits = theirs(input_ids=ids[source], decoder_input_ids=ids[target]).logits
     if config.decoder_start_token_id in (config.pad_token_id, config.eos_token_id):
-        logits[..., config.pad_token_id] = -torch.inf  # is never put out
+        logits[..., config.pad_token_id] = -torch.inf  # is never generated
     pairs = ((logits, ours), (logits.log_softmax(-1), ours.log_softmax(-1)))
     return max(
         float((theirs[..., ids] - ours)[..., EOS:].abs().max())
@@ -294,7 +300,7 @@ def difference(checkpoint, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS.keys())
-def test_models_of_other_kinds_are_proven(changes, folder, tmp_path):
+def test_models_of_other_settings_are_proven(changes, folder, tmp_path):
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     folders.random_model(
         transformers.MarianConfig(**{**content, **changes})
@@ -311,7 +317,7 @@ def test_models_of_other_kinds_are_proven(changes, folder, tmp_path):
     assert difference(checkpoint, folder) < 1e-9
 
 
-def test_weights_in_16_bits_are_proven(folder, tmp_path):
+def test_half_precision_weights_are_proven(folder, tmp_path):
     path = folder / "model.safetensors"
     halves = {name: weight.half() for name, weight in load_file(path).items()}
     save_file(halves, path, metadata={"format": "pt"})
@@ -324,7 +330,9 @@ def test_weights_in_16_bits_are_proven(folder, tmp_path):
     assert {weight.dtype for weight in weights} == {torch.float32}
 
 
-def test_all_names_of_the_one_matrix_may_be_there(folder, imported, tmp_path):
+def test_the_shared_matrix_may_be_stored_under_all_its_names(
+    folder, imported, tmp_path
+):
     path = folder / "model.safetensors"
     weights = load_file(path)
     shared = weights["model.shared.weight"]
@@ -344,27 +352,29 @@ def assert_same(one, other) -> None:
         assert torch.equal(weight, other.weights[name]), name
 
 
-def test_what_was_exported_comes_back(trained_checkpoint, tmp_path):
+def test_an_exported_model_can_be_imported(trained_checkpoint, tmp_path):
     exporting.export(trained_checkpoint, tmp_path / "exported", ["one two"])
     importing.import_model(
         tmp_path / "exported", tmp_path / "model", ["one two", "five 中"]
     )
     back = load_model(tmp_path / "model")
-    # Their library knows no other epsilon.
+    # `transformers` has a fixed epsilon.
     config = replace(trained_checkpoint.config, norm_epsilon=1e-5)
     assert_same(back, replace(trained_checkpoint, config=config))
 
 
-def test_what_was_imported_can_be_exported_and_imported_again(checkpoint, tmp_path):
+def test_an_imported_model_can_be_exported_and_imported_again(checkpoint, tmp_path):
     exporting.export(checkpoint, tmp_path / "exported", [*HARD_TEXTS, *SENTENCES])
     importing.import_model(tmp_path / "exported", tmp_path / "model", SENTENCES[:2])
     assert_same(load_model(tmp_path / "model"), checkpoint)
 
 
 @pytest.mark.parametrize("target", ["ctranslate2", "onnx"])
-def test_what_was_imported_can_be_exported_elsewhere(target, checkpoint, tmp_path):
+def test_an_imported_model_can_be_exported_to_other_targets(
+    target, checkpoint, tmp_path
+):
     module = import_module(f"transduce.interop.{target}")
-    # A traced model has sizes that are no whole numbers.
+    # In a traced model sizes are not Python integers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:
         found = module.export(checkpoint, tmp_path / "out", SENTENCES[:3])
@@ -375,7 +385,7 @@ def test_what_was_imported_can_be_exported_elsewhere(target, checkpoint, tmp_pat
     assert {"source.spm", "target.spm", "vocab.json"} <= names
 
 
-def test_control_symbols_of_the_vocabulary_are_no_text(folder, tmp_path):
+def test_control_symbols_are_no_text(folder, tmp_path):
     path = folder / "vocab.json"
     ids = json.loads(path.read_text(encoding="utf-8"))
     ids = {"<s>" if piece == ">>fra<<" else piece: i for piece, i in ids.items()}
@@ -388,7 +398,7 @@ def test_control_symbols_of_the_vocabulary_are_no_text(folder, tmp_path):
     assert control not in tokenizer.encode("<s>")
 
 
-def test_a_folder_can_be_written_without_a_network(tmp_path, monkeypatch):
+def test_a_folder_is_imported_without_network_access(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a network"))
     folder = folders.write_marian_folder(tmp_path / "marian", encoder_layers=1)
     importing.import_model(folder, tmp_path / "out", SENTENCES[:1])

@@ -1,4 +1,5 @@
-"""What does not map, or is damaged: one sentence, and nothing is written."""
+"""Unsupported or damaged Marian folders are refused in one sentence; nothing is
+written."""
 
 import json
 import shutil
@@ -17,7 +18,7 @@ from transduce.interop import marian_import as importing
 from transduce.interop import proof
 from transduce.interop.proof import ProofError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 SENTENCES = [
     pair.source for pair in islice(Grammar.built_in().training_sentences(seed=9), 8)
 ]
@@ -63,7 +64,7 @@ DAMAGED_SETTINGS = [
 
 @pytest.fixture
 def refuses(folder, tmp_path):
-    """That nothing is written besides."""
+    """Check that an import fails with a message and writes nothing."""
 
     def check(error, message: str) -> None:
         with pytest.raises(error, match=message):
@@ -74,7 +75,7 @@ def refuses(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED_SETTINGS, ids=str)
-def test_settings_that_do_not_map_are_refused(changes, message, folder, refuses):
+def test_unsupported_settings_are_refused(changes, message, folder, refuses):
     folders.change_settings(folder / "config.json", **changes)
     refuses(RequestError, f"^{folder}/config.json: .*{message}")
 
@@ -103,19 +104,19 @@ def test_damaged_settings_are_refused(changes, message, folder, refuses):
     ],
     ids=str,
 )
-def test_settings_of_search_that_do_not_map_are_refused(
+def test_unsupported_search_settings_are_refused(
     changes, error, message, folder, refuses
 ):
     folders.change_settings(folder / "generation_config.json", **changes)
     refuses(error, f"generation_config.json: .*{message}")
 
 
-def test_settings_that_are_no_json_are_refused(folder, refuses):
+def test_settings_that_are_not_json_are_refused(folder, refuses):
     (folder / "config.json").write_text("{", encoding="utf-8")
     refuses(CheckpointError, "config.json: the file is missing or damaged")
 
 
-def test_what_their_library_cannot_load_is_refused(folder, refuses):
+def test_a_folder_that_transformers_cannot_load_is_refused(folder, refuses):
     (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
     refuses(
         RequestError, "what the package `transformers` loads, .* but it says: [^\n]+$"
@@ -137,7 +138,7 @@ def test_missing_files_are_named(names, message, folder, refuses):
     refuses((RequestError, CheckpointError), message)
 
 
-def test_weights_that_would_be_unpickled_are_refused(folder, refuses):
+def test_pickled_weights_are_refused(folder, refuses):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     refuses(
         RequestError,
@@ -197,7 +198,7 @@ WEIGHTS = {
 @pytest.mark.parametrize(
     ("edit", "error", "message"), WEIGHTS.values(), ids=WEIGHTS.keys()
 )
-def test_weights_that_do_not_fit_are_refused(edit, error, message, folder, refuses):
+def test_weights_of_other_shapes_are_refused(edit, error, message, folder, refuses):
     path = folder / "model.safetensors"
     weights = load_file(path)
     edit(weights)
@@ -205,7 +206,7 @@ def test_weights_that_do_not_fit_are_refused(edit, error, message, folder, refus
     refuses(error, f"^{path}: {message}")
 
 
-def test_two_vocabularies_are_refused(folder, refuses):
+def test_separate_vocabularies_are_refused(folder, refuses):
     shutil.copy(folder / "vocab.json", folder / "target_vocab.json")
     refuses(RequestError, "source and target must have one vocabulary, but there is a")
 
@@ -238,7 +239,7 @@ def test_a_vocabulary_with_other_special_tokens_is_refused(names, folder, refuse
     refuses(RequestError, f"^{path}: must hold <unk>, and no more special tokens than")
 
 
-def test_a_start_that_is_text_is_refused(folder, refuses):
+def test_a_start_token_that_is_text_is_refused(folder, refuses):
     ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     folders.change_settings(folder / "config.json", decoder_start_token_id=ids["▁the"])
     refuses(RequestError, "names, none of them text, but does not")
@@ -255,7 +256,7 @@ def test_a_start_that_is_text_is_refused(folder, refuses):
     ],
     ids=str,
 )
-def test_other_models_of_sentencepiece_are_refused(
+def test_unsupported_sentencepiece_models_are_refused(
     settings, obstacle, folder, refuses, tmp_path_factory
 ):
     if "denormalization_rule_tsv" in settings:
@@ -268,7 +269,7 @@ def test_other_models_of_sentencepiece_are_refused(
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:999], lambda _: b"no model"])
-def test_a_damaged_model_of_sentencepiece_is_refused(damage, folder, refuses):
+def test_a_damaged_sentencepiece_model_is_refused(damage, folder, refuses):
     path = folder / "source.spm"
     path.write_bytes(damage(path.read_bytes()))
     refuses(CheckpointError, f"^{path}: the model of SentencePiece is missing or dam")
@@ -276,7 +277,7 @@ def test_a_damaged_model_of_sentencepiece_is_refused(damage, folder, refuses):
 
 @pytest.fixture
 def exported(trained_checkpoint, tmp_path_factory):
-    """A folder with a tokenizer of our own."""
+    """Exported folder with a tokenizer of this project."""
     folder = tmp_path_factory.mktemp("exported") / "marian"
     exporting.export(trained_checkpoint, folder, ["one two"])
     return folder
@@ -298,17 +299,17 @@ def test_other_tokenizers_are_refused(edit, error, message, exported, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sentence_beyond_its_positions_is_refused(refuses, monkeypatch):
+def test_a_sentence_longer_than_marians_positions_is_refused(refuses, monkeypatch):
     monkeypatch.setattr(f"{__name__}.SENTENCES", ["dog " * 95 + "dog"])
     refuses(DataError, "at most 95 tokens, but number 1 .* has [0-9]+; take it")
 
 
-def test_nothing_is_written_where_the_proof_fails(refuses, monkeypatch):
+def test_a_failed_proof_writes_nothing(refuses, monkeypatch):
     monkeypatch.setattr(proof, "TOLERANCE", 0.0)
     refuses(ProofError, "same logits within 0.0, but .* nothing was written")
 
 
-def test_a_model_that_was_there_stays_where_the_proof_fails(
+def test_a_failed_proof_keeps_an_existing_model(
     marian_folder, trained_checkpoint, tmp_path, monkeypatch
 ):
     save_model(trained_checkpoint, tmp_path / "out")

@@ -40,7 +40,7 @@ REFERENCES = [
 ]
 PROTOCOLS = [corpus_bleu, tokenized_bleu, paper_bleu]
 
-# What each word is once the paper's protocol is through with it.
+# Words, and their form after the steps of the paper's protocol.
 WORDS_OF_THE_PAPER = {
     "haus": "haus",
     "Haus": "Haus",
@@ -78,7 +78,7 @@ def ngrams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
 
 
 def multi_bleu(hypotheses: list[str], references: list[str]) -> Expected:
-    """What multi-bleu.perl prints, computed as it does for one reference a line."""
+    """BLEU by the algorithm of multi-bleu.perl, for one reference per line."""
     correct, total = [0] * 5, [0] * 5
     hypothesis_length = reference_length = 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):
@@ -121,14 +121,14 @@ def sides(corpus: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
 class TestTokenizedBleu:
     @without_deadline
     @given(corpora)
-    def test_it_is_what_multi_bleu_computes(self, corpus: list[tuple[str, str]]):
+    def test_tokenized_bleu_equals_multi_bleu(self, corpus: list[tuple[str, str]]):
         hypotheses, references = sides(corpus)
         expected = multi_bleu(hypotheses, references)
         assert_same(tokenized_bleu(hypotheses, references), expected)
 
     @without_deadline
     @given(corpora)
-    def test_lower_casing_comes_first(self, corpus: list[tuple[str, str]]):
+    def test_text_is_lower_cased_before_scoring(self, corpus: list[tuple[str, str]]):
         hypotheses, references = sides(corpus)
         expected = multi_bleu(
             [hypothesis.lower() for hypothesis in hypotheses],
@@ -136,19 +136,19 @@ class TestTokenizedBleu:
         )
         assert_same(tokenized_bleu(hypotheses, references, lowercase=True), expected)
 
-    def test_it_is_what_the_perl_script_prints(self):
+    def test_tokenized_bleu_equals_the_output_of_the_perl_script(self):
         score = tokenized_bleu(HYPOTHESES, REFERENCES)
         assert score.score == pytest.approx(42.992443, abs=1e-6)
         assert score.statistics == (23, 30, 18, 13, 9, 6, 23, 20, 17, 14)
 
-    def test_letters_beyond_ascii_are_lower_cased(self):
+    def test_non_ascii_letters_are_lower_cased(self):
         score = tokenized_bleu(["Ä É Ж Σ"], ["ä é ж σ"], lowercase=True)
         assert score.score == pytest.approx(100)
 
     def test_punctuation_does_not_separate_words(self):
         assert tokenized_bleu(["a, b!"], ["a , b !"]).hypothesis_length == 2
 
-    def test_without_a_matching_4_gram_it_is_zero(self):
+    def test_bleu_without_a_matching_4_gram_is_zero(self):
         score = tokenized_bleu(["a b c x d e"], ["a b c y d e"])
         assert score.score == 0
         assert score.precisions == pytest.approx([100 * 5 / 6, 60, 25, 0])
@@ -163,7 +163,7 @@ class TestTokenizedBleu:
 class TestCorpusBleu:
     @without_deadline
     @given(corpora)
-    def test_it_is_what_sacrebleu_computes(self, corpus: list[tuple[str, str]]):
+    def test_bleu_equals_sacrebleus(self, corpus: list[tuple[str, str]]):
         hypotheses, references = sides(corpus)
         expected = sacrebleu.corpus_bleu(hypotheses, [references], force=True)
         score = corpus_bleu(hypotheses, references)
@@ -183,14 +183,14 @@ class TestCorpusBleu:
         assert score.score == pytest.approx(expected["score"], abs=1e-6)
         assert score.signature == expected["signature"]
 
-    def test_case_counts_unless_told_otherwise(self):
+    def test_case_counts_by_default(self):
         hypotheses, references = ["Das ist ein Haus."], ["das ist ein haus."]
         assert corpus_bleu(hypotheses, references).score < 100
         lowered = corpus_bleu(hypotheses, references, case="lower")
         assert lowered.score == pytest.approx(100)
         assert "case:lc" in lowered.signature
 
-    def test_text_that_looks_tokenised_is_scored_in_silence(
+    def test_tokenised_looking_text_is_scored_without_a_warning(
         self, caplog: pytest.LogCaptureFixture
     ):
         with caplog.at_level(logging.DEBUG):
@@ -199,7 +199,7 @@ class TestCorpusBleu:
 
 
 class TestPaperBleu:
-    def test_it_is_what_the_perl_scripts_print(self):
+    def test_paper_bleu_equals_the_output_of_the_perl_scripts(self):
         score = paper_bleu(HYPOTHESES, REFERENCES)
         assert score.score == pytest.approx(65.096725, abs=1e-6)
         assert score.brevity_penalty == pytest.approx(0.814543, abs=1e-6)
@@ -207,7 +207,7 @@ class TestPaperBleu:
 
     @without_deadline
     @given(paper_corpora)
-    def test_it_is_multi_bleu_on_the_words_of_the_paper(
+    def test_paper_bleu_is_multi_bleu_after_the_papers_tokenisation(
         self, corpus: list[tuple[list[str], list[str]]]
     ):
         hypotheses = [" ".join(hypothesis) for hypothesis, _ in corpus]
@@ -219,7 +219,7 @@ class TestPaperBleu:
         expected = multi_bleu([pair[0] for pair in prepared], [p[1] for p in prepared])
         assert_same(paper_bleu(hypotheses, references), expected)
 
-    def test_quotes_of_any_kind_are_the_same(self):
+    def test_all_kinds_of_quotes_are_equal(self):
         score = paper_bleu(["„Ja“, sagt er."], ['"Ja", sagt er.'])
         assert score.score == pytest.approx(100)
 
@@ -235,7 +235,7 @@ class TestPaperBleu:
             ("fr", True, 3),
         ],
     )
-    def test_only_german_compounds_are_split_unless_told(
+    def test_by_default_compounds_are_split_in_german_only(
         self, language: str, splits_compounds: bool | None, length: int
     ):
         score = paper_bleu(
@@ -243,11 +243,11 @@ class TestPaperBleu:
         )
         assert score.hypothesis_length == length
 
-    def test_words_are_the_languages_own(self):
+    def test_the_tokeniser_depends_on_the_language(self):
         assert paper_bleu(["l'eau"], ["x"], "fr").hypothesis_length == 2
         assert paper_bleu(["l'eau"], ["x"], "de").hypothesis_length == 3
 
-    def test_name_and_signature_tell_each_step(self):
+    def test_name_and_signature_list_each_step(self):
         score = paper_bleu(["a"], ["a"])
         assert score.name == (
             "BLEU, tokenised and compound-split (Vaswani et al., 2017)"
@@ -258,7 +258,7 @@ class TestPaperBleu:
             f"|sacremoses:{version('sacremoses')}|version:{version('sacrebleu')}"
         )
 
-    def test_name_and_signature_do_not_claim_a_step_left_out(self):
+    def test_name_and_signature_omit_skipped_steps(self):
         score = paper_bleu(["a"], ["a"], "fr")
         assert score.name == "BLEU, tokenised (Vaswani et al., 2017)"
         assert "tok:moses-fr" in score.signature
@@ -279,11 +279,13 @@ class TestReplaceUnicodePunctuation:
             ("。  a．  b", ". a. b"),
         ],
     )
-    def test_marks_become_those_of_the_perl_script(self, marks: str, replaced: str):
+    def test_punctuation_is_replaced_as_by_the_perl_script(
+        self, marks: str, replaced: str
+    ):
         assert replace_unicode_punctuation(marks) == replaced
 
     @pytest.mark.parametrize("text", ["«»‚‘–—´", "Straße, 3 %", ""])
-    def test_what_the_perl_script_leaves_stays(self, text: str):
+    def test_other_characters_are_kept_as_by_the_perl_script(self, text: str):
         assert replace_unicode_punctuation(text) == text
 
 
@@ -300,12 +302,12 @@ class TestSplitCompounds:
             ("", ""),
         ],
     )
-    def test_hyphens_are_split_as_perl_does(self, text: str, split: str):
+    def test_hyphens_are_split_as_by_the_perl_script(self, text: str, split: str):
         assert split_compounds(text) == split
 
 
 class TestBleuScore:
-    def test_it_prints_itself_in_one_line(self):
+    def test_a_score_prints_as_one_line(self):
         assert str(tokenized_bleu(["a b c d e"], ["a b c d f g"])) == (
             "BLEU, tokenised = 54.75 (80.0/75.0/66.7/50.0, brevity penalty 0.819, "
             "5 words for 6) nrefs:1|case:mixed|eff:no|tok:none|smooth:none"
@@ -314,7 +316,7 @@ class TestBleuScore:
 
     @without_deadline
     @given(corpora, st.sampled_from(PROTOCOLS))
-    def test_statistics_add_up(
+    def test_statistics_of_a_corpus_are_sums_over_sentences(
         self, corpus: list[tuple[str, str]], bleu: Callable[..., BleuScore]
     ):
         of_sentences = [
@@ -332,17 +334,19 @@ class TestAllProtocols:
         assert score.brevity_penalty == pytest.approx(math.exp(1 - 10 / 5))
         assert score.score == pytest.approx(100 * math.exp(-1))
 
-    def test_only_empty_hypotheses_score_zero(self, bleu: Callable[..., BleuScore]):
+    def test_empty_hypotheses_alone_score_zero(self, bleu: Callable[..., BleuScore]):
         score = bleu(["", ""], ["a b c d", "e"])
         assert (score.score, score.brevity_penalty) == (0, 0)
 
-    def test_no_hypotheses_are_an_error(self, bleu: Callable[..., BleuScore]):
+    def test_an_empty_list_of_hypotheses_is_an_error(
+        self, bleu: Callable[..., BleuScore]
+    ):
         message = r"^The number of hypotheses must be at least 1, but is 0\.$"
         with pytest.raises(DataError, match=message):
             bleu([], [])
 
     @pytest.mark.parametrize("references", [["a"], ["a", "b", "c"]])
-    def test_unequal_counts_are_an_error(
+    def test_unequal_numbers_of_lines_are_an_error(
         self, bleu: Callable[..., BleuScore], references: list[str]
     ):
         message = (

@@ -27,7 +27,7 @@ corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=4)
         ("", "ab", 0),
     ],
 )
-def test_it_is_the_f_score_worked_out_by_hand(
+def test_chrf_equals_an_f_score_computed_by_hand(
     hypothesis: str, reference: str, expected: float
 ):
     assert corpus_chrf([hypothesis], [reference]).score == pytest.approx(expected)
@@ -35,7 +35,7 @@ def test_it_is_the_f_score_worked_out_by_hand(
 
 @settings(deadline=None)
 @given(corpora)
-def test_it_is_what_sacrebleu_computes(corpus: list[tuple[str, str]]):
+def test_chrf_equals_sacrebleus(corpus: list[tuple[str, str]]):
     hypotheses, references = [pair[0] for pair in corpus], [pair[1] for pair in corpus]
     expected = sacrebleu.corpus_chrf(hypotheses, [references]).score
     assert corpus_chrf(hypotheses, references).score == pytest.approx(expected)
@@ -58,20 +58,20 @@ def test_score_name_and_signature_are_those_of_the_command(tmp_path: Path):
     assert score.signature == expected["signature"]
 
 
-def test_it_prints_itself_in_one_line():
+def test_a_score_prints_as_one_line():
     assert str(corpus_chrf(["ab"], ["ac"])) == (
         "chrF2 = 25.00 nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no"
         f"|version:{version('sacrebleu')}"
     )
 
 
-def test_no_hypotheses_are_an_error():
+def test_an_empty_list_of_hypotheses_is_an_error():
     message = r"^The number of hypotheses must be at least 1, but is 0\.$"
     with pytest.raises(DataError, match=message):
         corpus_chrf([], [])
 
 
-def test_unequal_counts_are_an_error():
+def test_unequal_numbers_of_lines_are_an_error():
     message = (
         r"^The number of references must be 2, that of the hypotheses, but is 1\.$"
     )

@@ -1,4 +1,4 @@
-"""Comparisons worked out by hand, and against what sacreBLEU counts."""
+"""Comparisons of systems against counts by hand and by sacreBLEU."""
 
 import pytest
 import sacrebleu
@@ -58,7 +58,7 @@ def test_sentences_are_scored_by_the_length_of_their_reference(
         assert long.chrf[i] == pytest.approx(chrf.score)
 
 
-def test_words_are_met_by_how_often_they_are_in_the_references(
+def test_recall_of_words_is_grouped_by_their_frequency_in_the_references(
     comparison: Comparison,
 ) -> None:
     # Hund occurs three times, ein twice, and the other eight words once.
@@ -73,7 +73,7 @@ def test_words_are_met_by_how_often_they_are_in_the_references(
     assert [accuracy.f1 for accuracy in found["3-4"]] == pytest.approx([100, 80])
 
 
-def test_words_may_be_counted_elsewhere() -> None:
+def test_word_frequencies_may_come_from_another_text() -> None:
     found = compare(SYSTEMS, REFERENCES, training=["Hund " * 12], trials=FEW)
     unseen, frequent = found.by_frequency
     assert str(unseen.occurrences) == "0"
@@ -82,14 +82,14 @@ def test_words_may_be_counted_elsewhere() -> None:
     assert frequent.systems[1].num_met == 2
 
 
-def test_an_empty_training_text_has_seen_no_word() -> None:
+def test_an_empty_training_text_gives_all_words_frequency_zero() -> None:
     found = compare(SYSTEMS, REFERENCES, training=[], trials=FEW)
     assert [str(each.occurrences) for each in found.by_frequency] == ["0"]
 
 
 @settings(deadline=None)
 @given(corpora)
-def test_words_met_are_those_that_bleu_counts(
+def test_matched_words_equal_bleus_unigram_matches(
     corpus: list[tuple[str, str, str]],
 ) -> None:
     references, baseline, other = (list(side) for side in zip(*corpus, strict=True))
@@ -131,7 +131,7 @@ def test_no_more_examples_are_shown_than_asked_for() -> None:
     assert examples.worse[0].source is None
 
 
-def test_words_of_tokenised_text_stand_between_spaces() -> None:
+def test_tokenised_text_is_split_at_spaces() -> None:
     systems = {"a": ["ein-Hund."], "b": ["x"]}
     cut = compare(systems, ["ein-Hund."], trials=FEW)
     whole = compare(systems, ["ein-Hund."], tokenize="none", trials=FEW)
@@ -149,7 +149,7 @@ def test_words_of_tokenised_text_stand_between_spaces() -> None:
         (Bucket(first=1000, last=None), "1,000 or more"),
     ],
 )
-def test_a_bucket_says_what_it_holds(bucket: Bucket, text: str) -> None:
+def test_a_bucket_has_a_label(bucket: Bucket, text: str) -> None:
     assert str(bucket) == text
 
 
@@ -164,13 +164,13 @@ def test_the_last_bucket_has_no_bound(length: int) -> None:
 
 
 @pytest.mark.parametrize("systems", [{}, {"a": ["x"]}], ids=["none", "one"])
-def test_one_system_is_nothing_to_compare(systems: dict[str, list[str]]) -> None:
+def test_a_single_system_is_refused(systems: dict[str, list[str]]) -> None:
     message = rf"^There must be at least two systems to compare, but is {len(systems)};"
     with pytest.raises(DataError, match=message):
         compare(systems, ["x"])
 
 
-def test_a_system_has_a_translation_for_each_reference() -> None:
+def test_a_system_with_missing_translations_is_refused() -> None:
     message = r"^The number of references must be 1, that of the hypotheses, but is 2\."
     with pytest.raises(DataError, match=message):
         compare({"a": ["x", "y"], "b": ["x"]}, ["x", "y"])

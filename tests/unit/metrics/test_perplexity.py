@@ -9,7 +9,7 @@ from transduce.metrics.perplexity import perplexity
     ("log_probability", "num_tokens", "expected"),
     [(0.0, 3, 1.0), (-3 * math.log(4), 3, 4.0), (-2000.0, 2, math.inf)],
 )
-def test_it_is_the_inverse_mean_probability_of_a_token(
+def test_perplexity_is_the_inverse_geometric_mean_of_token_probabilities(
     log_probability: float, num_tokens: int, expected: float
 ) -> None:
     assert perplexity(log_probability, num_tokens) == pytest.approx(expected)

@@ -37,7 +37,7 @@ def scores(metric, systems, references):
     return found
 
 
-def test_one_translation_of_each_sentence_is_sacrebleus_own_affair() -> None:
+def test_one_translation_per_sentence_has_sacrebleus_result() -> None:
     units, references = pooled([ONE], REFERENCES)
     others, _ = pooled([WORSE], REFERENCES)
     ours = scores(PooledBleu(), {"one": units, "worse": others}, references)
@@ -45,13 +45,13 @@ def test_one_translation_of_each_sentence_is_sacrebleus_own_affair() -> None:
     assert ours == scores(plain, {"one": ONE, "worse": WORSE}, REFERENCES)
 
 
-def test_several_are_scored_as_one_text_of_all() -> None:
+def test_several_translations_per_sentence_are_scored_as_one_text() -> None:
     units, references = pooled([ONE, OTHER], REFERENCES)
     found = scores(PooledBleu(), {"both": units}, references).systems[0].score
     assert found == corpus_bleu([*ONE, *OTHER], [*REFERENCES, *REFERENCES]).score
 
 
-def test_saying_the_same_twice_proves_nothing_more() -> None:
+def test_repeated_translations_do_not_change_the_p_value() -> None:
     def p_values(copies: int) -> tuple[float | None, float | None]:
         units, references = pooled([ONE] * copies, REFERENCES)
         others, _ = pooled([OTHER] * copies, REFERENCES)
@@ -64,6 +64,6 @@ def test_saying_the_same_twice_proves_nothing_more() -> None:
     assert p_values(3) == once
 
 
-def test_a_text_of_other_sentences_is_refused() -> None:
+def test_a_text_with_another_number_of_sentences_is_refused() -> None:
     with pytest.raises(DataError, match="number of references must be 4, that of the"):
         pooled([ONE, ONE[:4]], REFERENCES)

@@ -26,7 +26,7 @@ def references() -> list[str]:
 
 @pytest.fixture(scope="module")
 def systems(references: list[str]) -> dict[str, list[str]]:
-    """Three that leave out a share of the words."""
+    """Three systems, each of which omits a share of the words."""
     random = np.random.default_rng(2)
     return {
         name: [
@@ -38,7 +38,7 @@ def systems(references: list[str]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["bs", "ar"])
-def test_scores_and_chances_are_those_of_the_command(
+def test_scores_and_p_values_equal_those_of_sacrebleus_command(
     systems: dict[str, list[str]], references: list[str], kind: str, tmp_path: Path
 ) -> None:
     for name, lines in {"references": references, **systems}.items():
@@ -89,7 +89,7 @@ def test_signatures_name_the_test_its_size_and_its_seed(
     assert "|ar:60|seed:7|" in scores.randomisation_signature
 
 
-def test_chance_depends_on_the_seed_alone(
+def test_p_values_depend_on_the_seed_alone(
     systems: dict[str, list[str]],
     references: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_chance_depends_on_the_seed_alone(
 
 
 @pytest.mark.parametrize("before", [None, "99"])
-def test_the_environment_is_left_as_it_was(
+def test_the_environment_is_restored(
     systems: dict[str, list[str]],
     references: list[str],
     before: str | None,
@@ -116,7 +116,7 @@ def test_the_environment_is_left_as_it_was(
     assert os.environ.get(SEED_VARIABLE) == before
 
 
-def test_equal_translations_differ_by_chance_for_certain(references: list[str]) -> None:
+def test_equal_translations_have_a_p_value_of_one(references: list[str]) -> None:
     same = {"baseline": references, "copy": list(references)}
     [scores] = paired_scores(same, references, [BLEU(force=True)], FEW)
     copy = scores.systems[1]
@@ -124,7 +124,7 @@ def test_equal_translations_differ_by_chance_for_certain(references: list[str]) 
 
 
 @pytest.mark.parametrize("name", ["resamples", "shuffles", "seed"])
-def test_sizes_and_seed_are_positive(name: str) -> None:
+def test_sizes_and_seeds_below_their_bounds_are_refused(name: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^`{name}` must be at least 1, but is 0\.$"
     ):

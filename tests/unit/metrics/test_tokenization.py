@@ -1,4 +1,4 @@
-"""BLEU counts the words of the language, by a tokenizer that is named."""
+"""BLEU tokenises by language and names the tokenizer."""
 
 import sys
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_a_tag_of_any_form_chooses_the_tokenizer(tag: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_the_script_chooses_if_the_language_is_unknown(language: str) -> None:
+def test_the_script_chooses_the_tokenizer_of_an_unknown_language(language: str) -> None:
     chosen = choose_tokenization("auto", None, [TEXTS[language]])
     assert chosen.name == TOKENIZERS[language]
     is_usual = language in ("de", "ru")
@@ -66,7 +66,7 @@ def test_the_script_chooses_if_the_language_is_unknown(language: str) -> None:
         assert "as the references are in the script of " in str(chosen)
 
 
-def test_the_given_tokenizer_is_taken() -> None:
+def test_a_given_tokenizer_is_used() -> None:
     assert choose_tokenization("intl", "zh", [TEXTS["zh"]]).name == "intl"
 
 

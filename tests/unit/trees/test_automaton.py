@@ -8,7 +8,7 @@ from transduce.trees.linearization import STYLES, Symbol
 def after(
     symbols: str, num_words: int, style: str = "xx", max_symbols: int = 100
 ) -> PartialTree:
-    """The state after symbols that are all allowed."""
+    """Automaton state after symbols, all of which are allowed."""
     state = partial_tree(num_words, max_symbols, STYLES[style])
     kinds = {"(": "opening", ")": "closing"}
     for text in symbols.split():
@@ -19,7 +19,7 @@ def after(
 
 
 def says(allowed: Allowed) -> str:
-    """What is allowed, in short."""
+    """Short text for the allowed symbols."""
     parts = {
         "(": allowed.opening,
         "XX": allowed.leaf,
@@ -45,7 +45,7 @@ def says(allowed: Allowed) -> str:
         ("(S XX XX )S", 2, "end"),
     ],
 )
-def test_what_may_come_next_from_the_top_down(
+def test_top_down_automaton_allows_these_symbols(
     symbols: str, num_words: int, expected: str
 ) -> None:
     assert says(after(symbols, num_words).allowed()) == expected
@@ -69,7 +69,7 @@ def test_what_may_come_next_from_the_top_down(
         ("XX (S XX (NP", 3, "XX )NP"),
     ],
 )
-def test_what_may_come_next_by_in_order(
+def test_in_order_automaton_allows_these_symbols(
     symbols: str, num_words: int, expected: str
 ) -> None:
     assert says(after(symbols, num_words, "in-order").allowed()) == expected
@@ -91,7 +91,7 @@ def test_what_may_come_next_by_in_order(
         ("in-order", "XX (S )S (A", "XX"),
     ],
 )
-def test_what_leaves_no_room_to_finish_is_not_allowed(
+def test_a_symbol_that_leaves_no_room_to_finish_is_forbidden(
     style: str, symbols: str, expected: str
 ) -> None:
     assert says(after(symbols, 2, style, max_symbols=6).allowed()) == expected
@@ -99,7 +99,9 @@ def test_what_leaves_no_room_to_finish_is_not_allowed(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("num_words", "needed"), [(0, 0), (1, 1), (2, 4), (9, 11)])
-def test_a_tree_needs_room(style: str, num_words: int, needed: int) -> None:
+def test_a_limit_too_small_for_any_tree_is_refused(
+    style: str, num_words: int, needed: int
+) -> None:
     assert partial_tree(num_words, needed, STYLES[style]).words_left == num_words
     words, symbols = counted(num_words, "word"), counted(needed, "symbol")
     message = f"^A tree over {words} must be allowed at least {symbols}, but is allowed"
@@ -116,7 +118,7 @@ def test_a_tree_needs_room(style: str, num_words: int, needed: int) -> None:
         (Symbol("closing", "VP"), False),
     ],
 )
-def test_a_vocabulary_is_masked_symbol_by_symbol(
+def test_the_mask_of_a_vocabulary_allows_these_symbols(
     symbol: Symbol, is_permitted: bool
 ) -> None:
     allowed = Allowed(opening=False, leaf=True, closing="NP", end=False)

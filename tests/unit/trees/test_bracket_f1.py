@@ -24,7 +24,7 @@ def counts(gold: str, predicted: str) -> SentenceCounts:
 
 
 def brackets(gold: str, predicted: str) -> tuple[int, int, int]:
-    """Matched, gold and predicted."""
+    """Numbers of matched, gold and predicted brackets."""
     found = counts(gold, predicted)
     assert found.status == "valid"
     return found.matched, found.gold, found.predicted
@@ -42,7 +42,8 @@ def test_a_tree_matches_itself() -> None:
         # The same label or span alone is no match.
         ("(S (NP (A a) (A b)) (A c))", "(S (VP (A a) (A b)) (A c))", (1, 2, 2)),
         ("(S (NP (A a) (A b)) (A c))", "(S (A a) (NP (A b) (A c)))", (1, 2, 2)),
-        # The same bracket twice is counted twice, and matched as often as both have it.
+        # A repeated bracket counts each time, and matches as often as both trees have
+        # it.
         ("(TOP (NP (NP (A a))))", "(TOP (NP (A a)))", (1, 2, 1)),
         ("(TOP (NP (A a)))", "(TOP (NP (NP (NP (A a)))))", (1, 1, 3)),
         ("(TOP (NP (NP (A a))))", "(TOP (NP (NP (A a))))", (2, 2, 2)),
@@ -56,13 +57,13 @@ def test_a_tree_matches_itself() -> None:
         # Functions are cut off, at the first sign.
         ("(TOP (NP-SBJ-1=2 (A a)))", "(TOP (NP=3 (A a)))", (1, 1, 1)),
         ("(TOP (-X (A a)))", "(TOP (=Y (A a)))", (1, 1, 1)),
-        # TOP and what is named like punctuation is not counted, other roots are.
+        # TOP and labels of punctuation are not counted; other roots are.
         ("(TOP (S (A a)))", "(S (A a))", (1, 1, 1)),
         ("(TOP (S (A a)))", "(TOP-1 (TOP (, (: (S (A a))))))", (1, 1, 1)),
         ("(ROOT (S (A a)))", "(ROOT (S (A a)))", (2, 2, 2)),
         ("( (S (A a)))", "(S1 (S (A a)))", (1, 2, 2)),
         ("(A a)", "(TOP (A a))", (0, 0, 0)),
-        # Brackets around nothing but punctuation and traces are gone, spans closed up.
+        # Brackets around punctuation and traces alone vanish, and spans close up.
         ("(TOP (S (X (, ,)) (A a)))", "(TOP (S (, ,) (A a)))", (1, 1, 1)),
         ("(TOP (S (NP (-NONE- *)) (A a)))", "(TOP (S (A a)))", (1, 1, 1)),
         ("(S (NP (A a) (, ,)) (A b))", "(S (NP (A a)) (, ,) (A b))", (2, 2, 2)),
@@ -82,7 +83,7 @@ def test_brackets_are_counted_as_evalb_does(
     [
         ("(TOP (S (X (A a) (A b)) (A c)))", "(TOP (S (A a) (X (A b) (A c))))", 1),
         ("(TOP (S (A a) (X (A b) (A c))))", "(TOP (S (X (A a) (A b)) (A c)))", 1),
-        # One that crosses several is counted once, and each that crosses one.
+        # A bracket that crosses several counts once, and so does each that crosses it.
         (
             "(TOP (S (A a) (X (A b) (X (A c) (A d)))))",
             "(TOP (S (X (A a) (A b) (A c)) (A d)))",
@@ -93,10 +94,10 @@ def test_brackets_are_counted_as_evalb_does(
             "(TOP (S (A a) (X (Y (A b) (A c)))))",
             2,
         ),
-        # Neither what is inside nor what only touches crosses.
+        # Nested and adjacent brackets do not cross.
         ("(TOP (S (X (A a) (A b)) (A c)))", "(TOP (S (X (A a)) (X (A b)) (A c)))", 0),
         ("(TOP (S (X (A a) (A b)) (A c)))", "(TOP (S (A a) (A b) (X (A c))))", 0),
-        # TOP takes no part.
+        # TOP crosses nothing.
         ("(TOP (TOP (A a) (A b)) (A c))", "(TOP (A a) (X (A b) (A c)))", 0),
     ],
 )
@@ -153,13 +154,11 @@ def test_a_sentence_with_other_words_is_dropped(
         ("(S (A a) (-NONE- *))", "(S (A a))"),
     ],
 )
-def test_words_that_are_left_out_need_not_be_the_same(
-    gold: str, predicted: str
-) -> None:
+def test_ignored_words_may_differ(gold: str, predicted: str) -> None:
     assert counts(gold, predicted).status == "valid"
 
 
-def test_length_has_punctuation_but_no_traces() -> None:
+def test_the_length_counts_punctuation_but_no_traces() -> None:
     assert counts("(S (A a) (-NONE- *) (, ,) (TOP b))", "").length == 3
 
 
@@ -210,7 +209,7 @@ def test_sentences_of_at_most_forty_words_have_figures_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("predicted", ["", "(TOP (X (A a)))", "(TOP (A a))"])
-def test_figures_of_nothing_are_zero(predicted: str) -> None:
+def test_figures_of_an_empty_corpus_are_zero(predicted: str) -> None:
     figures = bracket_f1([tree("(TOP (S (A a)))")], [tree(predicted)]).all
     assert figures.f1 == figures.recall == figures.precision == 0
     assert percentage(0, 0) == 0
@@ -237,5 +236,7 @@ def test_each_gold_tree_needs_a_predicted_one(
         ("(S (A a))", "(NP (XX b))", "(NP (XX b))"),
     ],
 )
-def test_gold_tags_go_to_the_same_words(gold: str, predicted: str, tagged: str) -> None:
+def test_gold_tags_replace_predicted_ones_by_word(
+    gold: str, predicted: str, tagged: str
+) -> None:
     assert with_tags_of(parse_tree(gold), parse_tree(predicted)) == parse_tree(tagged)

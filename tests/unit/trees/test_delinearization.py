@@ -1,4 +1,4 @@
-"""Each repair by itself, and in what order they are made."""
+"""Repairs of symbol sequences, one by one and in their order."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from transduce.trees.trees import NOTHING
 def mended(
     symbols: str, num_words: int, style: str = "xx"
 ) -> tuple[str, dict[str, int]]:
-    """The tree over so many words, and the repairs that were made."""
+    """Tree over a number of words, and the counts of repairs."""
     kinds = {"(": "opening", ")": "closing"}
     read = [
         Symbol(kinds.get(text[0], "leaf"), text.lstrip("()"))  # type: ignore[arg-type] # a kind
@@ -34,7 +34,7 @@ def mended(
         ("(A (A (A XX )A )A )A", 1, "(TOP (A (A (A (XX a)))))"),
     ],
 )
-def test_what_is_well_formed_is_not_mended(
+def test_well_formed_symbols_need_no_repair(
     symbols: str, num_words: int, tree: str
 ) -> None:
     assert mended(symbols, num_words) == (tree, {})
@@ -86,7 +86,7 @@ def test_each_repair_is_made_and_counted(
         ("XX XX (A )A", 2, "(TOP (S (XX a) (A (XX b))))", {"unrooted": 1}),
     ],
 )
-def test_by_in_order_an_opening_symbol_takes_the_child_before_it(
+def test_an_in_order_opening_symbol_takes_the_child_before_it(
     symbols: str, num_words: int, tree: str, repairs: dict[str, int]
 ) -> None:
     assert mended(symbols, num_words, "in-order") == (tree, repairs)
@@ -94,13 +94,13 @@ def test_by_in_order_an_opening_symbol_takes_the_child_before_it(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("count", range(4))
-def test_no_words_make_no_tree(style: str, count: int) -> None:
+def test_a_sentence_without_words_has_no_tree(style: str, count: int) -> None:
     read = [Symbol("opening", "S"), Symbol("leaf", "XX"), Symbol("closing", "S")]
     assert delinearize(read[:count], [], STYLES[style]).tree == NOTHING
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_brackets_may_be_of_any_number(style: str) -> None:
+def test_a_tree_may_have_any_number_of_brackets(style: str) -> None:
     opening, closing = Symbol("opening", "S"), Symbol("closing", "S")
     leaf = Symbol("leaf", "XX")
     symbols = [leaf, *[opening] * 10_000, leaf, *[closing] * 20_000]

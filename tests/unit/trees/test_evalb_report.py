@@ -70,7 +70,7 @@ def test_table_and_summary_are_those_of_evalb() -> None:
     assert report(GOLD, PREDICTED) == REPORT
 
 
-def test_where_there_is_nothing_the_totals_are_short_as_evalbs() -> None:
+def test_totals_of_an_empty_corpus_are_short_like_evalbs() -> None:
     lines = report(["(TOP (S (NN a)))"], ["(TOP (NN a))"]).splitlines()
     assert " ".join(lines[3].split()) == "1 1 0 0.00 0.00 0 1 0 0 1 1 100.00"
     assert lines[5] == "      1     1   100.00"

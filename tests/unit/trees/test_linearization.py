@@ -26,11 +26,13 @@ def spelt(tree: str, name: str) -> str:
         ("in-order", "XX (NP )NP (S XX (VP XX (NP XX )NP )VP . )S"),
     ],
 )
-def test_the_sentence_of_vinyals_in_every_style(style: str, symbols: str) -> None:
+def test_every_style_linearises_the_example_of_vinyals(
+    style: str, symbols: str
+) -> None:
     assert spelt(f"(TOP {JOHN})", style) == symbols
 
 
-def test_the_sentence_of_tensor2tensor_in_its_style() -> None:
+def test_the_style_of_tensor2tensor_linearises_its_example() -> None:
     tree = "(TOP (S (NP (DT a) (NN dog)) (VP (VBZ barks))))"
     assert spelt(tree, "pos") == "S NP DT NN /NP VP VBZ /VP /S"
 
@@ -46,7 +48,7 @@ def test_the_sentence_of_tensor2tensor_in_its_style() -> None:
         ("(TOP (A (B (C (X x)) (X y)) (X z)))", None, "XX (C )C (B XX )B (A XX )A"),
     ],
 )
-def test_trees_of_other_shapes(
+def test_trees_of_every_shape_have_these_symbols(
     tree: str, top_down: str | None, in_order: str | None
 ) -> None:
     if top_down is not None:
@@ -55,7 +57,7 @@ def test_trees_of_other_shapes(
         assert spelt(tree, "in-order") == in_order
 
 
-def test_tags_are_kept_of_what_evalb_leaves_out_alone() -> None:
+def test_only_tags_that_evalb_ignores_are_kept() -> None:
     tree = "(TOP (S (`` ``) (-LRB- -LRB-) (, ,) (: -) ('' '') ($ $) (HYPH -) (. .)))"
     assert spelt(tree, "xx") == "(S `` XX , : '' XX XX . )S"
 
@@ -85,7 +87,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("style", "table"), TABLES.items())
-def test_the_vocabulary_is_what_the_trees_need_and_is_read_back(
+def test_a_learned_vocabulary_encodes_and_decodes_its_trees(
     style: str, table: dict[str, Symbol]
 ) -> None:
     trees = [parse_tree("(TOP (S (NN a) (/ b)))"), parse_tree("(TOP (S (. c)))")]
@@ -93,7 +95,7 @@ def test_the_vocabulary_is_what_the_trees_need_and_is_read_back(
     assert read_symbols(table, STYLES[style]) == table
 
 
-def test_the_vocabulary_has_an_order_of_its_own() -> None:
+def test_the_order_of_the_vocabulary_does_not_depend_on_the_trees() -> None:
     trees = [parse_tree("(TOP (S (NN a)))"), parse_tree("(TOP (A (B (, a))))")]
     some, others = (
         symbols_in(trees, STYLES["xx"]),

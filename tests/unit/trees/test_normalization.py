@@ -12,7 +12,7 @@ AS_ANNOTATED = """( (SBARQ (WHNP-1 (WP What)) (SQ (VBD did) (NP-SBJ (PRP you))
  (VP (VB say) (SBAR (-NONE- 0) (S (-NONE- *T*-1))) (ADVP|PRT (RB back)))) (. ?)))"""
 
 
-def test_a_tree_of_the_treebank_becomes_one_to_learn() -> None:
+def test_a_treebank_tree_is_normalised_for_training() -> None:
     assert str(normalized(parse_tree(AS_ANNOTATED))) == (
         "(TOP (SBARQ (WHNP (WP What)) (SQ (VBD did) (NP (PRP you)) (VP (VB say) "
         "(PRT (RB back)))) (. ?)))"
@@ -29,11 +29,13 @@ def test_a_tree_of_the_treebank_becomes_one_to_learn() -> None:
         ("(S (NN a))", "(S (NN a))"),
     ],
 )
-def test_traces_go_with_what_they_leave_empty(annotated: str, spoken: str) -> None:
+def test_traces_and_emptied_constituents_are_removed(
+    annotated: str, spoken: str
+) -> None:
     assert without_traces(parse_tree(annotated)) == parse_tree(spoken)
 
 
-def test_a_tree_of_traces_alone_is_nothing() -> None:
+def test_a_tree_of_traces_alone_is_empty() -> None:
     assert normalized(parse_tree("( (S (NP (-NONE- *)) (VP (-NONE- *))))")) == NOTHING
 
 
@@ -55,7 +57,7 @@ def test_labels_lose_their_functions(label: str, kept: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "TOP", "ROOT", "S1", "VROOT"])
-def test_every_root_is_called_the_same(root: str) -> None:
+def test_every_root_gets_the_same_label(root: str) -> None:
     tree = parse_tree(f"({root} (S (NN a)) (. .))")
     assert str(with_root(tree)) == "(TOP (S (NN a)) (. .))"
 

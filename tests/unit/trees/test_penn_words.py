@@ -65,7 +65,7 @@ from transduce.trees.penn_words import penn_words
         ('" Go. "', "`` Go . ''"),
         ("'You \"won\",' he said", "` You `` won '' , ' he said"),
         ("\"Call it 'mine.'\"", "`` Call it ` mine . ' ''"),
-        # what is left out
+        # omitted characters
         ("the '80s, '90s-era and '89", "the '80s , '90s-era and '89"),
         ("'tis 'em, rock 'n' roll", "'t is 'em , rock 'n' roll"),
         ("d'you, goin' to Dunkin' Donuts", "d' you , goin' to Dunkin' Donuts"),
@@ -87,7 +87,7 @@ def test_a_text_has_these_words(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     "text", ["The dog barks .", "He ca n't -LRB- go -RRB- .", "``"]
 )
-def test_words_that_are_cut_already_stay(text: str) -> None:
+def test_tokenised_words_are_unchanged(text: str) -> None:
     assert penn_words(text) == text.split()
 
 
@@ -109,7 +109,7 @@ def test_words_that_are_cut_already_stay(text: str) -> None:
         "& ",
     ],
 )
-def test_the_time_is_linear_in_the_text(piece: str) -> None:
+def test_tokenisation_takes_linear_time(piece: str) -> None:
     times = []
     for length in (20_000, 80_000):
         text = piece * (length // len(piece))

@@ -1,4 +1,4 @@
-"""Trees in brackets: what is read, what is written, and what is said of bad ones."""
+"""Bracketed trees are read, written, and reported with their place if malformed."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +34,7 @@ def trees_in(text: str) -> list[Tree]:
     return list(read_trees(text.splitlines(), "trees"))
 
 
-def test_a_tree_is_its_leaves_and_spans_over_them() -> None:
+def test_a_tree_has_leaves_and_labelled_spans() -> None:
     assert parse_tree(LINE) == Tree(
         leaves=(
             Leaf("DT", "the"),
@@ -87,7 +87,7 @@ def test_a_file_may_begin_with_a_mark_and_end_lines_with_crlf(
     assert list(read_trees(read_text([path]), "trees")) == trees_in(PENN)
 
 
-def test_trees_come_as_soon_as_they_end() -> None:
+def test_trees_are_returned_as_soon_as_they_end() -> None:
     def lines() -> Iterable[str]:
         yield LINE
         raise AssertionError("the second line was not asked for")
@@ -95,7 +95,7 @@ def test_trees_come_as_soon_as_they_end() -> None:
     assert str(next(read_trees(lines(), "trees"))) == LINE
 
 
-def test_no_lines_are_no_trees() -> None:
+def test_an_empty_file_has_no_trees() -> None:
     assert trees_in("\n \t\n") == []
 
 
@@ -117,7 +117,7 @@ def test_a_word_with_white_space_cannot_be_written(word: str) -> None:
         str(tree)
 
 
-def test_brackets_may_be_deep() -> None:
+def test_deeply_nested_trees_are_read() -> None:
     deep = "(X " * (MAX_DEPTH - 1) + "(NN a)" + ")" * (MAX_DEPTH - 1)
     tree = parse_tree(deep)
     assert len(tree.constituents) == MAX_DEPTH - 1
@@ -157,12 +157,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=list(BAD))
-def test_a_bad_tree_is_told_with_file_line_and_column(text: str, message: str) -> None:
+def test_a_malformed_tree_is_reported_with_file_line_and_column(
+    text: str, message: str
+) -> None:
     with pytest.raises(DataError, match=f"^trees:{message}"):
         trees_in(text)
 
 
-def test_trees_before_a_bad_one_are_given() -> None:
+def test_trees_before_a_malformed_one_are_returned() -> None:
     trees = read_trees([LINE, ")"], "trees")
     assert str(next(trees)) == LINE
     with pytest.raises(DataError, match="^trees:2:1: "):
@@ -172,7 +174,7 @@ def test_trees_before_a_bad_one_are_given() -> None:
 @pytest.mark.parametrize(
     "line", ["", " \t", "()", "(())", "( ( ) )", "(TOP)", "(TOP )"]
 )
-def test_a_line_may_say_that_there_is_no_parse(line: str) -> None:
+def test_a_line_may_stand_for_a_missing_parse(line: str) -> None:
     assert list(read_parses([LINE, line, LINE], "parses")) == [
         parse_tree(LINE),
         NOTHING,
@@ -180,7 +182,7 @@ def test_a_line_may_say_that_there_is_no_parse(line: str) -> None:
     ]
 
 
-def test_no_parse_is_written_as_a_blank_line() -> None:
+def test_a_missing_parse_is_written_as_a_blank_line() -> None:
     assert str(NOTHING) == ""
 
 
@@ -192,7 +194,7 @@ def test_no_parse_is_written_as_a_blank_line() -> None:
         ("TOP", "a tree must begin with"),
     ],
 )
-def test_a_bad_parse_is_told_with_its_line(line: str, message: str) -> None:
+def test_a_malformed_parse_is_reported_with_its_line(line: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"^parses:2:\d+: {message}"):
         list(read_parses([LINE, line, ")"], "parses"))
 
@@ -204,7 +206,7 @@ def test_a_parse_without_its_last_bracket_is_named_with_its_line() -> None:
             list(read_parses([LINE, "(S (NN a)", *lines], "parses"))
 
 
-def test_parses_of_several_lines_are_separated_by_blank_ones() -> None:
+def test_parses_of_several_lines_are_separated_by_blank_lines() -> None:
     expected = trees_in(PENN)
     assert list(read_parses(PENN.splitlines(), "parses")) == expected
     lines = [*PENN.splitlines(), "(TOP)", "", *PENN.splitlines(), "()"]
@@ -221,7 +223,7 @@ def test_errors_after_trees_without_a_parse_name_their_line() -> None:
         list(read_parses([LINE, "", "()", "x"], "parses"))
 
 
-def test_a_text_without_a_tree_is_told() -> None:
+def test_a_text_without_a_tree_is_reported() -> None:
     with pytest.raises(
         DataError, match="^tree:1: a tree must be here, but the line is"
     ):

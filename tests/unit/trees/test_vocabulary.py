@@ -1,4 +1,4 @@
-"""Symbols as a target's vocabulary: whole, and the special ids first."""
+"""Symbols as a target vocabulary, after the special ids."""
 
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ TREES = list(islice(training_trees(seed=1), 50))
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_ids_stand_for_the_symbols_of_a_tree(name: StyleName) -> None:
+def test_the_symbols_of_a_tree_have_ids(name: StyleName) -> None:
     vocabulary = learn_symbols(TREES, name)
     lines = list(map(vocabulary.target_line, TREES))
     for tree, ids in zip(TREES, vocabulary.encode_targets(lines), strict=True):
@@ -28,7 +28,7 @@ def test_ids_stand_for_the_symbols_of_a_tree(name: StyleName) -> None:
         assert symbols == linearize(tree, STYLES[name])
 
 
-def test_special_ids_stand_before_all_symbols() -> None:
+def test_special_ids_come_before_all_symbols() -> None:
     vocabulary = SymbolVocabulary("xx", (")S", "(S", "XX"))
     assert list(vocabulary.symbols) == [4, 5, 6]
     assert vocabulary.vocab_size == 7
@@ -37,7 +37,7 @@ def test_special_ids_stand_before_all_symbols() -> None:
     assert EOS not in NEVER_WRITTEN
 
 
-def test_a_symbol_that_training_had_not_is_unknown() -> None:
+def test_a_symbol_outside_the_training_trees_is_unknown() -> None:
     vocabulary = learn_symbols([parse_tree("(TOP (S (A a)))")], "xx")
     assert vocabulary.encode_targets(["(S (NP XX )NP )S", ""]) == [
         [6, UNKNOWN, 5, UNKNOWN, 4],
@@ -45,7 +45,7 @@ def test_a_symbol_that_training_had_not_is_unknown() -> None:
     ]
 
 
-def test_words_begin_in_the_source_and_are_taken_in_the_target() -> None:
+def test_symbols_of_words_take_a_source_word() -> None:
     tree = parse_tree("(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))")
     vocabulary = learn_symbols([tree], "pos")
     words = {
@@ -57,7 +57,7 @@ def test_words_begin_in_the_source_and_are_taken_in_the_target() -> None:
     assert vocabulary.takes_word[: UNKNOWN + 1] == [False] * 4
 
 
-def test_a_vocabulary_comes_back(tmp_path: Path) -> None:
+def test_a_saved_vocabulary_can_be_read(tmp_path: Path) -> None:
     for name in STYLES:
         saved = learn_symbols(TREES, name)
         saved.save(tmp_path / "symbols")
