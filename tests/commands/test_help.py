@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from transduce.cli import COMMANDS, GROUPS, PARTS, _app
+from transduce.cli import COMMANDS, GROUPS, PARTS, command_line
 from transduce.cli.signatures import described
 
 ASK_FOR_HELP = """
@@ -74,27 +74,42 @@ def test_every_command_explains_itself(
 
 
 TABLES = {part for parts in PARTS.values() for part in parts}
+OTHERS = [["help"], ["--install-completion"]]
+WIDTHS = [0, 1, 2, 10, 20, 40, 47, 60, 120, 200, 300, int("9" * 30)]
+WITHOUT_OPTIONS = [["transduce", "presets"], ["transduce", "--install-completion"]]
+"""Examples that are a command alone."""
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "2", "10", "20", "47", "300", "9" * 30])
-@pytest.mark.parametrize("words", [[], *([name] for name in PARTS), *CALLS], ids=str)
+@pytest.mark.parametrize(
+    "words", [[], *([name] for name in PARTS), *CALLS, *OTHERS], ids=str
+)
 def test_help_has_the_same_words_at_every_width(
-    succeeds: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    columns: str,
+    succeeds: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    texts = []
-    for value in ("80", columns):
+    texts = {}
+    for columns in (80, *WIDTHS):
         with monkeypatch.context() as patch:  # not while pytest reports
-            patch.setenv("COLUMNS", value)
-            texts.append(succeeds(*words, "--help"))
-    usual, text = texts
-    assert max(map(len, usual.splitlines())) <= 80
-    width = int(columns) or 80
-    assert max(map(len, text.splitlines())) <= min(max(width, 20), 100)
-    # A word longer than a line is broken, and so are names at their dots.
-    assert "".join(text.split()) == "".join(usual.split())
+            patch.setenv("COLUMNS", str(columns))
+            texts[columns] = succeeds(*words, "--help")
+    usual = texts[80]
+    for columns, text in texts.items():
+        width = min(max(columns or 80, 20), 100)
+        assert max(map(len, text.splitlines())) <= width
+        # A word longer than a line is broken, and so are names at their dots.
+        assert "".join(text.split()) == "".join(usual.split())
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["reproduce", "table3"]], ids=str)
+def test_the_command_help_prints_the_help_of_a_command(
+    succeeds: Callable[..., str], words: list[str]
+) -> None:
+    assert succeeds("help", *words) == succeeds(*words, "--help")
+
+
+def test_the_command_help_refuses_an_unknown_command(
+    refuses: Callable[..., str],
+) -> None:
+    assert 'Unknown command "trian"' in refuses("help", "trian")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -115,7 +130,7 @@ def test_help_groups_the_commands_by_what_they_are_for(
     assert [word for word in shown if word in COMMANDS] == list(COMMANDS)
 
 
-@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+@pytest.mark.parametrize("words", [*CALLS, *OTHERS], ids=" ".join)
 def test_help_has_examples_that_are_commands_as_they_stand(
     succeeds: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -127,9 +142,9 @@ def test_help_has_examples_that_are_commands_as_they_stand(
     for example in examples:
         command = shlex.split(example.split(" | ")[-1].split(" > ")[0])
         assert command[: len(called)] == called
-        _, bound, unused, _ = _app().parse_known_args(command[1:])
+        _, bound, unused, _ = command_line().parse_known_args(command[1:])
         assert unused == []
-        assert bound.arguments or command == ["transduce", "presets"]
+        assert bound.arguments or command in WITHOUT_OPTIONS
 
 
 @pytest.mark.parametrize(

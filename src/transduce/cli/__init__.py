@@ -140,12 +140,16 @@ PARTS = {
     },
 }
 """Sub-commands of commands, with descriptions."""
+FLAGS = {"--help": "Print this help.", "--version": "Print the version."}
+INSTALL_COMPLETION = "--install-completion"
+ALL_COMMANDS = (*COMMANDS, *(part for parts in PARTS.values() for part in parts))
 
 
-def _app(asked_for_help_on: Collection[str] = ()) -> App:
-    """Build the application; commands are imported when they are called.
+def command_line(described_commands: Collection[str] = ()) -> App:
+    """Command line; a command is imported when it is called.
 
-    For help, a command's signature and docstring are read without importing it.
+    Signatures and docstrings of `described_commands` are read without importing them,
+    for help and completion.
     """
     app = App(
         name="transduce",
@@ -154,6 +158,7 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
         version_flags=("--version", "-V"),
         help_format="plaintext",
         help_formatter=PlainHelp(),
+        group_parameters=Group.create_default_parameters("Options"),
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
 
@@ -161,7 +166,7 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
         to: App, name: str, module: str, function: str, said: str, **place: Any
     ) -> None:
         reference = f"transduce.cli.{module}:{function}"
-        if name in asked_for_help_on:  # all of its docstring
+        if name in described_commands:  # all of its docstring
             to.command(described(reference), name=name, **place)
         else:
             to.command(reference, name=name, help=said, **place)
@@ -179,9 +184,29 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
                 module += "_" if iskeyword(name) else ""
                 add(app, name, module, module, said, group=group, sort_key=position)
     options = Group.create_ordered("Options")
-    for flag in ("--help", "--version"):
-        app[flag].group = options
+    app.command(print_help, name="help", group=options, sort_key=0)
+    for position, (flag, said) in enumerate(FLAGS.items(), start=1):
+        app[flag].group, app[flag].help, app[flag].sort_key = options, said, position
+    said = "Complete commands and options by the Tab key, in bash, zsh or fish."
+    module, function = "completion", "install_completion"
+    add(app, INSTALL_COMPLETION, module, function, said, group=options, sort_key=3)
     return app
+
+
+def print_help(*command: str) -> None:
+    """Print the help of a command.
+
+    For example:
+
+        transduce help train
+        transduce help reproduce table3
+
+    Parameters
+    ----------
+    command
+        Name of the command; without it, all commands are listed.
+    """
+    _run([*command, "--help"])
 
 
 RESULT_IS_OUTPUT = {
@@ -195,6 +220,8 @@ RESULT_IS_OUTPUT = {
     "check",
     "presets",
     "settings",
+    "install_completion",
+    "print_help",
     "training",
     "decoding",
 }
@@ -228,7 +255,9 @@ def _run(arguments: Sequence[str] | None) -> None:
         words = _without_dashes(sys.argv[1:] if arguments is None else arguments)
         asks_for_help = bool({"--help", "-h"} & set(words))
         with _imports_kept():
-            function, given, _ = _app(words if asks_for_help else ()).parse_args(
+            function, given, _ = command_line(
+                words if asks_for_help else ()
+            ).parse_args(
                 words,
                 console=BoundedConsole(highlight=False),
                 exit_on_error=False,
