@@ -1,4 +1,4 @@
-"""Models that decide together: one with itself is that one, the mean is the mean."""
+"""An ensemble has the mean probabilities of its members."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,9 @@ def search(steps: Decoder) -> list[list[tuple[int, ...]]]:
 
 
 @torch.no_grad()
-def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
+def test_an_ensemble_of_a_model_with_itself_equals_the_model(
+    models: list[Transformer],
+) -> None:
     model = models[0]
     alone = search(decoder(model))
     assert search(Ensemble([decoder(model)])) == alone
@@ -40,7 +42,7 @@ def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
 
 
 @torch.no_grad()
-def test_probabilities_are_the_mean_of_the_members(models: list[Transformer]) -> None:
+def test_probabilities_are_the_mean_over_the_members(models: list[Transformer]) -> None:
     together = Ensemble([decoder(model) for model in models])
     apart = [decoder(model) for model in models]
     first, rows = np.full((3, 1), BOS), np.array([[2, 2], [0, 0]])

@@ -1,4 +1,4 @@
-"""Steps that are recorded and run again are those that are not."""
+"""Decoding by replayed CUDA graphs equals decoding without them."""
 
 from dataclasses import replace
 
@@ -31,7 +31,9 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
-def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]):
+def test_replayed_steps_have_the_logits_of_plain_steps(
+    tiny: ModelConfig, variant: dict[str, object]
+):
     model = Transformer(replace(tiny, **variant)).eval()
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
@@ -43,7 +45,7 @@ def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]
     assert 1 < len(recorder.records) < len(found) / 4
 
 
-def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
+def test_search_finds_the_same_translations_while_sentences_leave(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     plain = TorchModel(model=model, stepper=FusedStep(model))
     recorder = OperatorRecorder()
@@ -64,7 +66,7 @@ def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
 
 
 @torch.no_grad()
-def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
+def test_a_hook_gets_the_weights_of_each_replayed_step(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
@@ -90,7 +92,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
 
 
 @torch.no_grad()
-def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
+def test_finished_sentences_leave_once_half_have_finished(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
     decoder = GraphedDecoder(flat, memory, OperatorRecorder())
@@ -103,8 +105,8 @@ def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
 
 
 @torch.inference_mode()
-def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
-    # Where there are no numbers, whoever asks for one fails.
+def test_a_step_does_not_synchronise_with_the_device(tiny: ModelConfig):
+    # On the meta device, reading a value fails.
     model = Transformer(tiny).eval().to("meta")
     flat = FusedStep(model, plain_linear, torch.bfloat16)
     model = model.to(torch.bfloat16)
@@ -126,7 +128,7 @@ def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
 )
 @torch.no_grad()
-def test_a_gpu_replays_the_same(
+def test_graphs_on_a_gpu_have_the_logits_of_plain_steps(
     tiny: ModelConfig, dtype: torch.dtype, tolerance: float
 ):
     device = torch.device("cuda", 0)
@@ -137,4 +139,4 @@ def test_a_gpu_replays_the_same(
     for _ in range(2):
         found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-        torch.cuda.empty_cache()  # what later records need must still be there
+        torch.cuda.empty_cache()  # memory of later replays must stay allocated

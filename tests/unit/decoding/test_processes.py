@@ -1,5 +1,4 @@
-"""Sentences distributed among processes are all translated, whatever happens to
-them."""
+"""Sentences are all translated, whatever happens to the processes."""
 
 import gc
 import os

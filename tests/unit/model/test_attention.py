@@ -24,8 +24,7 @@ D_MODEL = 12
 def plain_attention(
     module: MultiHeadAttention, query: Tensor, memory: Tensor, mask: Tensor
 ) -> Tensor:
-    """Equation 1 and section 3.2.2 in double precision, by loops over single
-    numbers."""
+    """Equation 1 and section 3.2.2 by loops over numbers in double precision."""
     weights = {name: w.detach().double() for name, w in module.state_dict().items()}
     h, d_k, d_v = module.num_heads, module.d_k, module.d_v
     projected = memory.double() @ weights["project_key_value.weight"].T

@@ -33,8 +33,7 @@ VARIANTS = {
 
 
 class PaperModel:
-    """Section 3 in double precision, by loops over sentence pairs, heads and
-    positions."""
+    """Section 3 by loops over pairs, heads and positions in double precision."""
 
     def __init__(self, model: Transformer) -> None:
         self.config = model.config

@@ -34,7 +34,7 @@ def loss_of(
 
 
 def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
-    """Loss of one row of logits, as the product of a one-dimensional state and a
+    """Loss of one row of logits, the product of a one-dimensional state and a
     matrix."""
     return smoothed_cross_entropy(
         torch.ones(1, 1, dtype=logits.dtype),
@@ -282,8 +282,7 @@ def test_the_loss_of_any_vocabulary_size_equals_pytorchs_in_fp64(vocab):
 
 
 def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
-    """Sum of the losses of rows, which avoids a square matrix of the vocabulary's
-    size."""
+    """Sum over rows, which avoids a square matrix of the vocabulary's size."""
     each = [
         loss_of_one(row, int(target), 0.1)
         for row, target in zip(logits.split(1), targets, strict=True)
@@ -297,8 +296,7 @@ def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
 
 
 def test_the_number_of_threads_does_not_change_the_loss(two_threads):
-    """States and matrix have one column, so products do not depend on an order of
-    sums."""
+    """States and matrix have one column, so products have no order of summation."""
     states, matrix = torch.randn(50, 1), torch.randn(300, 1, requires_grad=True)
     targets = torch.arange(50)
 

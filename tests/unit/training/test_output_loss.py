@@ -24,8 +24,7 @@ pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native lib
 
 
 def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """States and weights exact in bf16, so that only logits and gradients are
-    rounded."""
+    """Random inputs exact in bf16, so that only logits and gradients are rounded."""
     torch.manual_seed(rows * vocab)
     return (
         torch.randn(rows, width).bfloat16().float(),
