@@ -17,7 +17,7 @@ from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware
 from transduce.errors import RequestError, VersionError
@@ -247,7 +247,7 @@ def test_decoding_steps_equal_a_pass_over_the_whole_target() -> None:
     model = SumModel(SumConfig()).eval()
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 8]])
     memory = model.encode(source)
-    decoder = IncrementalDecoder(model, memory)
+    decoder = TorchDecoder(model, memory)
     stepped = [decoder.step(np.array([[token]])) for token in target[0].tolist()]
     whole = model.logits(model.decode(target, memory))
     torch.testing.assert_close(torch.cat(stepped, dim=1), whole)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from transduce.architectures.models import DecoderState, Stepper
-from transduce.decoding.fused_step import FusedStep
+from transduce.decoding.torch_decoder import FusedStep
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 

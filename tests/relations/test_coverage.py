@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import translator as translator_module
-from transduce.decoding.fused_step import FusedStep
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.torch_decoder import CoverageDecoder
+from transduce.decoding.torch_decoder import FusedStep, TorchCoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -113,7 +112,7 @@ def test_attention_that_underflows_still_gives_finite_distinct_scores(
 
 def test_no_hook_is_left_between_the_steps(trained_checkpoint):
     model = trained_checkpoint.build()
-    decoder = CoverageDecoder(
+    decoder = TorchCoverageDecoder(
         FusedStep(model), model.encode(torch.tensor([[5, 6, EOS]]))
     )
     decoder.step(np.array([[BOS]]))

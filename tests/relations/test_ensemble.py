@@ -6,7 +6,7 @@ import torch
 
 from beam_kinds import beam_search
 from transduce.decoding.search import Decoder, Ensemble
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -20,8 +20,8 @@ def models(tiny: ModelConfig) -> list[Transformer]:
     return [Transformer(tiny).eval() for _ in range(3)]
 
 
-def decoder(model: Transformer) -> IncrementalDecoder:
-    return IncrementalDecoder(model, model.encode(SOURCE))
+def decoder(model: Transformer) -> TorchDecoder:
+    return TorchDecoder(model, model.encode(SOURCE))
 
 
 def search(steps: Decoder) -> list[list[tuple[int, ...]]]:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from step_sequence import SOURCE, steps
-from transduce.decoding.fused_step import (
+from transduce.decoding.torch_decoder import (
     FusedStep,
     LinearMap,
+    TorchDecoder,
     plain_linear,
 )
-from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
@@ -54,6 +54,6 @@ def test_the_fused_step_has_the_logits_of_the_model(
         weight.add_(0.1 * torch.randn_like(weight))  # no zero bias, no unit gain
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
-    found = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
-    expected = steps(*(IncrementalDecoder(model, memory) for _ in range(2)))
+    found = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(model, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

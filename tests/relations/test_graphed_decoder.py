@@ -11,9 +11,8 @@ from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
-from transduce.decoding.fused_step import FusedStep, plain_linear
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import FusedStep, TorchDecoder, plain_linear
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -40,7 +39,7 @@ def test_replayed_steps_have_the_logits_of_plain_steps(
     recorder = OperatorRecorder()
     graphed = [GraphedDecoder(flat, memory, recorder) for _ in range(2)]
     found = steps(*graphed)
-    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert 1 < len(recorder.records) < len(found) / 4
 
@@ -70,7 +69,7 @@ def test_a_hook_gets_the_weights_of_each_replayed_step(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
-    plain = IncrementalDecoder(flat, memory)
+    plain = TorchDecoder(flat, memory)
     graphed = GraphedDecoder(flat, memory, recorder)
     tap = model.decoder_layers[-1].cross_attention.weights_tap
     seen: list[Tensor] = []
@@ -135,7 +134,7 @@ def test_graphs_on_a_gpu_have_the_logits_of_plain_steps(
     model = Transformer(tiny).eval().to(device)
     flat, graphs = FusedStep(model, plain_linear, dtype), CudaGraphs(device)
     memory = model.to(dtype).encode(SOURCE.to(device))
-    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     for _ in range(2):
         found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)

@@ -14,8 +14,8 @@ from transduce.decoding.candidates import find_candidates
 from transduce.decoding.native_model import NativeModel, PackedLinear
 from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
 from transduce.decoding.streaming import SearchTask, search_in_batches
-from transduce.decoding.torch_decoder import IncrementalDecoder
-from transduce.decoding.torch_logits import find_by_torch
+from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.torch_model import find_by_torch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string
@@ -91,7 +91,7 @@ def test_translations_equal_those_of_the_pytorch_model(
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
     native = NativeModel(model.config, weights, "fp32")
     memory = model.encode(pad_rows(sources))
-    by_modules = found(sources, IncrementalDecoder(model, memory))
+    by_modules = found(sources, TorchDecoder(model, memory))
     natively = found(sources, after(native, sources))
     for ours, theirs in zip(natively, by_modules, strict=True):
         assert ours.ids == theirs.ids

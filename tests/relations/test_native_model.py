@@ -16,7 +16,7 @@ from transduce.decoding.native_model import (
     NativeModel,
     NativePrecision,
 )
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -125,7 +125,7 @@ def test_the_native_decoder_equals_pytorchs(
         states=memory.states[IS_TEXT].numpy(), lengths=np.array(LENGTHS)
     )
     made = [model.start(same) for _ in range(2)]
-    flat = [IncrementalDecoder(operators.stepper, memory) for _ in range(2)]
+    flat = [TorchDecoder(operators.stepper, memory) for _ in range(2)]
     for found, expected in zip(steps(*made), steps(*flat), strict=True):
         require_near(found, expected, precision)
 
@@ -138,7 +138,7 @@ def test_the_native_model_in_fp32_equals_the_plain_model(
     model = compiled(plain, "fp32")
     memory = plain.encode(SOURCE)
     require_near(encoded(model), memory.states[IS_TEXT], "fp32")
-    by_modules = [IncrementalDecoder(plain, memory) for _ in range(2)]
+    by_modules = [TorchDecoder(plain, memory) for _ in range(2)]
     found = steps(read(model), read(model))
     for ours, theirs in zip(found, steps(*by_modules), strict=True):
         require_near(ours, theirs, "fp32")

@@ -18,8 +18,11 @@ from transduce.decoding.candidates import (
     log_softmax,
 )
 from transduce.decoding.streaming import score_pairs
-from transduce.decoding.torch_logits import draw_by_torch, log_mean_by_torch
-from transduce.decoding.torch_model import score_by_torch
+from transduce.decoding.torch_model import (
+    draw_by_torch,
+    log_mean_by_torch,
+    score_by_torch,
+)
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig

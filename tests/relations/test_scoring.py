@@ -9,7 +9,7 @@ import torch
 from beam_kinds import beam_search, greedy_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -53,7 +53,7 @@ def test_hypotheses_of_beam_search_have_the_same_score(
 ) -> None:
     model = likely_to_end(replace(tiny, **variant))
     with torch.no_grad():
-        decoder = IncrementalDecoder(model, model.encode(SOURCE))
+        decoder = TorchDecoder(model, model.encode(SOURCE))
         found = beam_search(
             decoder,
             [30, 20, 25],
@@ -94,7 +94,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
     with torch.no_grad():
         memory = model.encode(SOURCE[sentence : sentence + 1])
         [[found]] = greedy_search(
-            IncrementalDecoder(model, memory),
+            TorchDecoder(model, memory),
             [12],
             SearchConfig(length_penalty=ALPHA),
             bos=BOS,

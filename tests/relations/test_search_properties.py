@@ -14,7 +14,7 @@ from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.search import Ensemble, Hypothesis, JoinableDecoder
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import score_targets
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -62,9 +62,7 @@ def random_model(seed: int, by_kernels: bool) -> Model:
         weights = {n: w.numpy() for n, w in model.state_dict().items()}
         native = NativeModel(config, weights, "fp32")
         return Model(model, partial(after, native))
-    return Model(
-        model, lambda rows: IncrementalDecoder(model, model.encode(pad_rows(rows)))
-    )
+    return Model(model, lambda rows: TorchDecoder(model, model.encode(pad_rows(rows))))
 
 
 def ended(sources: Sequence[Ids]) -> list[list[int]]:

@@ -145,7 +145,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next.
 
-        All positions are computed anew; `decoding.fused_step` keeps keys and values.
+        All positions are computed anew; `decoding.torch_decoder` keeps keys and values.
         """
         state.append(last_ids)
         sentences, group, _ = state.ids.shape
