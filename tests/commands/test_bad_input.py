@@ -209,7 +209,7 @@ def test_a_device_that_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("full", "the output folder must be new or empty, but is not; go on with"),
+        ("full", "the output folder must be new or empty, but is not; continue"),
         ("good", "the output folder must be new or empty"),
         ("good/x", "cannot be saved (Not a directory)"),
         ("x" * 300, "File name too long"),
