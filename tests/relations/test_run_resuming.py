@@ -191,7 +191,7 @@ def test_a_run_resumed_with_more_threads_gives_a_warning(
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     [warning] = observer.warnings
-    assert "not be bit for bit those of a run that was never interrupted" in warning
+    assert "not be bit for bit those of an uninterrupted run" in warning
     assert "(threads: 1 before, 2 now)" in warning
 
 
