@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.model.transformer import Transformer
-from transduce.training import cross_entropy as module
+from transduce.nn import cross_entropy as module
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import StepReport, Trainer
 

@@ -27,7 +27,7 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training.averaging import average
+from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer, TrainingStoppedError
 
@@ -197,7 +197,7 @@ def test_resumed_training_of_an_architecture_equals_uninterrupted_training(
 
 
 def test_the_micro_batch_of_an_architecture_is_found(trainer: Trainer) -> None:
-    assert not trainer.fit().was_cut
+    assert not trainer.find_micro_batch().was_cut
 
 
 def test_a_folder_keeps_its_architecture(

@@ -21,7 +21,7 @@ from transduce.decoding.translator import Translator
 from transduce.device import Hardware, choose_hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training.compiled_layers import fuse_layers
+from transduce.training.compiled_layers import compile_layers
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError
@@ -145,7 +145,7 @@ def test_compiled_layers_compute_the_same(
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     expected = gradients()
-    assert fuse_layers(batch_loss, batcher, hardware) is None
+    assert compile_layers(batch_loss, batcher, hardware) is None
     for found, wanted in zip(gradients(), expected, strict=True):
         assert (found - wanted).norm() <= 1e-4 * wanted.norm() + 1e-9
 

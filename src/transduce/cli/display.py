@@ -8,7 +8,7 @@ from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
 from transduce.training.config import TrainingConfig
-from transduce.training.micro_batch import Fit
+from transduce.training.micro_batch import MicroBatch
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1
@@ -36,10 +36,10 @@ class TrainingDisplay(ProgressDisplay):
         self.console.print(_forecast(start))
         self.console.print(_checkpoints(start.config.training))
         self._advise(start)
-        if start.fit.unfused is not None:
+        if start.micro_batch.compile_error is not None:
             self.warned(
                 "PyTorch cannot compile the layers here, which would make training "
-                f"faster: {start.fit.unfused}"
+                f"faster: {start.micro_batch.compile_error}"
             )
         if start.first_step:
             self.console.print(f"Going on after step {start.first_step:,}.")
@@ -153,7 +153,7 @@ def _augmented(total: int, config: AugmentationConfig) -> str:
 
 def _forecast(start: RunStart) -> str:
     """Describe an update, and the forecast of the run's time."""
-    batching, fit = start.config.batching, start.fit
+    batching, fit = start.config.batching, start.micro_batch
     num_steps = start.config.training.steps - start.first_step
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
     cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
@@ -167,7 +167,7 @@ def _forecast(start: RunStart) -> str:
     )
 
 
-def _reservation(fit: Fit) -> str:
+def _reservation(fit: MicroBatch) -> str:
     """Describe the uncertainty of a forecast made while other programs ran."""
     if fit.waiting_share < BUSY_SHARE:
         return ""

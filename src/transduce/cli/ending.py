@@ -162,7 +162,7 @@ def discard_output() -> None:
 def _has_joined() -> bool:
     """Return whether this process joined a group, without importing PyTorch."""
     module = sys.modules.get("transduce.training.distributed")
-    return module is not None and module.HAS_JOINED.is_set()
+    return module is not None and module.HAS_PROCESS_GROUP.is_set()
 
 
 def _told(error: BaseException) -> int:

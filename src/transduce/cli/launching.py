@@ -22,7 +22,7 @@ from transduce.training.distributed import (
     LOST,
     Processes,
     ProcessLostError,
-    is_joined,
+    is_distributed,
     local_rank,
 )
 from transduce.training.trainer import TrainingStoppedError
@@ -82,7 +82,7 @@ def end_with_launcher() -> None:
 
     Otherwise it would continue, and the run could not be resumed.
     """
-    if not is_joined():
+    if not is_distributed():
         return
     if launcher := os.environ.get(LAUNCHER):
         end_with_parent(int(launcher))

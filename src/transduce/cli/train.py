@@ -38,7 +38,7 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.machine import Precision
-from transduce.training.distributed import is_joined, joined, local_rank
+from transduce.training.distributed import is_distributed, local_rank, process_group
 
 
 def train(
@@ -127,7 +127,7 @@ def train(
         _require_overwritable(
             out, resume=resume, is_chosen=preset is not None or however_long
         )
-    if devices != 1 and not is_joined():
+    if devices != 1 and not is_distributed():
         given = locals()
         with telling_how_to_go_on(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
@@ -152,7 +152,7 @@ def train(
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
         telling_how_to_go_on(out, device, devices),
-        joined(hardware.device) as processes,
+        process_group(hardware.device) as processes,
         TrainingDisplay() as display,
         one_voice(processes, devices),
     ):

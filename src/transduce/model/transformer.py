@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
 from transduce.model.config import ModelConfig
-from transduce.model.cost import update_flops
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
@@ -22,6 +21,7 @@ from transduce.model.layers import (
     EncoderLayer,
     EncoderStack,
 )
+from transduce.model.sizes import update_flops
 from transduce.text.vocabulary import PAD
 
 

@@ -13,7 +13,7 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.experiments.presets import PRESETS
-from transduce.model.cost import update_flops
+from transduce.model.sizes import update_flops
 
 
 @pytest.mark.parametrize(

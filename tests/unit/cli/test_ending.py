@@ -16,7 +16,7 @@ SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
 from transduce.cli.ending import ended_at_once_if_joined
-from transduce.training.distributed import HAS_JOINED
+from transduce.training.distributed import HAS_PROCESS_GROUP
 
 class Aborting:
     def __del__(self):
@@ -26,7 +26,7 @@ kept = Aborting()
 atexit.register(print, "written", end="")
 with ended_at_once_if_joined():
     if {has_joined}:
-        HAS_JOINED.set()
+        HAS_PROCESS_GROUP.set()
     print("done", end=" ")
     {work}
 """

@@ -22,8 +22,8 @@ from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume,
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import micro_batch
-from transduce.training.averaging import average
-from transduce.training.optimizer import scheduled_rate
+from transduce.training.checkpoints import average
+from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
 
 TINY = replace(
@@ -500,7 +500,7 @@ def test_the_log_has_the_environment_of_the_run(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
-    fit = run[2].starts[0].fit
+    fit = run[2].starts[0].micro_batch
     assert start == {
         "kind": "start",
         "step": 0,

@@ -15,7 +15,7 @@ from transduce.experiments.presets import (
     preset,
     require_task,
 )
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 from transduce.model.transformer import Transformer
 
 BASE_PARAMETERS = 63_082_496

@@ -14,7 +14,7 @@ from transduce.experiments.table3_rows import (
     scaled_base,
     settings,
 )
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 
 SCALES = [part / 8 for part in range(1, 9)]
 SIZES = {"model.d_model", "model.d_ff", "model.d_k", "model.d_v"} | {

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.experiments.presets import PRESETS, TABLE_3
 from transduce.model.config import ModelConfig
-from transduce.model.cost import count_parameters, forward_flops, update_flops
+from transduce.model.sizes import count_parameters, forward_flops, update_flops
 from transduce.model.transformer import Transformer
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from transduce.nn import cross_entropy as module
+from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.nn.native_operators import nn_api
-from transduce.training import cross_entropy as module
-from transduce.training.cross_entropy import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
 
