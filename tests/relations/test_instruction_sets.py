@@ -52,8 +52,7 @@ def isa(
 
 @pytest.fixture
 def model(tiny: ModelConfig) -> Transformer:
-    """Model with more tokens than one pass of top-k, and heads narrower than a
-    vector."""
+    """Model with more tokens than one pass of top-k, and narrow heads."""
     torch.manual_seed(5)
     config = replace(tiny, vocab_size=1_100, d_model=64, d_ff=72, d_k=20, d_v=56)
     made = Transformer(config).eval()

@@ -34,8 +34,7 @@ def loss_of(
 
 
 def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
-    """Loss of one row of logits, the product of a one-dimensional state and a
-    matrix."""
+    """Loss of one row of logits, as a one-dimensional state times a matrix."""
     return smoothed_cross_entropy(
         torch.ones(1, 1, dtype=logits.dtype),
         logits.T,
