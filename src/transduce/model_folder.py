@@ -21,7 +21,8 @@ from transduce.architectures.config import CONFIGS, TRANSFORMER, ArchitectureCon
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.files import read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
-from transduce.model.config import ModelConfig, parameter_shapes
+from transduce.model.config import ModelConfig
+from transduce.model.sizes import parameter_shapes
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
 from transduce.text.languages import canonical

@@ -2,11 +2,12 @@
 
 import math
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+
+from transduce.model.sizes import sinusoid_array
 
 
 class SharedEmbedding(nn.Module):
@@ -35,17 +36,8 @@ class SharedEmbedding(nn.Module):
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:
-    """Return the encodings of the positions 0, 1, 2, ... (section 3.5).
-
-    The even dimension 2i holds sin(pos / 10000^(2i / d_model)), the odd dimension after
-    it the cosine. They are computed in double precision, so that far positions are
-    exact.
-    """
-    even = np.arange(0, d_model, 2, dtype=np.float64)
-    position = np.arange(length, dtype=np.float64)
-    angle = position[:, None] / 10_000 ** (even / d_model)
-    pairs = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    return torch.from_numpy(pairs.reshape(length, d_model).astype(np.float32))
+    """Return the encodings of positions 0, 1, 2, ... (section 3.5)."""
+    return torch.from_numpy(sinusoid_array(length, d_model))
 
 
 class SinusoidalPositions(nn.Module):
