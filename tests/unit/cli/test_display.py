@@ -1,4 +1,4 @@
-"""What stands on the terminal before the first update."""
+"""The terminal output before the first update."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ START = RunStart(
     ),
     first_step=0,
 )
-"""50,000 positions an update, each of which takes a millisecond."""
+"""Task of 50,000 positions per update, at one millisecond per position."""
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ START = RunStart(
     ],
     ids=["alone", "by several processes", "resumed and cut"],
 )
-def test_what_a_run_will_take_is_foretold(capsys, start, updates, forecast):
+def test_the_duration_of_a_run_is_forecast(capsys, start, updates, forecast):
     TrainingDisplay().started(start)
     assert capsys.readouterr().out.splitlines()[:3] == [
         "Model: 63,100,000 parameters, vocabulary of "
@@ -62,7 +62,7 @@ def test_what_a_run_will_take_is_foretold(capsys, start, updates, forecast):
     ]
 
 
-def test_layers_that_cannot_be_compiled_are_told_of(capsys):
+def test_uncompilable_layers_give_a_warning(capsys):
     fit = replace(START.micro_batch, compile_error="Failed to find C compiler.")
     TrainingDisplay().started(replace(START, micro_batch=fit))
     warning = " ".join(capsys.readouterr().out.splitlines())
@@ -79,7 +79,7 @@ def test_a_short_forecast_is_written_in_words(capsys):
 @pytest.mark.parametrize(
     ("share", "said"), [(0.0, False), (0.05, False), (0.5, True), (0.9, True)]
 )
-def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
+def test_a_forecast_made_under_load_says_so(capsys, share, said):
     fit = replace(START.micro_batch, waiting_share=share)
     TrainingDisplay().started(replace(START, micro_batch=fit))
     text = capsys.readouterr().out
