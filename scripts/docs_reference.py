@@ -402,6 +402,8 @@ These functions work with any model. They take a `Decoder`, such as
 `translator.models[0].start(encoded)`, where `encode` of the same model encodes lists of
 ids, each with its end token.
 """
+FIRST = ("load", "Translator", "train", "resume")
+"""Public names that the page begins with."""
 SEARCH = ("search.Decoder", "beam_search.beam_search", "greedy_search.greedy_search")
 
 
@@ -410,7 +412,7 @@ def python_page() -> str:
     import transduce
 
     names = [name for name in transduce.__all__ if not name.startswith("__")]
-    order = sorted(names, key=lambda name: (name != "load", name != "Translator", name))
+    order = [*FIRST, *(name for name in names if name not in FIRST)]
     public = [f"::: transduce.{name}\n" for name in order]
     options = "    options:\n      heading_level: 3\n"
     search = [f"::: transduce.decoding.{name}\n{options}" for name in SEARCH]
@@ -419,11 +421,7 @@ def python_page() -> str:
         "[how to use it](../how-to/serve.md#the-same-in-your-own-program).\n\n"
         f"::: transduce.serving.request_queue.RequestQueue\n{options}"
     )
-    errors = (
-        "## Errors\n\nErrors that a user can mend are subclasses of this one.\n\n"
-        f"::: transduce.errors.TransduceError\n{options}"
-    )
-    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue, errors])
+    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue])
 
 
 def http_page() -> str:
