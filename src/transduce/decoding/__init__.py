@@ -1,1 +1,1 @@
-"""Section 6.1: search, scores of given targets, text to text. Knows no training."""
+"""Search, sampling, scoring and parsing with trained models (section 6)."""

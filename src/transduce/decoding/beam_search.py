@@ -1,6 +1,6 @@
 """Beam search (section 6.1).
 
-It sees a decoder only through `step` and `reorder`. The semantics are those of the
+It uses a decoder only through `step` and `reorder`. The semantics are those of the
 paper's own code: each step considers the 2 * beam_size likeliest continuations of a
 sentence. Those with the end token become finished hypotheses and take no place in the
 beam; the best beam_size others continue. A sentence is done when no live hypothesis can
@@ -54,9 +54,24 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses of each sentence, best first, at most `beam_size`.
 
-    `max_lengths` limits the tokens of each sentence's output, the end token included.
-    Excluded tokens are never chosen. All hypotheses of a sentence begin with its
-    prefix. The result for a sentence does not depend on the other sentences.
+    The result for a sentence does not depend on the other sentences.
+
+    Parameters
+    ----------
+    decoder
+        Decoder of the encoded sources, before its first step.
+    max_lengths
+        Most tokens of each sentence's output, the end token included.
+    config
+        Beam size, length penalty and the other settings of the search.
+    bos
+        Id of the token with which decoding starts.
+    eos
+        Id of the end token.
+    excluded
+        Ids that are never chosen, or a function that returns a mask of them.
+    prefixes
+        Ids with which all hypotheses of each sentence begin.
     """
     search = BeamSearch(max_lengths, config, eos, excluded, prefixes)
     return run_search(decoder, search, bos)

@@ -32,13 +32,13 @@ the store must grow, so it should grow often."""
 
 
 def first_capacity(sentences: int) -> int:
-    """Slots of each sentence before the first step."""
+    """Return the slots of each sentence before the first step."""
     shared = FIRST_SLOTS // max(sentences, 1)
     return max(STEPS_AHEAD, min(shared, MAX_FIRST_CAPACITY))
 
 
 def grown_capacity(num_slots: int, group_size: int) -> int:
-    """Capacity of a store of which so many slots are in use."""
+    """Return the new capacity of a store with `num_slots` slots in use."""
     ahead = max(min(STEPS_AHEAD * group_size, WIDE_GROUP_SLOTS), group_size)
     return max(2 * num_slots, num_slots + ahead)
 
@@ -157,7 +157,7 @@ class DecodingState:
         self._resize(grown_capacity(self.num_slots, self.group_size))
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep these hypotheses in this order; each group must come from one sentence.
 
         Hypotheses are numbered through all groups.
         """

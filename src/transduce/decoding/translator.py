@@ -80,16 +80,16 @@ Input = TypeVar("Input")
 
 
 class Translator:
-    """A model, or an ensemble of models, that translates raw text; or a parser.
+    """A model, or an ensemble of models, that translates or parses raw text.
 
-    `load` reads one from a folder:
+    `load` returns one:
 
         import transduce
 
         translator = transduce.load("runs/en-de/averaged")
         translator.translate("A man sleeps.").text
 
-    A translator may be used by several threads at a time.
+    Several threads may use one translator at the same time.
     """
 
     def __init__(
@@ -226,21 +226,33 @@ class Translator:
             translator.translate("A man sleeps.").text
             translator.translate(["A man sleeps.", "Two dogs run."], beam_size=1)
 
-        Args:
-            sources: Sentences in the source language.
-            beam_size: Hypotheses kept at each step; 1 is greedy search.
-            length_penalty: Alpha of the length penalty; 0 for none.
-            min_length: Least number of tokens of a translation, without the end token.
-            extra_length: Tokens that a translation may have beyond those of its source.
-            max_length: Most tokens of a translation, the end token included.
-            prefixes: One text for each source, with which its translation must begin.
-
         Settings that are None are the model's own, `Translator.search`.
         `translate_stream` takes all settings of `SearchConfig` and can return several
         hypotheses of each source.
 
-        Raises `ConfigError` if a setting is out of its range, and `RequestError` if the
-        model parses, or sources and prefixes do not correspond.
+        Parameters
+        ----------
+        sources
+            Sentences in the source language.
+        beam_size
+            Hypotheses kept at each step; 1 is greedy search.
+        length_penalty
+            Alpha of the length penalty; 0 for none.
+        min_length
+            Least number of tokens of a translation, without the end token.
+        extra_length
+            Tokens that a translation may have beyond the number of its source's.
+        max_length
+            Most tokens of a translation, the end token included.
+        prefixes
+            One text for each source, with which its translation must begin.
+
+        Raises
+        ------
+        ConfigError
+            A setting is out of its range, or contradicts another.
+        RequestError
+            The model parses, or sources and prefixes do not correspond.
         """
         settings = {
             "beam_size": beam_size,
@@ -274,14 +286,22 @@ class Translator:
             for translation in translator.translate_stream(lines, config):
                 print([each.text for each in translation.hypotheses[:5]])
 
-        Args:
-            sources: Sentences in the source language.
-            config: Search settings; the model's own if None.
-            prefixes: One text for each source, with which its translation must begin.
-            pace: How the stream is read, and callbacks for progress.
+        Parameters
+        ----------
+        sources
+            Sentences in the source language.
+        config
+            Search settings; the model's own if None.
+        prefixes
+            One text for each source, with which its translation must begin.
+        pace
+            How the stream is read, and callbacks for its progress.
 
-        Raises `RequestError` if the model parses, sources and prefixes are not equally
-        many, or one of them is a single string.
+        Raises
+        ------
+        RequestError
+            The model parses, sources and prefixes are not equally many, or one of them
+            is a single string.
         """
         self.require_translation()
         require_lists(sources, prefixes)
@@ -323,8 +343,10 @@ class Translator:
             for each in translator.sample("A man sleeps.", config).hypotheses:
                 print(each.text)
 
-        Raises `RequestError` if the model parses, or if the samples of one sentence do
-        not fit into memory.
+        Raises
+        ------
+        RequestError
+            The model parses, or the samples of one sentence do not fit into memory.
         """
         if isinstance(sources, str):
             return next(self.sample_stream([sources], config))
@@ -368,9 +390,13 @@ class Translator:
 
             translator.score("A man sleeps.", "Ein Mann schläft.").perplexity
 
-        Raises `RequestError` if sources and targets are not equally many, the model
-        parses, or there are several models; `CheckpointError` if the model puts out
-        NaN.
+        Raises
+        ------
+        RequestError
+            Sources and targets are not equally many, the model parses, or there are
+            several models.
+        CheckpointError
+            The model puts out NaN.
         """
         if isinstance(sources, str):
             require_strings(targets)
@@ -423,7 +449,12 @@ class Translator:
         A list gives one parse for each sentence, in order; a string is one sentence and
         gives its parse. Constrained search puts out only trees over the words.
 
-        Raises `RequestError` if the model translates.
+            translator.parse("John has a dog.").tree
+
+        Raises
+        ------
+        RequestError
+            The model translates.
         """
         parser = self.parser()
         if isinstance(texts, str):
@@ -599,21 +630,33 @@ def load(
 
         translator = transduce.load("runs/en-de", device="cpu", precision="int8")
 
-    Args:
-        path: A model folder, or a run folder, whose averaged model is loaded, else its
-            best, else its newest.
-        *others: More such folders. The models form an ensemble, which averages their
-            probabilities; they must have the same tokenizer.
-        device: "auto" (a GPU if there is one), "cpu" or "cuda".
-        precision: Precision of matrix products. "fp32" is exact; "int8" (on a CPU) and
-            "bf16" are faster on processors made for them, and approximate.
-        num_processes: Processes that translate, forks of this one with one thread each;
-            faster if there are many sentences. Only under Linux and on a CPU. None
-            stands for one for each thread of PyTorch's default, at most 16.
+    Parameters
+    ----------
+    path
+        A model folder, or a run folder, whose averaged model is loaded, else its best,
+        else its newest.
+    *others
+        More such folders. The models form an ensemble, which averages their
+        probabilities; they must have the same tokenizer.
+    device
+        "auto" (a GPU if there is one), "cpu" or "cuda".
+    precision
+        Precision of matrix products. "fp32" is exact; "int8" (on a CPU) and "bf16" are
+        faster on processors made for them, and approximate.
+    num_processes
+        Processes that translate, forks of this one with one thread each; faster if
+        there are many sentences. Only under Linux and on a CPU. None stands for one for
+        each thread of PyTorch's default, at most 16.
 
-    Raises `CheckpointError` if a model is missing or damaged, and `RequestError` if the
-    device is not available or cannot compute in the precision, or the models have
-    different tokenizers.
+    Raises
+    ------
+    CheckpointError
+        A model is missing or damaged.
+    ConfigError
+        `device`, `precision` or `num_processes` is not one of the values above.
+    RequestError
+        The device is not available or cannot compute in the precision, or the models
+        have different tokenizers.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
     on = choose_device(device)
