@@ -1,4 +1,4 @@
-"""Searches by the native library and by Python, which pass the same tests."""
+"""Searches of the native library and of Python, for which the same tests hold."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Helper that encodes sources with a native model."""
+"""A native model that has read sources, as tests use it."""
 
 from collections.abc import Sequence
 

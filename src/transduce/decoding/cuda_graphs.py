@@ -1,7 +1,7 @@
-"""CUDA graphs: a decoding step that a GPU records once and replays with one call.
+"""CUDA graphs: work that a GPU records once and replays by one call.
 
-A decoding step launches about 25 kernels a layer, and launching them takes the CPU
-longer than the GPU needs to run them.
+A decoding step has some 25 operators a layer. Launching each of them takes the
+processor longer than the GPU needs to run it.
 """
 
 import gc
@@ -18,18 +18,19 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from transduce.decoding.cache import DecodingState
-from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
+from transduce.decoding.fused_step import FusedStep
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
 Run = Callable[[], Tensor]
 one_record = Lock()
-"""Lock: PyTorch records only one graph at a time in a process."""
+"""PyTorch records one graph at a time in a process."""
 
 
 class CudaGraphs:
-    """Recorder of graphs of one model on its GPU; the graphs share their memory."""
+    """Graphs of one model on its GPU, which share their memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -116,9 +117,9 @@ class Recorder(Protocol):
 
 
 class StaticStep:
-    """A decoding step at fixed addresses: first run, then recorded, then replayed.
+    """A step of a state that is run once, then recorded, then replayed.
 
-    It is valid until the keys and values move or the size of groups changes.
+    It is valid until keys and values move or groups change their size.
     """
 
     def __init__(
@@ -131,27 +132,27 @@ class StaticStep:
         sentences, group, _ = x.shape
         self._recorder = recorder
         self._x = torch.empty_like(x)
-        self._slots = torch.zeros(group, dtype=torch.int64, device=x.device)
-        # All slots are masked at first, as they belong to no hypothesis.
+        self._newest = torch.zeros(group, dtype=torch.int64, device=x.device)
+        # Unused slots belong to no hypothesis.
         lowest, capacity = torch.finfo(x.dtype).min, state.past.size(-1)
-        self._self_mask = x.new_full((sentences, 1, group, capacity), lowest)
-        cross_mask = additive_mask(state.memory_mask, x.dtype)
+        self._others = x.new_full((sentences, 1, group, capacity), lowest)
+        padding = additive_mask(state.memory_mask, x.dtype)
         # Not a method: a reference cycle would keep the memory until a collection.
-        masks = self._self_mask, cross_mask
-        self._run = partial(step.logits, self._x, state.layers, *masks, self._slots)
+        masks = self._others, padding
+        self._run = partial(step.logits, self._x, state.layers, *masks, self._newest)
         self._has_run = False
         self._replay: Run | None = None
 
     def __call__(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        mask: Bool[Tensor, "sentences 1 group slots"],
+        seen: Bool[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group vocab"]:
         """Return logits from embedded tokens and the mask of slots."""
-        group, num_slots = mask.shape[2:]
+        group, num_slots = seen.shape[2:]
         self._x.copy_(x)
-        self._self_mask[..., :num_slots] = additive_mask(mask, x.dtype)
-        torch.arange(num_slots - group, num_slots, out=self._slots)
+        self._others[..., :num_slots] = additive_mask(seen, x.dtype)
+        torch.arange(num_slots - group, num_slots, out=self._newest)
         if self._replay is not None:
             return self._replay()
         if self._has_run:
@@ -161,11 +162,11 @@ class StaticStep:
         return self._run()
 
 
-class GraphedDecoder(TorchDecoder):
-    """A decoder that drops finished sentences only once half of all are finished.
+class GraphedDecoder(IncrementalDecoder):
+    """A decoder that drops finished sentences only when they are half of all.
 
-    Dropping a sentence moves the keys and values of the others, which makes the
-    recorded graph invalid.
+    Dropping a sentence moves the keys and values of all others, which makes the
+    recorded graph useless.
     """
 
     @torch.inference_mode()
@@ -182,7 +183,7 @@ class GraphedDecoder(TorchDecoder):
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read the last token of each hypothesis and return the logits of the next."""
+        """Read one more token of each hypothesis; return the logits of the next."""
         num_places = len(self._state.memory_mask)
         ids = np.zeros((num_places, last_ids.shape[1]), dtype=np.int64)
         ids[self._live] = last_ids
@@ -193,7 +194,7 @@ class GraphedDecoder(TorchDecoder):
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses in this order."""
+        """Keep these hypotheses, in this order."""
         before = self._state.group_size
         sentences, parents = rows[:, :1] // before, rows % before
         self._live = self._live[sentences[:, 0]]
@@ -209,7 +210,7 @@ class GraphedDecoder(TorchDecoder):
         super().reorder(all_rows)
 
     @torch.inference_mode()
-    def join(self, other: TorchDecoder) -> None:
+    def join(self, other: IncrementalDecoder) -> None:
         """Append the sentences of another decoder."""
         assert isinstance(other, GraphedDecoder)
         for each in (self, other):
@@ -219,7 +220,7 @@ class GraphedDecoder(TorchDecoder):
         self._live = np.arange(len(self._state.memory_mask))
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Drop all hypotheses but these rows."""
+        """Drop all other hypotheses."""
         self._static = None  # frees its memory before keys and values move
         super().reorder(rows)
         self._live = np.arange(len(rows))
@@ -227,12 +228,12 @@ class GraphedDecoder(TorchDecoder):
     def _step_of_all(
         self, last_ids: Int64[Tensor, "places group"]
     ) -> Float[Tensor, "places group vocab"]:
-        """Take a step for all places, also those of finished sentences."""
+        """Step all places, those of finished sentences too."""
         if not self._state.has_capacity:
             self._static = None  # as in `_keep`
-        if self._fused.is_watched:  # a replay runs no hooks
+        if self._fused.is_watched:  # hooks do not run in a replay
             return self._fused.step(last_ids, self._state)
-        x, mask = self._fused.enter(last_ids, self._state)
+        x, seen = self._fused.enter(last_ids, self._state)
         if self._static is None:
             self._static = StaticStep(self._fused, x, self._state, self._recorder)
-        return self._static(x, mask)
+        return self._static(x, seen)

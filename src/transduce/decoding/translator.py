@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,
+    require_transformer,
 )
 from transduce.decoding.native_model import (
     DecodingPrecision,
@@ -510,7 +511,7 @@ class Translator:
         # Unlike the paper: int8, if it is asked for, for speed on processors that
         # multiply 8-bit integers faster.
         if self._is_native(checkpoint):
-            config = cast(ModelConfig, checkpoint.config)
+            config = require_transformer(checkpoint.config)
             precision = cast(NativePrecision, self.precision)
             return NativeModel(config, checkpoint.arrays(), precision)
         if self.device != "cpu":

@@ -1,4 +1,4 @@
-"""Fixtures: an observer of downloads, and corpora with arbitrary files."""
+"""Who is told of a download, and corpora whose files may be anything."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from transduce.data.named_corpora import NamedCorpus
 
 @dataclass
 class Record:
-    """Observer that records all calls."""
+    """An observer that keeps what it is told."""
 
     received_bytes: list[tuple[int, int | None]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ def without_checks() -> Callable[[NamedCorpus], NamedCorpus]:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Callable[[], list[str]]:
-    """Names of all files that exist now."""
+    """The names of all files there are now."""
 
     def names() -> list[str]:
         paths = (path for path in tmp_path.rglob("*") if path.is_file())

@@ -1,4 +1,5 @@
-"""Each target's own library proves an exported model; others are refused."""
+"""Exported models are proven by each target's own library; unsupported ones are
+refused."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Unsupported or damaged Marian folders are refused, and nothing is written."""
+"""Unsupported or damaged Marian folders are refused in one sentence; nothing is
+written."""
 
 import json
 import shutil

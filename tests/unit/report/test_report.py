@@ -1,4 +1,4 @@
-"""Every format of a report is complete, and no text breaks a format."""
+"""One report in all formats: each has all of it, and no text breaks the format."""
 
 import io
 from html.parser import HTMLParser
