@@ -29,7 +29,7 @@ This page is made of the comments in the code by `python scripts/departures.py`.
 
 
 def departures(path: Path) -> Iterator[tuple[str, str]]:
-    """The name of the place and the text of each departure in a module."""
+    """Yield the place and the text of each departure in a module."""
     text = path.read_text(encoding="utf-8")
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
@@ -46,7 +46,7 @@ def departures(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def name_of_place(module: ast.Module, line: int) -> str:
-    """Of the class, the function or the value that holds a line; empty if none does."""
+    """Name of the class, function or value around a line; empty if there is none."""
     names: list[str] = []
     inside: ast.AST | None = module
     while inside is not None:
@@ -63,7 +63,7 @@ def name_of_place(module: ast.Module, line: int) -> str:
 
 
 def holds(node: ast.AST, line: int) -> bool:
-    """Whether a part of a module stretches over a line."""
+    """Whether a part of a module contains a line."""
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
     return bool(first <= line <= last)
 

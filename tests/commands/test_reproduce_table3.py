@@ -42,7 +42,7 @@ def is_free(folder: Path) -> bool:
 
 
 def steps(run: Path) -> list[int]:
-    """Those that are in the log."""
+    """Entries of the log."""
     path = run / "log.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     entries = [json.loads(line) for line in lines if line.endswith("}")]
