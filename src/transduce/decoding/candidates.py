@@ -80,15 +80,6 @@ def native_logits(
     return logits if logits.dtype == np.float32 else None
 
 
-def forced_tokens(
-    each: Sequence[int],
-) -> Int64[np.ndarray, " sentences"] | None:
-    """Return the forced token of each sentence; None if no sentence has one."""
-    if max(each, default=NOT_FORCED) == NOT_FORCED:
-        return None
-    return np.array(each, dtype=np.int64)
-
-
 def _find_natively(
     logits: Float32[np.ndarray, "sentences group vocab"],
     log_probabilities: Float64[np.ndarray, "sentences group"],

@@ -14,7 +14,6 @@ from transduce.decoding.candidates import (
     NOT_FORCED,
     Excluded,
     find_candidates,
-    forced_tokens,
 )
 from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
@@ -68,6 +67,7 @@ class GreedySearch:
 
         Returns the rows that continue and the token of each.
         """
+        forced = np.array([path.forced for path in self.live], dtype=np.int64)
         # Two candidates, since the end token may come too early. Earlier tokens do not
         # matter, so all totals are 0.
         found = find_candidates(
@@ -75,7 +75,7 @@ class GreedySearch:
             np.zeros((len(self.live), 1)),
             2,
             self._excluded,
-            forced_tokens([path.forced for path in self.live]),
+            forced if (forced != NOT_FORCED).any() else None,
         )
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):

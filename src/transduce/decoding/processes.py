@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from transduce.decoding.streaming import Found, SearchTask, search_in_batches
+from transduce.decoding.streaming import SearchResult, SearchTask, search_in_batches
 from transduce.errors import ConfigError, RequestError
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores, num_threads, use_threads
@@ -90,7 +90,7 @@ class WorkerPool(Generic[Searcher]):
         self,
         task: SearchTask[Searcher, Any],
         on_step: Callable[[], object] | None = None,
-    ) -> Iterator[list[Found]]:
+    ) -> Iterator[list[SearchResult]]:
         """Yield finished sentences soon after they are done, as `search_in_batches`.
 
         This process searches alone if there are few sentences or the workers are busy
@@ -127,7 +127,7 @@ class WorkerPool(Generic[Searcher]):
         task: SearchTask[Searcher, Any],
         shares: list[list[int]],
         on_step: Callable[[], object] | None,
-    ) -> Iterator[list[Found]]:
+    ) -> Iterator[list[SearchResult]]:
         busy: dict[Connection, _Worker] = {}
         try:
             self._end_if_closed()
@@ -158,7 +158,7 @@ class WorkerPool(Generic[Searcher]):
 
     def _undone(
         self, task: SearchTask[Searcher, Any], killed: "_Worker"
-    ) -> Iterator[list[Found]]:
+    ) -> Iterator[list[SearchResult]]:
         killed.end()
         warnings.warn(
             "A process that searches was killed, as happens when memory runs out; its "
@@ -231,10 +231,10 @@ class _Worker:
         with suppress(OSError):  # it was killed; `receive` raises then
             self.connection.send(task.subset(numbers))
 
-    def receive(self) -> list[Found]:
+    def receive(self) -> list[SearchResult]:
         """Return the next results; raise `EOFError` if the worker was killed."""
         try:
-            found: list[Found] | Exception = self.connection.recv()
+            found: list[SearchResult] | Exception = self.connection.recv()
         except OSError:
             raise EOFError from None
         if isinstance(found, Exception):
@@ -288,9 +288,11 @@ def _close_files(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _messages(found: Iterator[list[Found]]) -> Iterator[list[Found] | Exception]:
+def _messages(
+    found: Iterator[list[SearchResult]],
+) -> Iterator[list[SearchResult] | Exception]:
     """Yield results, collected for `MESSAGE_INTERVAL_S`, and the exception, if any."""
-    held: list[Found] = []
+    held: list[SearchResult] = []
     sent = time.monotonic()
     try:
         for each in found:

@@ -142,7 +142,7 @@ class StepRows(NamedTuple):
         return steps * (self.per_sentence + self.overhead * is_first)
 
 
-Found = tuple[int, list[Hypothesis]]
+SearchResult = tuple[int, list[Hypothesis]]
 """Number of a sentence, and its hypotheses, best first."""
 
 
@@ -267,7 +267,7 @@ def search_in_batches(
     task: SearchTask[Searcher, Input],
     searcher: Searcher,
     on_step: Callable[[], object] | None = None,
-) -> Iterator[list[Found]]:
+) -> Iterator[list[SearchResult]]:
     """Yield the sentences that the last steps have finished, which may be none.
 
     Long sentences come first, so that padding stays small. `on_step` is called between

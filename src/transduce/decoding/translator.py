@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, cast, get_args, overload
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -35,8 +35,8 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.streaming import (
-    Found,
     Pace,
+    SearchResult,
     SearchTask,
     StepRows,
     batch_positions,
@@ -76,8 +76,6 @@ EXCLUDED = (PAD, BOS)
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
-
-Input = TypeVar("Input")
 
 
 class Translator:
@@ -483,7 +481,7 @@ class Translator:
         self,
         task: SearchTask[Sequence[DecodingModel], Any],
         on_step: Callable[[], object] | None = None,
-    ) -> Iterator[list[Found]]:
+    ) -> Iterator[list[SearchResult]]:
         """Search for the sentences of a task in this process, or in all of them."""
         if self._pool is None:
             return search_in_batches(task, self.models, on_step)

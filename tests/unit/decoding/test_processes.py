@@ -25,7 +25,7 @@ from transduce.decoding.processes import (
     WorkerPool,
     default_processes,
 )
-from transduce.decoding.streaming import MIN_SHARE, Found, SearchTask, StepRows
+from transduce.decoding.streaming import MIN_SHARE, SearchResult, SearchTask, StepRows
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.search_config import SamplingConfig, SearchConfig
@@ -220,7 +220,7 @@ def test_an_unexpected_error_in_a_process_is_raised_with_its_traceback(
     assert "in _fail" in raised.value.__notes__[0]
 
 
-def found_until_it_fails(number: int) -> Iterator[list[Found]]:
+def found_until_it_fails(number: int) -> Iterator[list[SearchResult]]:
     for i in range(number):
         yield [(i, [])]
     raise ZeroDivisionError
@@ -231,7 +231,7 @@ def found_until_it_fails(number: int) -> Iterator[list[Found]]:
     [(60.0, [[(0, []), (1, []), (2, [])]]), (0.0, [[(0, [])], [(1, [])], [(2, [])]])],
 )
 def test_results_found_within_a_moment_are_sent_together(
-    monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[Found]]
+    monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[SearchResult]]
 ) -> None:
     monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", moment)
     *told, error = processes._messages(found_until_it_fails(3))
@@ -247,7 +247,7 @@ def test_results_are_sent_without_waiting_for_more(
     monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", 0.01)
     found = [(0, [])]
 
-    def slowly() -> Iterator[list[Found]]:
+    def slowly() -> Iterator[list[SearchResult]]:
         yield found
         sleep(0.02)
         yield []
