@@ -244,7 +244,7 @@ def _measure_variant(
     torch.manual_seed(1)
     trainer = our_trainer(work)
     forget_peak_memory(work.hardware.device)
-    reason = trainer.fuse_layers() if is_compiled else None
+    reason = trainer.compile_layers() if is_compiled else None
     start_seconds = time.perf_counter() - started
     updates = _timed_updates(work, trainer, profile)
     measured = slice(WARM_UP, WARM_UP + MEASURED)

@@ -6,22 +6,18 @@ fills the sections of the navigation that name a folder; and it turns formulas i
 MathML, so that the site needs no script for them.
 """
 
-import ast
 import html
-import inspect
 import json
 import os
 import re
 import subprocess
 import sys
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -263,123 +259,47 @@ def command_index() -> str:
 # Settings and presets
 
 
-def field_docs(config: type) -> dict[str, str]:
-    """Docstring below each field of a dataclass; `AssertionError` if one is missing."""
-    tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
-    [body] = [
-        node.body
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name == config.__name__
-    ]
-    docs: dict[str, str] = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            match after:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[node.target.id] = " ".join(text.split())
-                case _:
-                    docs[node.target.id] = ""
-    return docs
-
-
 def settings_page() -> str:
     """Page of all settings: type, default of a run without preset, and meaning."""
-    from transduce.experiments.presets import RunConfig
+    from transduce.cli.settings import setting_tables
 
     lines = [
         "# Settings",
         "",
         "A setting is changed by `--set model.dropout=0.2`, or in a TOML file that "
         "`--config` names, where each section below is a table. The defaults here hold "
-        "where neither a [preset](presets.md) nor you say otherwise. "
+        "where neither a [preset](presets.md) nor you set another value. "
+        "`transduce settings PRESET` prints them with a preset's values. "
         "[How to set them](../how-to/settings.md).",
         "",
     ]
-    docs = field_docs(RunConfig)
-    for each in fields(RunConfig):
-        hints = typing.get_type_hints(RunConfig)
-        lines += [f"## {each.name}", ""]
-        about = inspect.getdoc(hints[each.name]) or ""
-        lines += [about.split("\n\n")[0].replace("\n", " "), "", docs[each.name], ""]
-        lines += [
-            '<dl class="options">',
-            *_settings(each.name, hints[each.name]),
-            "</dl>",
-            "",
-        ]
+    for table in setting_tables():
+        lines += [f"## {table.name}", "", table.meaning, "", '<dl class="options">']
+        for setting in table.settings:
+            kind = setting.type
+            if setting.choices:
+                choices = ", ".join(f"<code>{each}</code>" for each in setting.choices)
+                kind = f"one of {choices}" + (" or none" if "none" in kind else "")
+            default = f"default <code>{_quoted(toml(setting.default))}</code>"
+            lines.append(
+                definition(setting.name, [kind, default], setting.meaning, setting.name)
+            )
+        lines += ["</dl>", ""]
     return "\n".join(lines)
-
-
-def _settings(prefix: str, config: type) -> Iterator[str]:
-    docs, hints = field_docs(config), typing.get_type_hints(config)
-    defaults = config()
-    for each in fields(config):
-        name, hint = f"{prefix}.{each.name}", hints[each.name]
-        if is_dataclass(hint):
-            yield from _settings(name, typing.cast(type, hint))
-            continue
-        default = toml(getattr(defaults, each.name))
-        notes = [kind(hint), f"default <code>{_quoted(default)}</code>"]
-        yield definition(name, notes, docs[each.name], anchor=name)
-
-
-KINDS = {
-    int: "whole number",
-    float: "number",
-    bool: "true or false",
-    str: "text",
-    type(None): "none",
-}
-
-
-def kind(hint: Any) -> str:
-    """Values that a type allows, in words."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(f"<code>{each}</code>" for each in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(kind, arguments))
-    if origin in (tuple, list):
-        return f"list of {kind(arguments[0])}s"
-    return KINDS[hint]
 
 
 def toml(value: Any) -> str:
     """Value as a settings file writes it; none for None."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return str(value).lower()
-        case str():
-            return json.dumps(value, ensure_ascii=False)
-        case tuple() | list():
-            return f"[{', '.join(map(toml, value))}]"
-        case _:
-            return str(value)
-
-
-PURPOSES = {
-    "base": "the paper's base model; millions of pairs",
-    "big": "the paper's big model; millions of pairs",
-    "base-en-fr": "base with the paper's 32,000 word-pieces for English to French",
-    "big-en-fr": "big, likewise, with dropout 0.1",
-    "multi30k": "tens of thousands of pairs",
-    "quickstart": "the built-in corpus, in minutes",
-    "parsing-wsj": "section 6.3, 40,000 trees",
-    "parsing-semi": "section 6.3, 17 million trees",
-    "parsing-small": "some thousands of trees",
-    "parsing-quickstart": "the built-in grammar's trees, in minutes",
-    "tiny": "trying things out, in seconds; it learns nothing of use",
-}
-"""Purpose of each preset that is not a row of Table 3."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def presets_page() -> str:
     """Page of all presets: sizes side by side, and the settings that differ."""
+    from transduce.cli.presets import preset_summaries
+    from transduce.cli.settings import changed_settings
     from transduce.experiments.presets import PRESETS, RunConfig
-    from transduce.model.cost import count_parameters
 
+    summaries = list(preset_summaries())
     lines = [
         "---",
         "hide: [toc]",
@@ -389,88 +309,57 @@ def presets_page() -> str:
         "",
         "`transduce train --preset NAME` takes one. Without `--preset`, `train` takes "
         "`base` (for trees `parsing-wsj`) if the corpus is large enough and training "
-        "ends within a week, and otherwise proposes a preset that fits.",
+        "ends within a week, and otherwise proposes a preset that fits. "
+        "`transduce presets` prints this list.",
         "",
-        "Parameters are those of translation, with the full vocabulary. Tokens are the "
-        "target tokens of one update.",
-        "",
-        "| preset | for | layers | d_model | d_ff | heads | vocabulary | updates "
-        "| tokens | parameters |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "Parameters are those of the full vocabulary; tokens are the target tokens of "
+        "an update.",
     ]
-    default = RunConfig()
-    for name, config in PRESETS.items():
-        model = config.model
-        numbers = [
-            f"{number:,}"
-            for number in (
-                model.num_layers,
-                model.d_model,
-                model.d_ff,
-                model.num_heads,
-                config.tokenizer.vocab_size,
-                config.training.steps,
-                config.batching.target_tokens,
-                _parameters(config, count_parameters),
-            )
-        ]
-        lines.append(
-            f"| [`{name}`](#{name.lower()}) | {purpose(name)} | {' | '.join(numbers)} |"
-        )
-    lines += [
-        "",
-        "Below, the settings of each that differ from the [defaults](settings.md).",
-        "",
-    ]
-    for name, config in PRESETS.items():
+    for group in dict.fromkeys(summary.group for summary in summaries):
+        lines += ["", f"## {group}", ""]
         lines += [
-            f"## {name} {{ #{name.lower()} }}",
-            "",
-            f"{sentence(purpose(name))}.",
-            "",
+            f"| preset | for | {' | '.join(SIZES)} |",
+            "|---|---" + "|--:" * 8 + "|",
         ]
-        differing = list(_differing(config, default))
-        if differing:
-            lines += ["```toml", *differing, "```", ""]
-        else:
-            lines += ["All settings have their defaults.", ""]
+        for each in summaries:
+            if each.group == group:
+                config = PRESETS[each.name]
+                numbers = (
+                    config.model.num_layers,
+                    config.model.d_model,
+                    config.model.d_ff,
+                    config.model.num_heads,
+                    config.tokenizer.vocab_size,
+                    each.steps,
+                    each.target_tokens,
+                    each.num_parameters,
+                )
+                sizes = " | ".join(f"{number:,}" for number in numbers)
+                name = f"[`{each.name}`](#{each.name.lower()})"
+                lines.append(f"| {name} | {each.purpose} | {sizes} |")
+    lines += ["", "## The settings of each", ""]
+    lines += ["Settings that differ from the [defaults](settings.md).", ""]
+    for each in summaries:
+        lines += [f"### {each.name} {{ #{each.name.lower()} }}", ""]
+        changes = list(changed_settings(PRESETS[each.name], RunConfig()))
+        tables = dict.fromkeys(setting.table for setting in changes)
+        lines += ["```toml"] if changes else ["All settings have their defaults."]
+        for table in tables:
+            lines.append(f"[{table}]")
+            lines += [
+                f"{setting.name.rpartition('.')[2]} = {toml(setting.value)}"
+                for setting in changes
+                if setting.table == table
+            ]
+        lines += ["```", ""] if changes else [""]
     return "\n".join(lines)
 
 
-def _parameters(config: Any, count: Any) -> int:
-    from dataclasses import replace
-
-    return int(
-        count(replace(config.model, vocab_size=config.tokenizer.vocab_size)).total
-    )
-
-
-def purpose(name: str) -> str:
-    """Purpose of a preset; `KeyError` if none is written down."""
-    if re.match(r"[A-E]-", name):
-        return f"Table 3, row ({name[0]})"
-    return PURPOSES[name]
-
-
-def sentence(text: str) -> str:
-    """Text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
-def _differing(config: Any, default: Any, prefix: str = "") -> Iterator[str]:
-    """Settings that differ, as TOML tables."""
-    simple, tables = [], []
-    for each in fields(config):
-        mine, usual = getattr(config, each.name), getattr(default, each.name)
-        name = f"{prefix}{each.name}"
-        if is_dataclass(mine):
-            tables += list(_differing(mine, usual, f"{name}."))
-        elif mine != usual:
-            simple.append(f"{each.name} = {toml(mine)}")
-    if simple and prefix:
-        yield f"[{prefix.removesuffix('.')}]"
-    yield from simple
-    yield from tables
+SIZES = (
+    *("layers", "d_model", "d_ff", "heads", "vocabulary"),
+    *("updates", "tokens", "parameters"),
+)
+"""Columns of the presets' table."""
 
 
 # Python and HTTP
@@ -513,6 +402,8 @@ These functions work with any model. They take a `Decoder`, such as
 `translator.models[0].start(encoded)`, where `encode` of the same model encodes lists of
 ids, each with its end token.
 """
+FIRST = ("load", "Translator", "train", "resume")
+"""Public names that the page begins with."""
 SEARCH = ("search.Decoder", "beam_search.beam_search", "greedy_search.greedy_search")
 
 
@@ -521,7 +412,7 @@ def python_page() -> str:
     import transduce
 
     names = [name for name in transduce.__all__ if not name.startswith("__")]
-    order = sorted(names, key=lambda name: (name != "load", name != "Translator", name))
+    order = [*FIRST, *(name for name in names if name not in FIRST)]
     public = [f"::: transduce.{name}\n" for name in order]
     options = "    options:\n      heading_level: 3\n"
     search = [f"::: transduce.decoding.{name}\n{options}" for name in SEARCH]
@@ -530,11 +421,7 @@ def python_page() -> str:
         "[how to use it](../how-to/serve.md#the-same-in-your-own-program).\n\n"
         f"::: transduce.serving.request_queue.RequestQueue\n{options}"
     )
-    errors = (
-        "## Errors\n\nErrors that a user can mend are subclasses of this one.\n\n"
-        f"::: transduce.errors.TransduceError\n{options}"
-    )
-    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue, errors])
+    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue])
 
 
 def http_page() -> str:

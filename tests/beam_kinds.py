@@ -1,4 +1,4 @@
-"""Searches of the native library and of Python, for which the same tests hold."""
+"""Searches by the native library and by Python, which pass the same tests."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What many tests share: a seed, a tiny model, a 40-line corpus, a checkpoint."""
+"""Shared fixtures: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
 import gc
 import signal
@@ -26,14 +26,13 @@ from transduce.device import Hardware
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn import layer_stack
+from transduce.nn import cross_entropy, layer_stack
 from transduce.nn.native_operators import uses_amx
 from transduce.text.tokenizer import (
     Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
 )
-from transduce.training import output_loss
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer
 from transduce.trees.vocabulary import learn_symbols
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PAUSES_S = (0.001, 0.002)
-"""Between attempts to reach the server."""
+"""Seconds between attempts to reach a server."""
 
 NUMBERS = {
     "one": "eins",
@@ -64,7 +63,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hangup_ends() -> None:
-    """Commands that tests start end at SIGHUP, though `nohup` may have begun pytest."""
+    """Let child commands end at SIGHUP, even if pytest runs under `nohup`."""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -76,17 +75,17 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
-    """Which a command does that ends with its process, but here it does not."""
+    """Undo `gc.freeze`, which commands call because their process ends afterwards."""
     yield
     gc.unfreeze()
 
 
 @pytest.fixture
 def import_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Make modules with these prefixes be imported anew, and undo that afterwards.
+    """Import modules with these prefixes anew, and undo that afterwards.
 
-    A package keeps its modules as attributes, too: they are restored too,
-    since otherwise a later test would patch one copy of a module and call another.
+    A package also holds its modules as attributes. They are restored as well, since
+    otherwise a later test would patch one copy of a module and call another.
     """
     kept: dict[str, ModuleType] = {}
 
@@ -106,7 +105,7 @@ def import_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]
 
 @pytest.fixture
 def unchecked_types() -> Iterator[None]:
-    """Let wrong types in, as outside of tests, so that the code itself refuses them."""
+    """Switch type checks off, so that the code itself refuses wrong types."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -119,7 +118,7 @@ def cpu() -> Hardware:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModelConfig:
-    """A model small enough to be worked out by loops; no dropout."""
+    """Config of a model without dropout, small enough for reference loops."""
     return ModelConfig(
         vocab_size=23, num_layers=2, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8,
         dropout=0.0, max_positions=12,
@@ -128,7 +127,7 @@ def tiny() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def corpus() -> tuple[list[str], list[str]]:
-    """Forty lines a side: English numbers and the same in German."""
+    """Forty lines of number words in English, and the same in German."""
     random = np.random.default_rng(1)
     english = list(NUMBERS)
     source = [
@@ -177,7 +176,7 @@ def make_dataset() -> Callable[[IdPairs], Dataset]:
 
 @pytest.fixture(scope="session")
 def random_pairs() -> Callable[[int, int], IdPairs]:
-    """So many pairs of at most so many ids of the tiny model's vocabulary."""
+    """Draw pairs of at most so many ids of the tiny model's vocabulary."""
 
     def make(count: int, longest: int) -> IdPairs:
         random = np.random.default_rng(count)
@@ -197,7 +196,7 @@ def trained_checkpoint(
     cpu: Hardware,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Checkpoint:
-    """A tiny model that has seen its corpus for some seconds."""
+    """Checkpoint of a tiny model, trained for some seconds."""
     torch.manual_seed(1)
     pairs = (
         EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
@@ -231,7 +230,7 @@ def trained_checkpoint(
 
 @pytest.fixture(scope="session")
 def parsing_checkpoint(tokenizer: Tokenizer) -> Checkpoint:
-    """A tiny model of trees that has learnt nothing."""
+    """Checkpoint of an untrained tiny parser."""
     torch.manual_seed(1)
     symbols = learn_symbols(islice(training_trees(seed=5), 10), "xx")
     model = Transformer(
@@ -251,22 +250,22 @@ def parsing_checkpoint(tokenizer: Tokenizer) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model in the files of OPUS-MT. Copy it before changing it."""
-    from marian_folder import write_marian_folder  # loads much
+    """Small random model in OPUS-MT's format. Copy the folder before changing it."""
+    from marian_folder import write_marian_folder  # imports large packages
 
     return write_marian_folder(tmp_path_factory.mktemp("marian") / "marian")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Chromium, driven by Playwright, whose loop none but one module is to meet."""
+    """Chromium, driven by Playwright, whose event loop must not outlive a module."""
     path = which("chromium") or which("chromium-browser") or which("google-chrome")
     if path is None:
         pytest.skip("needs a browser; install one, as by: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Its sandbox cannot be had in a container, and all it loads is ours.
+        # Chromium has no sandbox in a container, and it loads only our own pages.
         launched = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox"]
         )
@@ -286,12 +285,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 def amx(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[bool]:
-    """Functions for AMX run on it, if the processor has it, and by plain loops."""
+    """Run a test with AMX, if the processor has it, and with plain loops."""
     if request.param and not uses_amx():
         pytest.skip("this processor has no AMX")
     library = native.library()
     assert library is not None
-    for module in (layer_stack, output_loss):
+    for module in (layer_stack, cross_entropy):
         monkeypatch.setattr(module, "uses_amx", lambda: True)
     library.td_allow_amx(request.param)
     yield request.param
@@ -300,7 +299,7 @@ def amx(
 
 @pytest.fixture(params=runnable_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of the native library that this processor can run."""
+    """Run a test with each instruction set that this processor supports."""
     with chosen_isa(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""A server of the tests' own, which breaks off, refuses and lies when told to."""
+"""HTTP server whose answers break off, fail or are wrong on request."""
 
 import threading
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from transduce.data.named_corpora import NamedCorpus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong with one answer."""
+    """Fault of one answer."""
 
     status: int | None = None
     breaks_after: int | None = None
-    """Bytes of the body."""
+    """Bytes of the body after which the connection closes."""
     announced: int | None = None
-    """A wrong length."""
+    """Wrong Content-Length."""
     content_type: str = "application/octet-stream"
     content_range: str | None = None
     raw: bytes | None = None
-    """Sent instead of an answer."""
+    """Bytes to send instead of an HTTP answer."""
 
 
 SOUND = Fault()
@@ -31,25 +31,25 @@ SOUND = Fault()
 
 @dataclass
 class FileServer:
-    """Files by their path, and what it was asked for."""
+    """Files by path, faults of the answers, and the requests so far."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    """Of the answers to come, in order; those after them are sound."""
+    """Faults of the next answers, in order; later answers are correct."""
     breaks_at: int | None = None
-    """Byte of each file that no answer goes beyond."""
+    """Byte of each file at which every answer breaks off."""
     knows_ranges: bool = True
     announces_length: bool = True
     asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and Range of each request."""
+    """Path and Range header of each request."""
 
     def offer(self, name: str, content: bytes) -> RemoteFile:
         self.files[f"/{name}"] = content
         return RemoteFile(url=f"{self.address}/{name}")
 
     def answer_once(self, **how: Any) -> None:
-        """Spoil the next answer that is not spoilt yet."""
+        """Give the next answer without a fault this one."""
         self.faults.append(Fault(**how))
 
     @property
@@ -88,7 +88,7 @@ def answer(server: FileServer, handler: BaseHTTPRequestHandler) -> None:
 
 @contextmanager
 def serving() -> Iterator[FileServer]:
-    """A server on this machine, until the end of the block."""
+    """Server on this machine, until the end of the block."""
     files = FileServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ def serving() -> Iterator[FileServer]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        # A client that was interrupted is no fault of the server.
+        # An interrupted client is no error of the server.
         http.handle_error = lambda *_: None
         http.daemon_threads = False
         files.address = f"http://127.0.0.1:{http.server_port}"
@@ -111,7 +111,7 @@ def serving() -> Iterator[FileServer]:
 
 
 def unchecked(corpus: NamedCorpus) -> NamedCorpus:
-    """The same paths and members, with any content."""
+    """Corpus of the same paths and members without known sizes or checksums."""
 
     def free(split):
         parts = tuple(

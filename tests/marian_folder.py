@@ -1,4 +1,4 @@
-"""A folder as those of OPUS-MT are, with a small random model and little tokenizers."""
+"""Folder in OPUS-MT's format, with a small random model and small tokenizers."""
 
 import json
 from itertools import islice
@@ -14,13 +14,13 @@ NUM_SENTENCES = 300
 VOCAB_SIZE = 150
 LANGUAGES = (">>deu<<", ">>fra<<")
 END_BIAS = 2.0
-"""So large that some translations come to an end."""
+"""Bias of the end token, so large that some translations end."""
 FORMS = "naïve café Straße ﬁne ½ … „ “ — ™"
-"""That the grammar has not."""
+"""Characters that the built-in grammar does not have."""
 
 
 def write_marian_folder(folder: Path, **changes: object) -> Path:
-    """Write it, with other settings of `MarianConfig` if there are any."""
+    """Write the folder, with changed settings of `MarianConfig`."""
     folder.mkdir(parents=True)
     pairs = list(islice(Grammar.built_in().training_sentences(seed=3), NUM_SENTENCES))
     write_sentencepiece([pair.source for pair in pairs], folder / "source.spm")
@@ -52,12 +52,12 @@ def write_sentencepiece(sentences: list[str], path: Path, **changes: object) -> 
 
 
 def write_vocabulary(folder: Path) -> int:
-    """The pieces of both; how many there are."""
+    """Write the pieces of both languages; return their number."""
     pieces = dict.fromkeys(["</s>", "<unk>", *LANGUAGES])
     for name in ("source.spm", "target.spm"):
         model = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
         ordinary = range(3, model.get_piece_size())
-        # Some are missing, as they may be.
+        # Some pieces are missing, as is allowed.
         pieces |= dict.fromkeys(model.id_to_piece(i) for i in ordinary if i % 17)
     names = [*pieces, "<pad>"]
     ids = {piece: i for i, piece in enumerate(names)}
@@ -71,7 +71,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def random_model(config: MarianConfig) -> MarianMTModel:
-    """All weights random, so that a bias or a gain left out shows."""
+    """Model with random biases and gains too, so that a missing one is noticed."""
     torch.manual_seed(4)
     model = MarianMTModel(config)
     for name, weight in model.named_parameters():
@@ -97,7 +97,7 @@ def random_model(config: MarianConfig) -> MarianMTModel:
 
 
 def change_settings(path: Path, **settings: object) -> None:
-    """Change JSON in place; what is to be "left out" is."""
+    """Change settings of a JSON file; the value "left out" removes one."""
     content = {**json.loads(path.read_text(encoding="utf-8")), **settings}
     left = {name: value for name, value in content.items() if value != "left out"}
     path.write_text(json.dumps(left), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A native model that has read sources, as tests use it."""
+"""Helper that encodes sources with a native model."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A record of what was run, run again as a GPU does: the same on the same memory."""
+"""Recorded operators that are replayed on the same memory, as a CUDA graph does."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 from transduce.decoding.cuda_graphs import Run
 
 Call = tuple[Any, Sequence[Any], dict[str, Any], Any]
-"""An operator, what it was given, and what it returned."""
+"""An operator, its arguments, and its result."""
 
 
 class Recording(TorchDispatchMode):
-    """Notes each operator, with the tensors and the numbers that it is given."""
+    """Record each operator with its arguments and its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,23 +32,23 @@ class Recording(TorchDispatchMode):
         return result
 
     def run_again(self) -> None:
-        """Each with what it was given then; its results where they were then."""
+        """Run all operators on their old arguments and write to their old results."""
         for func, args, kwargs, result in self.calls:
             given = {_place(each) for each in tensors((args, kwargs))}
             again = tensors(func(*args, **kwargs))
             for then, now in zip(tensors(result), again, strict=True):
-                if _place(then) not in given:  # else it was written there
+                if _place(then) not in given:  # else it was written in place
                     then.copy_(now)
 
 
 class OperatorRecorder:
-    """What `CudaGraphs` is, but for where it runs; counts its records."""
+    """Stand-in for `CudaGraphs` that runs anywhere and keeps its records."""
 
     def __init__(self) -> None:
         self.records: list[Recording] = []
 
     def record(self, run: Run) -> Run:
-        """What does the same again, in the same places of memory."""
+        """Record a run; return a function that replays it on the same memory."""
         recording = Recording()
         with recording:
             result = run()
@@ -62,7 +62,7 @@ class OperatorRecorder:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Those in what an operator was given, or has returned."""
+    """Tensors among the arguments or results of an operator."""
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 

@@ -1,4 +1,4 @@
-"""A server of models for tests, on a port of its own, and requests to it."""
+"""Server of models on a free port, and requests to it."""
 
 import json
 import threading
@@ -55,7 +55,7 @@ class RunningServer:
         return fetch(Request(self.address + path))
 
     def post(self, path: str, body: Any, **headers: str) -> Answer:
-        """JSON; bytes as they are."""
+        """Send JSON, or bytes as they are."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
@@ -63,7 +63,7 @@ class RunningServer:
         return fetch(Request(self.address + path, content, headers))
 
     def ask(self, method: str, path: str, **headers: str) -> Answer:
-        """Without a body."""
+        """Send a request without a body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return fetch(Request(self.address + path, headers=named, method=method))
 
@@ -101,7 +101,7 @@ def running(
     access: AccessConfig | None = None,
     taking: ServerConfig | None = None,
 ) -> Iterator[RunningServer]:
-    """The server, which is stopped in the end."""
+    """Run a server until the end of the block."""
     with listen("127.0.0.1", 0) as listener:
         server = http_server(create_app(models, config, access), taking)
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -132,7 +132,7 @@ def _pattern(text: str) -> tuple[str, list[str]]:
 
 def _escaped(text: str) -> str:
     words = re.escape(text).replace("…", r"[^\n]*?")
-    return re.sub(r"(?:\\ )+", r" +", words)  # columns may be of other widths
+    return re.sub(r"(?:\\ )+", r" +", words)  # columns may have other widths
 
 
 def _value(number: str) -> float:

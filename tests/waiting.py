@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, but not for ever."""
+"""Waiting with a time limit for other threads and processes."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ PAUSE_S = 0.001
 
 
 def runs(pid: int) -> bool:
-    """Whether a process or one of its threads has not ended, by Linux's /proc."""
+    """Whether a process or one of its threads still runs, by Linux's /proc."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -20,7 +20,7 @@ def runs(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that the first thread of a process has begun."""
+    """Ids of the processes that the first thread of a process has started."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(number) for number in found.split()]
 

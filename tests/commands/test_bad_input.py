@@ -209,7 +209,7 @@ def test_a_device_that_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("full", "the output folder must be new or empty, but is not; go on with"),
+        ("full", "the output folder must be new or empty, but is not; continue"),
         ("good", "the output folder must be new or empty"),
         ("good/x", "cannot be saved (Not a directory)"),
         ("x" * 300, "File name too long"),
@@ -332,10 +332,10 @@ def test_a_model_that_lacks_a_file_is_refused(
     ("change", "message"),
     [
         (
-            {"format": 5},
-            "the format must be from 1 to 4, but is 5; the model was saved by another",
+            {"format": 6},
+            "the format must be from 1 to 5, but is 6; the model was saved by another",
         ),
-        ({"format": None}, "the format must be from 1 to 4, but is None"),
+        ({"format": None}, "the format must be from 1 to 5, but is None"),
         ({"model": None}, "`model` must hold the settings activation, "),
         ({"model": {"colour": "red"}}, "`model` must hold the settings activation, "),
         ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),

@@ -1,4 +1,4 @@
-"""A tiny model must learn to copy and to reverse digits, by the commands alone."""
+"""A tiny model learns to copy and to reverse digits, using the commands alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A tiny parser must learn its own treebank by heart, by the commands alone."""
+"""A tiny parser memorises its own treebank, using the commands alone."""
 
 import json
 from itertools import islice
@@ -32,7 +32,7 @@ SETTINGS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-def test_a_tiny_parser_learns_its_treebank_by_heart(
+def test_a_tiny_parser_memorises_its_treebank(
     style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trees, run = tmp_path / "trees", tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The student's notebook runs, trains its model, and is what its page shows."""
+"""The student's notebook runs, trains its model, and equals its page."""
 
 import json
 import re

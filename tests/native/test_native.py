@@ -51,19 +51,19 @@ def test_library_with_its_header_is_loaded(folder: Path) -> None:
     assert loaded(folder) is not None
 
 
-def test_library_is_refused_with_two_fields_swapped(folder: Path) -> None:
+def test_a_library_whose_header_swaps_two_fields_is_refused(folder: Path) -> None:
     change_header(
         folder, r"(const td_nn_api \*nn;)\s*(const td_decode_api \*decode;)", r"\2 \1"
     )
     refuses(folder)
 
 
-def test_library_is_refused_with_another_parameter(folder: Path) -> None:
+def test_a_library_whose_header_has_another_parameter_is_refused(folder: Path) -> None:
     change_header(folder, r"td_load_isa\(const char \*name", r"\g<0>, int flags")
     refuses(folder)
 
 
-def test_library_is_refused_with_a_header_that_does_not_parse(folder: Path) -> None:
+def test_a_library_with_a_malformed_header_is_refused(folder: Path) -> None:
     change_header(folder, r"typedef enum", "typedef enumeration")
     refuses(folder)
 
@@ -73,13 +73,13 @@ def test_missing_library_gives_no_warning(folder: Path) -> None:
     assert loaded(folder) is None
 
 
-def test_library_without_a_header_is_refused(folder: Path) -> None:
+def test_a_library_without_a_header_is_refused(folder: Path) -> None:
     (folder / HEADER).unlink()
     refuses(folder)
 
 
-def test_damaged_library_is_refused(folder: Path) -> None:
-    (folder / LIBRARY).unlink()  # not to change the file that is mapped
+def test_a_damaged_library_is_refused(folder: Path) -> None:
+    (folder / LIBRARY).unlink()  # do not change the mapped file
     (folder / LIBRARY).write_bytes(b"\x7fELF and nothing else")
     refuses(folder)
 
@@ -101,7 +101,7 @@ def test_interface_of_another_header_is_ignored(folder: Path) -> None:
     assert len(types.typeof(functions.td_load_isa).args) == 1
 
 
-def test_interface_of_the_build_has_the_layout_of_the_header(folder: Path) -> None:
+def test_the_interface_of_the_build_has_the_layout_of_the_header(folder: Path) -> None:
     parsed, _ = native.load(folder)
     native_header.write_interface(folder / HEADER, folder / INTERFACE)
     built, _ = native.load(folder)
@@ -130,7 +130,7 @@ def plain(described: Any) -> str:
     return re.sub(r"\b(struct|enum) ", "", str(described))
 
 
-def test_instruction_set_is_found_by_name() -> None:
+def test_an_instruction_set_is_found_by_name() -> None:
     library = native.library()
     names = native.isa_names()
     assert names[-1] == "generic"
@@ -140,7 +140,7 @@ def test_instruction_set_is_found_by_name() -> None:
     assert native.string(native.api().isa) == runnable[0]
 
 
-def test_environment_chooses_the_instruction_set(
+def test_the_environment_chooses_the_instruction_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRANSDUCE_ISA", "generic")

@@ -1,4 +1,4 @@
-"""The page of departures says what the comments say, and all that they say."""
+"""The page of departures lists every comment about a departure from the paper."""
 
 import subprocess
 import sys
@@ -22,12 +22,12 @@ def test_every_departure_has_its_row() -> None:
     for module in MODULES:
         name = module.relative_to(ROOT / "src" / "transduce").with_suffix("").as_posix()
         rows = [row for row in ROWS if row.startswith(f"| [`{name}`]")]
-        # Count comments in any form: the script would miss a misspelt one.
+        # Count comments in any spelling: the script would miss a misspelt one.
         written = module.read_text(encoding="utf-8").lower().count("unlike the paper")
         assert len(rows) == written, name
 
 
-def test_a_row_leads_to_its_module_and_names_the_place() -> None:
+def test_a_row_links_to_its_module_and_names_the_place() -> None:
     assert ROWS
     for row in ROWS:
         address = row.split("](../../")[1].split(")")[0]

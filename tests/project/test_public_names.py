@@ -1,4 +1,4 @@
-"""What users import is a contract."""
+"""The public names of the package are a contract with its users."""
 
 from importlib import import_module
 
@@ -8,11 +8,11 @@ import transduce
 
 
 @pytest.mark.parametrize("name", transduce.__all__)
-def test_a_public_name_is_there(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(transduce, name) is not None
 
 
-def test_the_public_names_are_these() -> None:
+def test_the_public_names_are_exactly_these() -> None:
     assert set(transduce.__all__) == {
         "SamplingConfig",
         "SearchConfig",
@@ -26,7 +26,7 @@ def test_the_public_names_are_these() -> None:
     }
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'transduce' has no attribute 'laod'"):
         transduce.laod  # noqa: B018
 
@@ -37,10 +37,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         ("transduce.model.config", "ModelConfig"),
         ("transduce.model.transformer", "Transformer"),
         ("transduce.experiments.presets", "PRESETS"),
-        ("transduce.training.optimizer", "learning_rate"),
+        ("transduce.training.schedule", "learning_rate"),
         ("transduce.decoding.translator", "load"),
         ("transduce.trees.bracket_f1", "bracket_f1"),
     ],
 )
-def test_a_name_in_the_documentation_is_where_it_says(module: str, name: str) -> None:
+def test_names_in_the_documentation_exist_in_their_modules(
+    module: str, name: str
+) -> None:
     assert hasattr(import_module(module), name)

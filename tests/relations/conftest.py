@@ -9,7 +9,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
 IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
-"""Widths for which there are kernels of all layers at once."""
+"""Model widths that the kernel of whole stacks supports."""
 VARIANTS = {
     "the paper's": {},
     "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
@@ -28,14 +28,14 @@ VARIANTS = {
 
 @pytest.fixture(autouse=True)
 def little_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that caches must grow, though sentences are few and short."""
+    """Small initial capacity, so that caches grow even with few short sentences."""
     monkeypatch.setattr("transduce.decoding.cache.FIRST_SLOTS", 1)
     monkeypatch.setattr("transduce.decoding.cache.STEPS_AHEAD", 4)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
 def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transformer]:
-    """A model of every kind, its weights large enough for a slip to show."""
+    """Model of every kind, with weights so large that errors are visible."""
     model = Transformer(replace(tiny, **request.param))
     for name, parameter in model.named_parameters():
         if not name.endswith(("embedding.weight", "positions.weight")):
@@ -46,7 +46,7 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 
 @pytest.fixture(scope="module")
 def no_pictures() -> Iterator[None]:
-    """Drawing takes longer than training does here."""
+    """Draw no learning curves, which would take longer than training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None

@@ -1,4 +1,4 @@
-"""How an update is cut up changes nothing but the rounding of its gradient."""
+"""The gradient of an update does not depend on its micro-batches, up to rounding."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.model.transformer import Transformer
-from transduce.training import cross_entropy as module
+from transduce.nn import cross_entropy as module
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import StepReport, Trainer
 
@@ -28,7 +28,7 @@ VARIANTS = {
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
 def gradients(request, tiny, make_dataset, cpu):
-    """The gradients of one update of the given pairs with batches of a given size."""
+    """Compute the gradients of one update by batches of a given size."""
 
     def make(pairs, batch_tokens: int) -> tuple[list[Tensor], StepReport]:
         torch.manual_seed(2)
@@ -53,8 +53,8 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_two_half_batches_are_one_whole_batch(gradients):
-    # Of unequal lengths, so that a mean of means would be another number.
+def test_two_half_batches_have_the_gradient_of_one_batch(gradients):
+    # Lengths differ, so that a mean of means would be another number.
     pairs = [([5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]), ([5, 9], [7])]
     halves, _ = gradients(pairs, batch_tokens=1)
     whole, _ = gradients(pairs, batch_tokens=1_000)

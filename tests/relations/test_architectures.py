@@ -1,4 +1,4 @@
-"""An architecture of its own trains, is stored, averaged, scored and decoded."""
+"""Another architecture can be trained, stored, averaged, scored and decoded."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware
 from transduce.errors import RequestError, VersionError
@@ -27,7 +27,7 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training.averaging import average
+from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer, TrainingStoppedError
 
@@ -44,7 +44,7 @@ class SumConfig:
 
 @dataclass(slots=True)
 class Sums:
-    """Sum of the embeddings that each hypothesis has read, and of its source."""
+    """State: sum of the embeddings of each hypothesis and of its source."""
 
     memory_mask: Tensor
     source: Tensor
@@ -70,7 +70,7 @@ class Sums:
 
 
 class SumModel(nn.Module):
-    """States of the decoder: a linear map of sums of embeddings, and a tanh."""
+    """Model whose decoder states are a linear map and a tanh of sums of embeddings."""
 
     def __init__(self, config: SumConfig) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SumModel(nn.Module):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module in `transduce.architectures` would add."""
+    """Register the architecture as a module of `transduce.architectures` would."""
 
     def build_any(config: object) -> TransductionModel:
         return SumModel(config) if isinstance(config, SumConfig) else build(config)
@@ -182,7 +182,9 @@ def test_an_architecture_trains(trainer: Trainer) -> None:
     assert trainer.progress.flops > 0
 
 
-def test_its_training_goes_on_as_if_it_had_not_stopped(trainer: Trainer) -> None:
+def test_resumed_training_of_an_architecture_equals_uninterrupted_training(
+    trainer: Trainer,
+) -> None:
     with pytest.raises(TrainingStoppedError):
         train(trainer, last=12)
     weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}
@@ -194,8 +196,8 @@ def test_its_training_goes_on_as_if_it_had_not_stopped(trainer: Trainer) -> None
     assert train(trainer) == once
 
 
-def test_its_memory_is_found(trainer: Trainer) -> None:
-    assert not trainer.fit().was_cut
+def test_the_micro_batch_of_an_architecture_is_found(trainer: Trainer) -> None:
+    assert not trainer.find_micro_batch().was_cut
 
 
 def test_a_folder_keeps_its_architecture(
@@ -234,25 +236,25 @@ def test_an_unknown_architecture_is_refused(
         load_model(folder)
 
 
-def test_its_average_is_the_mean(checkpoint: Checkpoint) -> None:
+def test_the_average_of_an_architecture_is_the_mean(checkpoint: Checkpoint) -> None:
     weights = {name: 3 * weight for name, weight in checkpoint.weights.items()}
     mean = average([checkpoint, replace(checkpoint, weights=weights)])
     for name, weight in checkpoint.weights.items():
         torch.testing.assert_close(mean.weights[name], 2 * weight)
 
 
-def test_steps_are_those_of_a_whole_pass() -> None:
+def test_decoding_steps_equal_a_pass_over_the_whole_target() -> None:
     model = SumModel(SumConfig()).eval()
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 8]])
     memory = model.encode(source)
-    decoder = IncrementalDecoder(model, memory)
+    decoder = TorchDecoder(model, memory)
     stepped = [decoder.step(np.array([[token]])) for token in target[0].tolist()]
     whole = model.logits(model.decode(target, memory))
     torch.testing.assert_close(torch.cat(stepped, dim=1), whole)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_translates(trainer, checkpoint, precision) -> None:
+def test_an_architecture_translates(trainer, checkpoint, precision) -> None:
     train(trainer)
     translator = Translator(checkpoint, CPU, precision=precision)
     texts = ["one two", "three", "four five six"] * 5
@@ -261,7 +263,9 @@ def test_it_translates(trainer, checkpoint, precision) -> None:
     assert "sum architecture" in repr(translator)
 
 
-def test_its_scores_are_those_of_a_whole_pass(checkpoint, tokenizer) -> None:
+def test_scores_equal_those_of_a_pass_over_the_whole_target(
+    checkpoint, tokenizer
+) -> None:
     translator, model = Translator(checkpoint, CPU), checkpoint.build()
     texts = ["one two", "three"], ["eins", "drei vier"]
     ids = [tokenizer.encode(each) for each in texts[1]]
@@ -284,6 +288,8 @@ def refusals() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("task", list(refusals()), ids=["int8", "coverage", "export"])
-def test_only_a_transformer_can_do_some_tasks(checkpoint, tmp_path, task) -> None:
+def test_some_tasks_are_refused_for_other_architectures(
+    checkpoint, tmp_path, task
+) -> None:
     with pytest.raises(RequestError, match='architecture of the model is "sum"'):
         task(checkpoint, tmp_path)

@@ -1,4 +1,4 @@
-"""What stands beside a sentence, and who listens, does not change what comes of it."""
+"""The output of a sentence depends neither on its batch nor on hooks."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("row", range(len(SOURCES)))
-def test_a_batch_of_n_is_n_batches_of_one(model, row):
+def test_a_batch_of_n_equals_n_batches_of_one(model, row):
     together = model(padded(SOURCES), padded(TARGETS))
     alone = model(torch.tensor([SOURCES[row]]), torch.tensor([TARGETS[row]]))
     assert_close(together[row, : len(TARGETS[row])], alone[0])
@@ -36,7 +36,7 @@ def test_padding_does_not_change_the_output(model, extra):
     assert_close(longer[:, : target_in.size(1)], expected)
 
 
-def test_what_the_padding_is_embedded_as_does_not_matter(model):
+def test_the_embedding_of_padding_does_not_matter(model):
     rows = torch.tensor([True, False, True])
     source, target_in = padded(SOURCES[:3]), padded([TARGETS[1]] * 3)
     before = model(source, target_in)
@@ -55,7 +55,7 @@ def test_the_order_of_the_rows_does_not_matter(model):
     assert_close(shuffled, together[order])
 
 
-def test_the_memory_of_a_sentence_does_not_depend_on_the_others(model):
+def test_the_memory_of_a_sentence_does_not_depend_on_its_batch(model):
     memory = model.encode(padded(SOURCES)).states
     alone = model.encode(torch.tensor([SOURCES[1]])).states
     assert_close(memory[1, :2], alone[0])
@@ -65,7 +65,7 @@ def attentions(model: Transformer) -> list[MultiHeadAttention]:
     return [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
 
 
-def test_listening_to_the_weights_does_not_change_the_output(model):
+def test_hooks_on_the_weights_do_not_change_the_output(model):
     source, target_in = padded(SOURCES), padded(TARGETS)
     expected = model(source, target_in)
     seen: list[Tensor] = []
@@ -80,7 +80,7 @@ def test_listening_to_the_weights_does_not_change_the_output(model):
     assert_close(listened[rows, positions], expected[rows, positions])
 
 
-def test_weights_of_every_head_sum_to_one_and_miss_the_padding(model):
+def test_weights_of_every_head_sum_to_one_and_are_zero_on_padding(model):
     seen: list[Tensor] = []
     for attention in attentions(model):
         attention.weights_tap.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Search against brute force over a table-driven model of four words."""
+"""Beam search against brute force on a random model of four words."""
 
 import math
 import sys
@@ -25,28 +25,28 @@ BOS, EOS, VOCAB_SIZE = 0, 1, 6
 WORDS = range(2, VOCAB_SIZE)
 MAX_LENGTH = 4
 WIDE = 160
-"""Twice as many candidates are weighed: all 4^3 * 5 that the last step can have."""
+"""Search considers twice as many candidates: all 4^3 * 5 of the last step."""
 ALPHAS = [0.0, 0.6, 1.0, 2.0]
 SEEDS = range(6)
 
 
 @cache
 def log_probs(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
-    """A random distribution for each prefix; the same for the same seed."""
+    """Random distribution of the next word, a function of seed and prefix."""
     random = np.random.default_rng((seed, *prefix))
     weights = random.dirichlet(np.full(VOCAB_SIZE - 1, 0.7)) + 1e-9
     return (-np.inf, *np.log(weights / weights.sum()).tolist())
 
 
 class RandomModel:
-    """Each sentence has a seed of its own."""
+    """Model whose sentences each have a seed of their own."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._rows = [(seed, ()) for seed in seeds]
         self._is_first = True
 
     def step(self, last_ids: np.ndarray) -> Tensor:
-        # The first token read is the beginning, which all prefixes share.
+        # The first token is the start token, which all prefixes share.
         grown = [] if self._is_first else last_ids.flatten().tolist()
         self._is_first = False
         if grown:
@@ -71,7 +71,7 @@ def all_finished(max_length: int) -> Iterator[tuple[int, ...]]:
 
 
 def exhaustive(seed: int, alpha: float, max_length: int = MAX_LENGTH) -> list[float]:
-    """The scores of all finished sequences, best first."""
+    """Scores of all finished sequences, best first."""
     scores = (
         log_probability(seed, ids)
         / SearchConfig(length_penalty=alpha).divisor(len(ids))
@@ -83,7 +83,7 @@ def exhaustive(seed: int, alpha: float, max_length: int = MAX_LENGTH) -> list[fl
 def without_early_stop(
     seed: int, beam_size: int, alpha: float, max_length: int
 ) -> float | None:
-    """The best score of a beam that always goes to the maximum length."""
+    """Best score of a beam search that always continues to the maximum length."""
     alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished = []
     for length in range(1, max_length + 1):
@@ -135,7 +135,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(seed: int, alpha: float) ->
     max_length=st.integers(1, 5),
 )
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-def test_stopping_early_loses_nothing(
+def test_early_stopping_keeps_the_best_hypothesis(
     seed: int, beam_size: int, alpha: float, max_length: int
 ) -> None:
     [[best, *_]] = search([seed], beam_size, alpha, [max_length])
@@ -147,7 +147,7 @@ def test_stopping_early_loses_nothing(
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("beam_size", [1, 3, 8])
-def test_a_sentence_is_searched_alike_among_others(
+def test_the_result_of_a_sentence_does_not_depend_on_its_batch(
     beam_size: int, alpha: float
 ) -> None:
     seeds, limits = [3, 1, 4, 15, 9], [4, 1, 6, 2, 5]
@@ -182,7 +182,7 @@ CROWDED_OUT = {
     (2, 2): {EOS: 1.0},
     **{(3, word): {2: 0.34, 3: 0.33, 4: 0.33} for word in (2, 3)},
 }
-"""After two words those that begin with 3 are likelier than (2, 2), but end badly."""
+"""After two words, prefixes that begin with 3 lead, but they end badly."""
 
 
 def crowded_out(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
@@ -190,10 +190,10 @@ def crowded_out(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(math.log(words.get(i, 0.0) or 1e-30) for i in range(VOCAB_SIZE))
 
 
-def test_a_beam_of_two_can_be_behind_greedy_search(
+def test_a_beam_of_two_can_be_worse_than_greedy_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As every beam search of these semantics; the search itself must not hide it."""
+    """This holds for every beam search with these semantics."""
     monkeypatch.setattr(sys.modules[__name__], "log_probs", crowded_out)
     [of_greedy] = greedy([0], 0.0, 9)
     assert of_greedy.ids == (2, 2)
@@ -224,7 +224,7 @@ def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothes
 
 
 @pytest.mark.parametrize("max_length", [1, 3, 9])
-def test_greedy_search_takes_the_likeliest_word_each_time(max_length: int) -> None:
+def test_greedy_search_takes_the_likeliest_word_at_each_step(max_length: int) -> None:
     seeds = list(range(12))
     found = greedy(seeds, 0.6, max_length)
     paths = [greedy_path(seed, max_length) for seed in seeds]
@@ -236,12 +236,12 @@ def test_greedy_search_takes_the_likeliest_word_each_time(max_length: int) -> No
 
 @given(seed=st.integers(0, 10_000), alpha=st.sampled_from(ALPHAS))
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-def test_a_beam_of_one_or_of_all_is_never_behind_greedy_search(
+def test_a_beam_of_one_or_of_all_is_never_worse_than_greedy_search(
     seed: int, alpha: float
 ) -> None:
-    """It may be ahead: it remembers an end that was second best in its step."""
+    """Beam search may be better: it keeps an end that was second best in its step."""
     for beam_size, max_length in ((1, 30), (WIDE, MAX_LENGTH)):
         [of_greedy] = greedy([seed], alpha, max_length)
         [[of_beam, *_]] = search([seed], beam_size, alpha, [max_length])
-        if of_greedy.is_finished:  # else it may be likelier for want of an end
+        if of_greedy.is_finished:  # else it may be likelier because it has no end
             assert of_beam.score >= of_greedy.score - 1e-6

@@ -1,11 +1,11 @@
-"""Decoding step by step gives what one pass over the whole target gives."""
+"""Decoding step by step equals one pass over the whole target."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from transduce.architectures.models import DecoderState, Stepper
-from transduce.decoding.fused_step import FusedStep
+from transduce.decoding.torch_decoder import FusedStep
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 
@@ -14,7 +14,7 @@ LENGTH = 7
 
 
 def whole_pass(model: Transformer, source: Tensor, target_in: Tensor) -> Tensor:
-    """Logits of all positions, each hypothesis beside its own copy of the source."""
+    """Logits of all positions, with a copy of the source for each hypothesis."""
     num_sentences, group_size, length = target_in.shape
     sources = source.repeat_interleave(group_size, dim=0)
     logits = model(sources, target_in.flatten(0, 1))
@@ -27,11 +27,11 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(params=["cached", "plain"])
 def stepper(request: pytest.FixtureRequest, model: Transformer) -> Stepper:
-    """The step that caches keys and values, and the model's own, which does not."""
+    """The step with a cache, and the model's own step without one."""
     return FusedStep(model) if request.param == "cached" else model
 
 
-def test_step_by_step_is_one_full_pass(model, stepper):
+def test_decoding_steps_equal_one_full_pass(model, stepper):
     target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
     state = stepper.start(model.encode(SOURCE))
     stepped = [stepper.step(target_in[..., i], state) for i in range(LENGTH)]
@@ -51,7 +51,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_reordered_hypotheses_go_on_from_their_own_past(model, stepper, rows):
+def test_reordered_hypotheses_keep_their_own_past(model, stepper, rows):
     first = torch.randint(1, 23, (len(SOURCE), 1))
     state = stepper.start(model.encode(SOURCE))
     stepper.step(first, state)
@@ -69,7 +69,7 @@ def test_reordered_hypotheses_go_on_from_their_own_past(model, stepper, rows):
     assert_close(torch.stack(stepped, dim=2), expected)
 
 
-def test_sentences_may_end_one_after_the_other(model, stepper):
+def test_sentences_may_end_at_different_steps(model, stepper):
     target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
     expected = whole_pass(model, SOURCE, target_in)
     state = stepper.start(model.encode(SOURCE))
@@ -80,7 +80,7 @@ def test_sentences_may_end_one_after_the_other(model, stepper):
     assert_close(stepper.step(target_in[[2], :, 2], state), expected[[2], :, 2])
 
 
-def test_decoding_can_begin_again_from_one_memory(model, stepper):
+def test_decoding_can_start_again_from_the_same_memory(model, stepper):
     memory = model.encode(SOURCE)
     ids = torch.tensor([[4], [5], [6]])
     first = stepper.step(ids, stepper.start(memory))
@@ -90,14 +90,14 @@ def test_decoding_can_begin_again_from_one_memory(model, stepper):
 
 @pytest.mark.parametrize("steps_before", [1, 3])
 @pytest.mark.parametrize("steps_together", [1, 40])
-def test_sentences_that_join_go_on_from_their_own_past(
+def test_joining_sentences_keep_their_own_past(
     model, stepper, steps_before, steps_together
 ):
     length = steps_before + steps_together
     first = torch.randint(1, 23, (2, 2, length))
     late = torch.randint(1, 23, (2, 2, 1 + steps_together))
     for tokens in (first, late):
-        tokens[:, 1, 0] = tokens[:, 0, 0]  # all of a sentence begin alike
+        tokens[:, 1, 0] = tokens[:, 0, 0]  # all hypotheses of a sentence begin alike
     state = stepper.start(model.encode(SOURCE[:2]))
     _read(stepper, state, first[..., :steps_before])
     newcomers = stepper.start(model.encode(SOURCE[2:].repeat(2, 1)))
@@ -112,7 +112,7 @@ def test_sentences_that_join_go_on_from_their_own_past(
 
 
 def _read(stepper: Stepper, state: DecoderState, tokens: Tensor) -> None:
-    """The first token is that of one hypothesis, from which the others go on."""
+    """Read tokens; the first belongs to the hypothesis that all others continue."""
     stepper.step(tokens[:, :1, 0], state)
     state.reorder(torch.arange(len(tokens))[:, None].expand(-1, tokens.size(1)))
     for token in tokens[..., 1:].unbind(2):

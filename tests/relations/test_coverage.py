@@ -1,4 +1,4 @@
-"""Coverage by step is what the attention of a whole pass says."""
+"""Coverage by step equals the attention of a pass over the whole target."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import translator as translator_module
-from transduce.decoding.fused_step import FusedStep
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.torch_decoder import CoverageDecoder
+from transduce.decoding.torch_decoder import FusedStep, TorchCoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -24,7 +23,7 @@ with_kernels = pytest.mark.skipif(api() is None, reason="no native library")
 
 
 def coverage_of(model: Transformer, source: list[int], target: list[int]) -> float:
-    """By all steps that chose a token, the end too."""
+    """Coverage by all steps that chose a token, the end included."""
     seen: list[Tensor] = []
     tap = model.decoder_layers[-1].cross_attention.weights_tap
     handle = tap.register_forward_hook(lambda *call: seen.append(call[-1]))
@@ -37,13 +36,13 @@ def coverage_of(model: Transformer, source: list[int], target: list[int]) -> flo
 
 
 def ids_of(translator: Translator) -> dict[str, int]:
-    """By the piece that a translation shows."""
+    """Ids by the pieces that a translation shows."""
     pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
     return {piece: i for i, piece in enumerate(pieces)}
 
 
 @pytest.mark.parametrize("beta", [0.2, 3.0])
-def test_every_hypothesis_is_scored_by_the_attention_it_paid(
+def test_every_hypothesis_is_scored_by_its_own_attention(
     trained_checkpoint, monkeypatch, beta
 ):
     monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 40)
@@ -65,7 +64,7 @@ def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     assert min(coverages) < -0.1
 
 
-def test_a_penalty_of_next_to_nothing_changes_nothing(trained_checkpoint):
+def test_a_tiny_penalty_does_not_change_the_translations(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU)
     without = translator.translate_stream(SOURCES, SearchConfig(num_best=4))
     config = SearchConfig(num_best=4, coverage_penalty=1e-9)
@@ -77,8 +76,8 @@ def test_a_penalty_of_next_to_nothing_changes_nothing(trained_checkpoint):
         ]
 
 
-def test_what_is_cut_short_has_the_coverage_of_its_tokens(trained_checkpoint):
-    """A model that knows nothing does not end in time."""
+def test_a_cut_hypothesis_has_the_coverage_of_its_tokens(trained_checkpoint):
+    """An untrained model does not end in time."""
     weights = Transformer(trained_checkpoint.config).state_dict()
     checkpoint = replace(trained_checkpoint, weights=weights)
     config = SearchConfig(beam_size=2, extra_length=0, coverage_penalty=1.0)
@@ -90,13 +89,15 @@ def test_what_is_cut_short_has_the_coverage_of_its_tokens(trained_checkpoint):
         assert len(each.token_log_probabilities) == len(each.tokens)
         target = [ids[piece] for piece in each.tokens]
         ranked = each.log_probability / config.divisor(len(target))
-        # The attention that chose the tokens, none for an end.
+        # Attention of the steps that chose the tokens, without an end.
         coverage = coverage_of(model, source, target[:-1])
         assert each.score == pytest.approx(ranked + coverage, abs=1e-4)
 
 
-def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkpoint):
-    """So sharp that most source tokens have a weight of zero."""
+def test_attention_that_underflows_still_gives_finite_distinct_scores(
+    trained_checkpoint,
+):
+    """Attention is so sharp that most source tokens have a weight of zero."""
     last = trained_checkpoint.config.num_layers - 1
     name = f"decoder_layers.{last}.cross_attention.project_query.weight"
     weights = dict(trained_checkpoint.weights)
@@ -109,9 +110,9 @@ def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkp
         assert len(set(scores)) == len(scores)
 
 
-def test_nothing_is_watched_between_the_steps(trained_checkpoint):
+def test_no_hook_is_left_between_the_steps(trained_checkpoint):
     model = trained_checkpoint.build()
-    decoder = CoverageDecoder(
+    decoder = TorchCoverageDecoder(
         FusedStep(model), model.encode(torch.tensor([[5, 6, EOS]]))
     )
     decoder.step(np.array([[BOS]]))
@@ -138,10 +139,10 @@ def sharpened(checkpoint, factor=4.0):
         {"beam_size": 3, "num_best": 3, "min_length": 40, "length_penalty": 1.2},
     ],
 )
-def test_kernels_count_coverage_as_operators_do(
+def test_native_coverage_equals_that_of_pytorch(
     trained_checkpoint, monkeypatch, settings
 ):
-    """Translations in a small batch that other sentences join."""
+    """Translate in a small batch that other sentences join."""
     monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 90)
     checkpoint = sharpened(trained_checkpoint)
     config = SearchConfig(coverage_penalty=0.4, **settings)
@@ -162,7 +163,7 @@ def test_kernels_count_coverage_as_operators_do(
 
 
 @with_kernels
-def test_kernels_count_coverage_without_operators(trained_checkpoint):
+def test_native_coverage_needs_no_torch_model(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU)
     list(translator.translate_stream(SOURCES, SearchConfig(coverage_penalty=0.2)))
     assert "torch_model" not in vars(translator)

@@ -21,7 +21,7 @@ from transduce.decoding.translator import Translator
 from transduce.device import Hardware, choose_hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training.compiled_layers import fuse_layers
+from transduce.training.compiled_layers import compile_layers
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError
@@ -29,12 +29,12 @@ from transduce.training.trainer import Trainer, TrainingStoppedError
 BATCHING = BatchingConfig(source_tokens=200, target_tokens=200, batch_tokens=100)
 REFERENCE = Hardware(device=torch.device("cpu"), dtype=torch.float64)
 SMALL = {"d_model": 64, "d_ff": 128, "num_heads": 2, "d_k": 32, "d_v": 32}
-"""Widths that are multiples of 32, as matrix units and compilers like them."""
+"""Widths that are multiples of 32, as matrix units need."""
 
 
 @pytest.fixture(scope="module")
 def hardware() -> Hardware:
-    """A GPU in fp32 where there is one, otherwise the CPU."""
+    """GPU in fp32 if there is one, otherwise the CPU."""
     return choose_hardware("auto", "fp32")
 
 
@@ -45,14 +45,14 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 
 @pytest.fixture
 def batch(batcher: Batcher) -> Batch:
-    """The longest one: with padding on both sides."""
+    """The longest batch, with padding on both sides."""
     return batcher.load(batcher.longest_batch())
 
 
 def loss_and_gradients(
     model: Transformer, batch: Batch, hardware: Hardware
 ) -> dict[str, Tensor]:
-    """A batch's loss and every parameter's gradient, brought to the CPU."""
+    """Loss of a batch and gradients of all parameters, on the CPU."""
     model = deepcopy(model).to(hardware.device).train()
     if hardware.dtype == torch.float64:
         model = model.double()
@@ -70,7 +70,7 @@ def loss_and_gradients(
 def relative_errors(
     found: dict[str, Tensor], expected: dict[str, Tensor]
 ) -> dict[str, float]:
-    """The norm of each difference over the norm of what it should be.
+    """Norm of each difference relative to the norm of the expected value.
 
     Gradients far smaller than the others, such as those of keys' biases, are sums that
     cancel: their errors count as if they were a thousandth of the largest.
@@ -121,7 +121,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch, hardware: Hardware) -> Iterator[No
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore")  # the compiler calls what PyTorch warns of
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # the compiler calls functions of which PyTorch warns
 @pytest.mark.usefixtures("compiler", "unchecked_types")
 def test_compiled_layers_compute_the_same(
     tiny: ModelConfig, batcher: Batcher, hardware: Hardware
@@ -143,7 +145,7 @@ def test_compiled_layers_compute_the_same(
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     expected = gradients()
-    assert fuse_layers(batch_loss, batcher, hardware) is None
+    assert compile_layers(batch_loss, batcher, hardware) is None
     for found, wanted in zip(gradients(), expected, strict=True):
         assert (found - wanted).norm() <= 1e-4 * wanted.norm() + 1e-9
 
@@ -164,7 +166,7 @@ def train(trainer: Trainer, stop_at: int | None = None) -> Trainer:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_training_resumes_bit_for_bit(
+def test_resumed_training_is_bit_for_bit_the_same(
     tiny: ModelConfig, batcher: Batcher, hardware: Hardware, dtype: torch.dtype
 ):
     hardware = replace(hardware, dtype=dtype)
@@ -181,7 +183,7 @@ def test_training_resumes_bit_for_bit(
         assert torch.equal(weight, expected[name]), name
 
 
-def test_training_without_dropout_follows_the_cpu(
+def test_training_without_dropout_equals_that_of_the_cpu(
     tiny: ModelConfig, batcher: Batcher, hardware: Hardware, cpu: Hardware
 ):
     model = Transformer(replace(tiny, **SMALL, dropout=0.0))
@@ -195,7 +197,7 @@ def test_training_without_dropout_follows_the_cpu(
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_the_device_translates_as_the_cpu_does(
+def test_translations_of_the_device_equal_those_of_the_cpu(
     trained_checkpoint: Checkpoint,
     corpus: tuple[list[str], list[str]],
     hardware: Hardware,

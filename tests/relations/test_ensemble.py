@@ -1,4 +1,4 @@
-"""Models that decide together: one with itself is that one, the mean is the mean."""
+"""An ensemble has the mean probabilities of its members."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from beam_kinds import beam_search
 from transduce.decoding.search import Decoder, Ensemble
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -20,8 +20,8 @@ def models(tiny: ModelConfig) -> list[Transformer]:
     return [Transformer(tiny).eval() for _ in range(3)]
 
 
-def decoder(model: Transformer) -> IncrementalDecoder:
-    return IncrementalDecoder(model, model.encode(SOURCE))
+def decoder(model: Transformer) -> TorchDecoder:
+    return TorchDecoder(model, model.encode(SOURCE))
 
 
 def search(steps: Decoder) -> list[list[tuple[int, ...]]]:
@@ -32,7 +32,9 @@ def search(steps: Decoder) -> list[list[tuple[int, ...]]]:
 
 
 @torch.no_grad()
-def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
+def test_an_ensemble_of_a_model_with_itself_equals_the_model(
+    models: list[Transformer],
+) -> None:
     model = models[0]
     alone = search(decoder(model))
     assert search(Ensemble([decoder(model)])) == alone
@@ -40,7 +42,7 @@ def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
 
 
 @torch.no_grad()
-def test_probabilities_are_the_mean_of_the_members(models: list[Transformer]) -> None:
+def test_probabilities_are_the_mean_over_the_members(models: list[Transformer]) -> None:
     together = Ensemble([decoder(model) for model in models])
     apart = [decoder(model) for model in models]
     first, rows = np.full((3, 1), BOS), np.array([[2, 2], [0, 0]])

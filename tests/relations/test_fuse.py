@@ -1,4 +1,4 @@
-"""A fused model computes what the plain one does: values, gradients, masks by seed."""
+"""A fused model has the values, gradients and dropout masks of the plain one."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def found(model: Transformer) -> list[Tensor]:
 
 
 def with_masks_of_fused(model: Transformer) -> Transformer:
-    """Let the dropout of a plain model draw masks as that of a fused one does."""
+    """Let a plain model draw the dropout masks of a fused one."""
     for module in list(model.modules()):
         if isinstance(module, MultiHeadAttention | FeedForward):
             module.dropout.__class__ = RowDropout
@@ -61,13 +61,15 @@ def test_a_fused_model_has_the_values_and_gradients_of_the_plain_one(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * (1 + largest))
 
 
-def test_a_fused_model_at_rest_has_the_logits_of_the_plain_one(model: Transformer):
+def test_a_fused_model_in_evaluation_has_the_logits_of_the_plain_one(
+    model: Transformer,
+):
     set_rates(model, 0.3, 0.3, 0.3)
     logits = fuse(model)(SOURCE, TARGET_IN)
     torch.testing.assert_close(logits, model(SOURCE, TARGET_IN), rtol=1e-4, atol=1e-5)
 
 
-def test_hooks_of_the_plain_model_see_the_weights_of_the_fused_one(tiny: ModelConfig):
+def test_hooks_of_the_plain_model_get_the_weights_of_the_fused_one(tiny: ModelConfig):
     plain, seen = Transformer(tiny).eval(), []
     tap = plain.decoder_layers[0].cross_attention.weights_tap
     tap.register_forward_hook(lambda *call: seen.append(call[-1]))

@@ -1,4 +1,4 @@
-"""The step written flat is the model's own."""
+"""The fused decoding step has the logits of the model's own."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from step_sequence import SOURCE, steps
-from transduce.decoding.fused_step import (
+from transduce.decoding.torch_decoder import (
     FusedStep,
     LinearMap,
+    TorchDecoder,
     plain_linear,
 )
-from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
@@ -29,7 +29,7 @@ VARIANTS = [
 
 
 def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
-    # The root of 6 is no power of two, so that to round and to scale do not commute.
+    # The root of 6 is no power of two, so rounding and scaling do not commute.
     model = Transformer(replace(tiny, d_k=6)).eval()
     projection = model.decoder_layers[0].cross_attention.project_query
     scaled = (projection.weight * 6**-0.5).detach().bfloat16()
@@ -46,12 +46,14 @@ def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
-def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]):
+def test_the_fused_step_has_the_logits_of_the_model(
+    tiny: ModelConfig, variant: dict[str, object]
+):
     model = Transformer(replace(tiny, **variant)).eval()
     for weight in model.parameters():
-        weight.add_(0.1 * torch.randn_like(weight))  # no bias of zero, no norm of one
+        weight.add_(0.1 * torch.randn_like(weight))  # no zero bias, no unit gain
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
-    found = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
-    expected = steps(*(IncrementalDecoder(model, memory) for _ in range(2)))
+    found = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(model, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

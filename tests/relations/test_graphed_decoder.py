@@ -1,4 +1,4 @@
-"""Steps that are recorded and run again are those that are not."""
+"""Decoding by replayed CUDA graphs equals decoding without them."""
 
 from dataclasses import replace
 
@@ -11,9 +11,8 @@ from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
-from transduce.decoding.fused_step import FusedStep, plain_linear
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import FusedStep, TorchDecoder, plain_linear
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -31,19 +30,21 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
-def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]):
+def test_replayed_steps_have_the_logits_of_plain_steps(
+    tiny: ModelConfig, variant: dict[str, object]
+):
     model = Transformer(replace(tiny, **variant)).eval()
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
     graphed = [GraphedDecoder(flat, memory, recorder) for _ in range(2)]
     found = steps(*graphed)
-    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert 1 < len(recorder.records) < len(found) / 4
 
 
-def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
+def test_search_finds_the_same_translations_while_sentences_leave(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     plain = TorchModel(model=model, stepper=FusedStep(model))
     recorder = OperatorRecorder()
@@ -64,11 +65,11 @@ def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
 
 
 @torch.no_grad()
-def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
+def test_a_hook_gets_the_weights_of_each_replayed_step(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
-    plain = IncrementalDecoder(flat, memory)
+    plain = TorchDecoder(flat, memory)
     graphed = GraphedDecoder(flat, memory, recorder)
     tap = model.decoder_layers[-1].cross_attention.weights_tap
     seen: list[Tensor] = []
@@ -90,7 +91,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
 
 
 @torch.no_grad()
-def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
+def test_finished_sentences_leave_once_half_have_finished(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
     decoder = GraphedDecoder(flat, memory, OperatorRecorder())
@@ -103,8 +104,8 @@ def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
 
 
 @torch.inference_mode()
-def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
-    # Where there are no numbers, whoever asks for one fails.
+def test_a_step_does_not_synchronise_with_the_device(tiny: ModelConfig):
+    # On the meta device, reading a value fails.
     model = Transformer(tiny).eval().to("meta")
     flat = FusedStep(model, plain_linear, torch.bfloat16)
     model = model.to(torch.bfloat16)
@@ -126,15 +127,15 @@ def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
 )
 @torch.no_grad()
-def test_a_gpu_replays_the_same(
+def test_graphs_on_a_gpu_have_the_logits_of_plain_steps(
     tiny: ModelConfig, dtype: torch.dtype, tolerance: float
 ):
     device = torch.device("cuda", 0)
     model = Transformer(tiny).eval().to(device)
     flat, graphs = FusedStep(model, plain_linear, dtype), CudaGraphs(device)
     memory = model.to(dtype).encode(SOURCE.to(device))
-    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
+    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     for _ in range(2):
         found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-        torch.cuda.empty_cache()  # what later records need must still be there
+        torch.cuda.empty_cache()  # memory of later replays must stay allocated

@@ -1,4 +1,4 @@
-"""With each instruction set, translations are those of the PyTorch model."""
+"""With each instruction set, translations equal those of the PyTorch model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +14,8 @@ from transduce.decoding.candidates import find_candidates
 from transduce.decoding.native_model import NativeModel, PackedLinear
 from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
 from transduce.decoding.streaming import SearchTask, search_in_batches
-from transduce.decoding.torch_decoder import IncrementalDecoder
-from transduce.decoding.torch_logits import find_by_torch
+from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.torch_model import find_by_torch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string
@@ -25,7 +25,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
-"""Of sources: on both sides of what kernels take at once."""
+"""Lengths of sources just below, at and above the widths of vectors."""
 TARGET = 12
 
 
@@ -52,7 +52,7 @@ def isa(
 
 @pytest.fixture
 def model(tiny: ModelConfig) -> Transformer:
-    """More tokens than are searched at once, and heads that fill no vectors."""
+    """Model with more tokens than one pass of top-k, and narrow heads."""
     torch.manual_seed(5)
     config = replace(tiny, vocab_size=1_100, d_model=64, d_ff=72, d_k=20, d_v=56)
     made = Transformer(config).eval()
@@ -63,7 +63,7 @@ def model(tiny: ModelConfig) -> Transformer:
 
 
 def found(sources: list[list[int]], model: JoinableDecoder) -> list[Hypothesis]:
-    """The best of each source."""
+    """Best hypothesis of each source."""
     search = start_beam_search([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
     task = SearchTask(
         sentences=sources,
@@ -76,7 +76,9 @@ def found(sources: list[list[int]], model: JoinableDecoder) -> list[Hypothesis]:
 
 
 @torch.no_grad()
-def test_translations_are_those_of_the_model(isa: str, model: Transformer) -> None:
+def test_translations_equal_those_of_the_pytorch_model(
+    isa: str, model: Transformer
+) -> None:
     used = api()
     assert used is not None
     assert string(used.isa) == isa
@@ -88,7 +90,7 @@ def test_translations_are_those_of_the_model(isa: str, model: Transformer) -> No
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
     native = NativeModel(model.config, weights, "fp32")
     memory = model.encode(pad_rows(sources))
-    by_modules = found(sources, IncrementalDecoder(model, memory))
+    by_modules = found(sources, TorchDecoder(model, memory))
     natively = found(sources, after(native, sources))
     for ours, theirs in zip(natively, by_modules, strict=True):
         assert ours.ids == theirs.ids
@@ -96,11 +98,11 @@ def test_translations_are_those_of_the_model(isa: str, model: Transformer) -> No
 
 
 @pytest.mark.parametrize("count", [1, 9, 40])
-def test_the_best_tokens_are_those_by_pytorch(isa: str, count: int) -> None:
+def test_the_best_tokens_equal_pytorchs(isa: str, count: int) -> None:
     rng = torch.Generator().manual_seed(3)
     logits = 30 * torch.randn(6, 2, 1_100, generator=rng)
     logits[1, :, ::3] = -torch.inf
-    logits[2, :, 5:] -= 200  # whose exponentials are zero, or nearly
+    logits[2, :, 5:] -= 200  # their exponentials are zero, or nearly
     logits[3, 1, 700] = torch.nan
     logits[4, 0] = -torch.inf
     logits[5, 1, 1_000:] += 100
@@ -114,16 +116,16 @@ def test_the_best_tokens_are_those_by_pytorch(isa: str, count: int) -> None:
         assert (one == other)[is_there].all()
 
 
-def test_linear_maps_are_the_same(isa: str) -> None:
+def test_linear_maps_equal_pytorchs(isa: str) -> None:
     rng = np.random.default_rng(4)
     weight, x = rng.normal(size=(70, 33)), rng.normal(size=(13, 33)).astype(np.float32)
     bias = rng.normal(size=70)
     found = PackedLinear(weight, bias, "fp32")(x)
     np.testing.assert_allclose(found, x @ weight.T + bias, rtol=1e-6, atol=1e-5)
-    x[:, :2] = 0.0, 255.0  # so that bytes are what they stand for
+    x[:, :2] = 0.0, 255.0  # so that quantisation is exact
     x[:, 2:] = (30 * x[:, 2:]).round().clip(0, 255)
     packed = PackedLinear(weight, bias, "int8")
-    # How weights are rounded depends on the instruction set.
+    # The rounding of weights depends on the instruction set.
     steps = packed.scales()[:, None]
     rounded = (weight / steps).round() * steps
     np.testing.assert_allclose(packed(x), x @ rounded.T + bias, rtol=1e-5, atol=1e-3)

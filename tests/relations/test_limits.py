@@ -1,4 +1,4 @@
-"""Behaviour at exact limits: of a prefix, of a line, and of equal hypotheses."""
+"""Behaviour at exact limits of prefixes, lines and equal hypotheses."""
 
 import math
 
@@ -29,7 +29,7 @@ def translator(trained_checkpoint: Checkpoint) -> Translator:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 5])
-def test_a_prefix_as_long_as_the_limit_or_longer_is_kept_whole_and_ends(
+def test_a_prefix_of_the_maximum_length_or_longer_is_kept_and_ends(
     translator: Translator, tokenizer: Tokenizer, beam_size: int, beyond: int
 ):
     prefix = tokenizer.encode("zwei drei vier eins eins zwei")
@@ -43,7 +43,7 @@ def test_a_prefix_as_long_as_the_limit_or_longer_is_kept_whole_and_ends(
     best = found.hypotheses[0]
     pieces = tokenizer.pieces(prefix)
     assert list(best.tokens[: len(pieces)]) == pieces
-    # The limit counts the end; there is room for it, and for no other token.
+    # The limit counts the end token; there is room for it and no other token.
     room = max(max_length - 1, len(prefix))
     assert len(best.tokens) <= room
     assert len(best.token_log_probabilities) <= room + 1
@@ -79,7 +79,7 @@ def line_of(count: int, tokenizer: Tokenizer) -> str:
 @pytest.mark.parametrize(
     ("count", "parts"), [(MAX_SOURCE_TOKENS, 1), (MAX_SOURCE_TOKENS + 1, 2)]
 )
-def test_a_line_is_cut_only_above_the_greatest_length(
+def test_a_line_is_cut_only_above_the_maximum_length(
     tokenizer: Tokenizer, count: int, parts: int
 ):
     text = line_of(count, tokenizer)
@@ -88,7 +88,7 @@ def test_a_line_is_cut_only_above_the_greatest_length(
     assert sum(len(part.source) for part in found) == count
 
 
-def test_equal_parts_of_a_long_line_are_drawn_differently(
+def test_equal_parts_of_a_long_line_have_different_samples(
     translator: Translator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
@@ -102,7 +102,9 @@ def test_equal_parts_of_a_long_line_are_drawn_differently(
     [alone] = translator.sample([sentence], drawing)
     draws = found.text.split()
     first = alone.text.split()
-    assert draws[: len(first)] == first  # a line's first part is drawn as a line is
+    assert (
+        draws[: len(first)] == first
+    )  # the first part of a line is drawn like a whole line
     assert draws != first * 3
 
 
@@ -119,7 +121,7 @@ class Indifferent:
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 4])
-def test_the_first_of_equal_hypotheses_and_words_is_taken(beam_size: int):
+def test_the_first_of_equal_hypotheses_and_words_is_chosen(beam_size: int):
     config = SearchConfig(beam_size=beam_size, num_best=beam_size)
     search = greedy_search if beam_size == 1 else beam_search
     [found] = search(Indifferent(), [3], config, bos=BOS, eos=EOS, excluded=(PAD, BOS))

@@ -16,7 +16,7 @@ from transduce.decoding.native_model import (
     NativeModel,
     NativePrecision,
 )
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -48,10 +48,10 @@ FIRST = np.array([[7], [8], [9]])
 
 ROUNDING: dict[NativePrecision, float] = {
     "fp32": 1e-5,
-    # Where a number falls between two of 8 bits, the last bit of a sum decides.
+    # Where a value lies halfway between two of 8 bits, the last bit of a sum decides.
     "int8": 0.05,
 }
-"""How far outputs may be off, in standard deviations."""
+"""Allowed errors of outputs, in standard deviations."""
 
 
 @pytest.fixture(params=ROUNDING)
@@ -67,7 +67,7 @@ def no_gradients() -> Iterator[None]:
 
 
 def perturbed(config: ModelConfig) -> Transformer:
-    """A new model, without biases of zero."""
+    """New model without zero biases."""
     model = Transformer(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -86,7 +86,7 @@ def compiled(model: Transformer, precision: NativePrecision) -> NativeModel:
 def both(
     config: ModelConfig, precision: NativePrecision
 ) -> tuple[NativeModel, TorchModel]:
-    """By kernels, and by operators with the same linear maps."""
+    """The native model, and the PyTorch model with the same linear maps."""
     model = perturbed(config)
     made = compiled(model, precision)
     return made, prepared(model, precision, torch.device("cpu"))
@@ -107,7 +107,7 @@ def require_near(found: Tensor, expected: Tensor, precision: NativePrecision) ->
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_encoder_says_the_same(
+def test_the_native_encoder_equals_pytorchs(
     tiny: ModelConfig, precision: NativePrecision, variant: dict[str, object]
 ) -> None:
     model, operators = both(replace(tiny, **variant), precision)
@@ -116,7 +116,7 @@ def test_the_encoder_says_the_same(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_decoder_says_the_same(
+def test_the_native_decoder_equals_pytorchs(
     tiny: ModelConfig, precision: NativePrecision, variant: dict[str, object]
 ) -> None:
     model, operators = both(replace(tiny, **variant), precision)
@@ -125,26 +125,26 @@ def test_the_decoder_says_the_same(
         states=memory.states[IS_TEXT].numpy(), lengths=np.array(LENGTHS)
     )
     made = [model.start(same) for _ in range(2)]
-    flat = [IncrementalDecoder(operators.stepper, memory) for _ in range(2)]
+    flat = [TorchDecoder(operators.stepper, memory) for _ in range(2)]
     for found, expected in zip(steps(*made), steps(*flat), strict=True):
         require_near(found, expected, precision)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_in_fp32_they_are_the_model(
+def test_the_native_model_in_fp32_equals_the_plain_model(
     tiny: ModelConfig, variant: dict[str, object]
 ) -> None:
     plain = perturbed(replace(tiny, **variant))
     model = compiled(plain, "fp32")
     memory = plain.encode(SOURCE)
     require_near(encoded(model), memory.states[IS_TEXT], "fp32")
-    by_modules = [IncrementalDecoder(plain, memory) for _ in range(2)]
+    by_modules = [TorchDecoder(plain, memory) for _ in range(2)]
     found = steps(read(model), read(model))
     for ours, theirs in zip(found, steps(*by_modules), strict=True):
         require_near(ours, theirs, "fp32")
 
 
-def test_a_sentence_does_not_depend_on_those_beside_it(
+def test_a_sentence_does_not_depend_on_its_batch(
     tiny: ModelConfig, precision: NativePrecision
 ) -> None:
     model = compiled(perturbed(tiny), precision)
@@ -156,7 +156,7 @@ def test_a_sentence_does_not_depend_on_those_beside_it(
         assert np.array_equal(alone.step(FIRST[own] + 3), second[own])
 
 
-def test_what_is_no_token_is_refused(
+def test_an_id_outside_the_vocabulary_is_refused(
     tiny: ModelConfig, precision: NativePrecision
 ) -> None:
     model = compiled(perturbed(tiny), precision)
@@ -172,7 +172,7 @@ def test_what_is_no_token_is_refused(
 @pytest.mark.parametrize(
     "name", ["encoder_layers.0", "decoder_layers.0", "embedding.weight"]
 )
-def test_a_weight_that_is_no_number_shows(
+def test_a_nan_weight_makes_the_outputs_nan(
     tiny: ModelConfig, precision: NativePrecision, name: str
 ) -> None:
     plain = perturbed(tiny)
@@ -186,9 +186,11 @@ def test_a_weight_that_is_no_number_shows(
     assert bool(states.isnan().all()) == (name != "decoder_layers.0")
 
 
-def test_threads_change_nothing(tiny: ModelConfig, precision: NativePrecision) -> None:
+def test_the_number_of_threads_does_not_change_the_outputs(
+    tiny: ModelConfig, precision: NativePrecision
+) -> None:
     model, before = compiled(perturbed(tiny), precision), torch.get_num_threads()
-    # Enough that all is shared: attention, norms, and rows put in order.
+    # Enough rows that all operators use several threads.
     ids = np.arange(5, 197)[:, None] % tiny.vocab_size
     found = []
     try:

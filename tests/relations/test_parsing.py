@@ -1,4 +1,4 @@
-"""Parses alone and in batches; constrained search, which never writes but trees."""
+"""Parses do not depend on the batch, and constrained search finds only trees."""
 
 from itertools import islice
 
@@ -98,7 +98,7 @@ def test_every_parse_is_a_tree_over_the_words(parser: Parser, beam_size: int) ->
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(3))
-def test_only_plain_search_needs_repairs(
+def test_only_unconstrained_search_needs_repairs(
     tokenizer: Tokenizer, style: StyleName, seed: int, beam_size: int
 ) -> None:
     parser = untrained(tokenizer, style, seed)
@@ -111,7 +111,9 @@ def test_only_plain_search_needs_repairs(
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_processes_parse_as_one_does(tokenizer: Tokenizer, constrained: bool) -> None:
+def test_several_processes_find_the_parses_of_one(
+    tokenizer: Tokenizer, constrained: bool
+) -> None:
     sentences = SENTENCES * 16
     expected = parse(untrained(tokenizer, "xx"), sentences, 3, constrained)
     parser = untrained(tokenizer, "xx", num_processes=2)
@@ -122,7 +124,7 @@ def test_processes_parse_as_one_does(tokenizer: Tokenizer, constrained: bool) ->
     assert [each.tree for each in found] == [each.tree for each in expected]
 
 
-def test_a_bracket_is_read_as_treebanks_write_it(parser: Parser) -> None:
+def test_a_bracket_in_the_text_is_escaped_as_in_treebanks(parser: Parser) -> None:
     [written, typed] = parse(
         parser, [["(", "one", ")"], ["-LRB-", "one", "-RRB-"]], 2, True
     )
@@ -131,7 +133,7 @@ def test_a_bracket_is_read_as_treebanks_write_it(parser: Parser) -> None:
     assert parse_tree(str(written.tree)).words == ("-LRB-", "one", "-RRB-")
 
 
-def test_a_sentence_that_is_too_long_to_be_read_has_a_flat_tree(
+def test_a_sentence_that_is_too_long_has_a_flat_tree(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 8)
@@ -143,7 +145,7 @@ def test_a_sentence_that_is_too_long_to_be_read_has_a_flat_tree(
         assert long.repairs.missing == 9
 
 
-def test_windows_change_nothing(
+def test_windows_do_not_change_the_parses(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = parse(parser, SENTENCES, 2, True)

@@ -25,7 +25,7 @@ from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import EOS
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 
 CPU = torch.device("cpu")
 NEVER = [["<pad>"], ["<s>"]]
@@ -45,7 +45,7 @@ Peer = Callable[[list[int], SearchConfig], Found]
 
 
 def random_model(tokenizer: Tokenizer, seed: int, end: float) -> Checkpoint:
-    """Model whose sentences end the more often, the higher `end` is."""
+    """Random model; a higher `end` makes sentences end earlier."""
     torch.manual_seed(seed)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, num_layers=2, decoder_layers=1, d_model=16,
@@ -62,7 +62,7 @@ def random_model(tokenizer: Tokenizer, seed: int, end: float) -> Checkpoint:
 
 
 def disturbed(checkpoint: Checkpoint, seed: int) -> Checkpoint:
-    """Copy of a model with noisy weights, as if it were trained less."""
+    """Copy of a model with noise on its weights, as if it were trained less."""
     torch.manual_seed(seed)
     weights = {
         name: weight + 0.5 * weight.std(correction=0) * torch.randn_like(weight)
@@ -164,13 +164,15 @@ def ours(translator: Translator, text: str, config: SearchConfig) -> Found:
 
 
 def distinct(found: Found, tokenizer: Tokenizer) -> Found:
-    """Hypotheses without those that spell a better one's text, as in our search."""
+    """Hypotheses without duplicates of a better one's text, as in our search."""
     by_text = {tokenizer.decode(ids): (ids, end) for ids, end in reversed(found)}
     return [each for each in found if by_text[tokenizer.decode(each[0])] == each]
 
 
 @pytest.mark.parametrize("beam_size", [2, 4, 7])
-def test_the_best_translation_is_that_of_both_libraries(checkpoint, peers, beam_size):
+def test_the_best_translation_equals_that_of_both_libraries(
+    checkpoint, peers, beam_size
+):
     translator = Translator(checkpoint, CPU)
     for max_length in LIMITS:
         for length_penalty in PENALTIES:
@@ -185,7 +187,7 @@ def test_the_best_translation_is_that_of_both_libraries(checkpoint, peers, beam_
                     assert [found] == find(source, config), (name, text, config)
 
 
-def test_the_n_best_translations_are_those_of_hugging_face(checkpoint, peers):
+def test_the_n_best_translations_equal_those_of_hugging_face(checkpoint, peers):
     translator = Translator(checkpoint, CPU)
     for max_length, length_penalty in zip(LIMITS, PENALTIES, strict=True):
         config = SearchConfig(
@@ -200,7 +202,7 @@ def test_the_n_best_translations_are_those_of_hugging_face(checkpoint, peers):
 
 
 @pytest.mark.parametrize("patience", [0.5, 2.0])
-def test_results_with_another_patience_are_those_of_ctranslate2(
+def test_results_with_another_patience_equal_those_of_ctranslate2(
     checkpoint, peers, patience
 ):
     translator = Translator(checkpoint, CPU)

@@ -18,8 +18,11 @@ from transduce.decoding.candidates import (
     log_softmax,
 )
 from transduce.decoding.streaming import score_pairs
-from transduce.decoding.torch_logits import draw_by_torch, log_mean_by_torch
-from transduce.decoding.torch_model import score_by_torch
+from transduce.decoding.torch_model import (
+    draw_by_torch,
+    log_mean_by_torch,
+    score_by_torch,
+)
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig
@@ -58,7 +61,9 @@ def logits() -> Float32[np.ndarray, "rows vocab"]:
     return (4 * random.standard_normal((ROWS, VOCAB))).astype(np.float32)
 
 
-def test_numpy_takes_pytorchs_logarithms(logits: Float32[np.ndarray, "rows vocab"]):
+def test_log_probabilities_by_numpy_equal_pytorchs(
+    logits: Float32[np.ndarray, "rows vocab"],
+):
     expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
     assert log_softmax(logits) == pytest.approx(expected, abs=1e-5)
     tokens = np.arange(ROWS)
@@ -66,7 +71,9 @@ def test_numpy_takes_pytorchs_logarithms(logits: Float32[np.ndarray, "rows vocab
     assert chosen == pytest.approx(expected[tokens, tokens], abs=1e-5)
 
 
-def test_a_mean_of_models_is_pytorchs(logits: Float32[np.ndarray, "rows vocab"]):
+def test_the_mean_over_models_equals_pytorchs(
+    logits: Float32[np.ndarray, "rows vocab"],
+):
     several = [logits, 30 * logits[::-1].copy(), logits - 1_000]
     found = log_mean(list(map(log_softmax, several)))
     expected = log_mean_by_torch(several).numpy()
@@ -75,17 +82,17 @@ def test_a_mean_of_models_is_pytorchs(logits: Float32[np.ndarray, "rows vocab"])
 
 
 @pytest.mark.parametrize("restriction", RESTRICTIONS, ids=str)
-def test_numpy_draws_as_often_as_pytorch(
+def test_numpy_draws_tokens_as_often_as_pytorch(
     logits: Float32[np.ndarray, "rows vocab"], restriction: dict[str, Any]
 ) -> None:
-    """Chances that are evenly spread count how likely each token is."""
+    """Evenly spaced random numbers measure the probability of each token."""
     config = SamplingConfig(**restriction)
     chances = (np.arange(2_000) + 0.5) / 2_000
     for row in logits[:5]:
         ours = np.bincount(draw(row, chances, config), minlength=VOCAB)
         tensor = torch.from_numpy(row)[None, None]
         [theirs], _ = draw_by_torch(tensor, chances[None], config, ())
-        # The bounds between tokens lie elsewhere in another order.
+        # In another order of tokens the bounds between them differ.
         assert np.abs(ours - np.bincount(theirs, minlength=VOCAB)).max() <= 1
 
 
@@ -103,7 +110,7 @@ def test_an_impossible_token_is_never_drawn(
     assert set(drawn) <= set(range(1, 10))
 
 
-def test_what_is_not_a_number_is_drawn_without_failing() -> None:
+def test_drawing_from_nan_logits_does_not_fail() -> None:
     logits = np.full(5, np.nan, dtype=np.float32)
     for restriction in RESTRICTIONS:
         [token] = draw(logits, np.array([0.5]), SamplingConfig(**restriction))
@@ -141,7 +148,7 @@ def by_torch(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_target_that_is_read_token_by_token_has_pytorchs_score(
+def test_a_target_read_token_by_token_has_pytorchs_score(
     tiny: ModelConfig,
     make_checkpoint: Callable[[ModelConfig], Checkpoint],
     variant: dict[str, Any],
@@ -156,7 +163,7 @@ def test_a_target_that_is_read_token_by_token_has_pytorchs_score(
     assert [found[i].num_tokens for i in range(60)] == [len(t) + 1 for _, t in pairs]
 
 
-def test_many_short_targets_are_scored_in_several_parts(
+def test_many_short_targets_are_scored_in_several_batches(
     tiny: ModelConfig, make_checkpoint: Callable[[ModelConfig], Checkpoint]
 ) -> None:
     checkpoint = make_checkpoint(tiny)

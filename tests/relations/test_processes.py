@@ -1,4 +1,4 @@
-"""Several processes train the model that one trains, and end together."""
+"""Several processes train the same model as one, and end together."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ SETTINGS = (
     "batching.source_tokens=200",
     "batching.target_tokens=200",
     "batching.batch_tokens=60",
-    # Adam divides by its guard where a gradient is but an error of rounding.
+    # Where a gradient is only rounding error, Adam divides by its epsilon.
     "training.epsilon=0.0001",
     "training.learning_rate_scale=0.1",
-    # Later on, rounding may turn a unit on or off, and the weights part a little.
+    # Later, rounding may switch a ReLU unit, and the weights diverge a little.
     "training.steps=18",
     "training.checkpoint_steps=6",
 )
@@ -43,7 +43,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 
 def succeed(process: subprocess.Popen[str]) -> str:
-    """What it prints."""
+    """Wait for a process to succeed; return its output."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output
@@ -51,7 +51,7 @@ def succeed(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def train(corpus_files: tuple[Path, Path]):
-    """Begin a run in a number of processes."""
+    """Start a run in a number of processes."""
     source, target = map(str, corpus_files)
 
     def begin(out: Path, devices: int, *settings: str) -> subprocess.Popen[str]:
@@ -82,7 +82,7 @@ def assert_close(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_several_processes_train_the_model_of_one(
+def test_several_processes_train_the_same_model_as_one(
     train, alone: Path, tmp_path: Path, devices: int
 ) -> None:
     process = train(tmp_path / "run", devices)
@@ -116,7 +116,7 @@ def test_torchrun_can_start_the_processes(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_all_end_when_one_is_killed_and_any_number_goes_on(
+def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
     train, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -147,7 +147,9 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
         time.sleep(0.01)
     workers = children_of(process.pid)
     process.kill()
-    _, errors = process.communicate(timeout=60)  # until the workers have closed them
+    _, errors = process.communicate(
+        timeout=60
+    )  # until the workers have closed the pipes
     assert len(workers) == 2
     wait_until(lambda: not any(map(runs, workers)))
     assert errors.count("Training was stopped after step") == 1
@@ -165,7 +167,7 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_all_processes_heed_a_request_to_stop(
+def test_all_processes_stop_on_request(
     train, alone: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
@@ -184,7 +186,7 @@ def test_all_processes_heed_a_request_to_stop(
     assert_close(run, alone)
 
 
-def test_a_fault_of_the_user_is_told_once(tmp_path: Path) -> None:
+def test_a_user_error_is_reported_once(tmp_path: Path) -> None:
     process = started(
         *("train", "--preset", "tiny", "--source", "no", "--target", "no"),
         *("--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu"),
@@ -195,7 +197,7 @@ def test_a_fault_of_the_user_is_told_once(tmp_path: Path) -> None:
     assert "no: the file cannot be read" in errors
 
 
-def test_there_must_be_a_process(tmp_path: Path) -> None:
+def test_zero_processes_are_refused(tmp_path: Path) -> None:
     process = started("train", "--out", str(tmp_path), "--devices", "0")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -1,4 +1,4 @@
-"""What is decoded in a batch that is refilled is what is decoded alone."""
+"""Sentences of a refilled batch have the results of sentences decoded alone."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ def all_done(
 
 
 class RandomModel:
-    """The next token's chances follow from the sentence's name and all before it."""
+    """Model whose next token depends on the sentence and all earlier tokens."""
 
     def __init__(self, names: Sequence[int]) -> None:
         self._paths: list[list[tuple[int, ...]]] = [[(name,)] for name in names]
@@ -121,7 +121,7 @@ def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
     lengths=st.lists(st.integers(1, 12), max_size=12),
     room=st.integers(1, 60),
 )
-def test_no_room_and_no_order_changes_what_is_found(
+def test_neither_capacity_nor_order_changes_the_hypotheses(
     config: SearchConfig, lengths: list[int], room: int
 ) -> None:
     done = all_done(lengths, room, lambda numbers: _begun(lengths, config, numbers))
@@ -132,7 +132,9 @@ def test_no_room_and_no_order_changes_what_is_found(
 
 @settings(deadline=None, max_examples=20)
 @given(lengths=st.lists(st.integers(1, 9), max_size=9), room=st.integers(1, 40))
-def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
+def test_the_capacity_does_not_change_the_samples(
+    lengths: list[int], room: int
+) -> None:
     config = SamplingConfig(number=3, seed=4)
 
     def begin(numbers: list[int]) -> Decoding:
@@ -147,7 +149,7 @@ def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
     assert list(in_order(all_done(lengths, room, begin))) == expected
 
 
-def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
+def test_waiting_sentences_replace_finished_ones() -> None:
     lengths = [4] * 20
     begun: list[RandomModel] = []
 
@@ -161,11 +163,11 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
     assert len(list(all_done(lengths, 32, begin))) == 20
     first, *others = begun
     assert first.most == 8
-    # They came while others were on their way, at least a quarter of the batch.
+    # They joined while others were decoded, at least a quarter of the batch at a time.
     assert 1 < len(others) <= 6
 
 
-def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
+def test_a_sentence_is_returned_as_soon_as_it_is_finished() -> None:
     lengths = [9, 5, 5, 3]
     going_on: list[int] = []
 
@@ -189,10 +191,10 @@ def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
     room=st.integers(30, 90),
 )
 @settings(deadline=None, max_examples=20)
-def test_what_is_decoded_together_has_room_padding_included(
+def test_a_batch_with_its_padding_never_exceeds_the_capacity(
     lengths: list[int], room: int
 ) -> None:
-    """The longest comes first, so that all are as wide as the first that is live."""
+    """The longest sentence comes first, so the first live one sets the padded width."""
 
     class Watched(RandomModel):
         def step(self, last_ids: np.ndarray) -> Tensor:
@@ -242,7 +244,7 @@ def _translators(
     ],
     ids=str,
 )
-def test_a_model_translates_alike_in_any_batch(
+def test_translations_do_not_depend_on_the_batch(
     trained_checkpoint: Checkpoint,
     tiny: ModelConfig,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Training that was stopped and resumed is training that was not, bit for bit."""
+"""Resumed training equals uninterrupted training, bit for bit."""
 
 from dataclasses import replace
 
@@ -86,12 +86,14 @@ def assert_equal(actual: Trainer, expected: Trainer) -> None:
     ] == []
 
 
-def test_the_steps_below_cross_an_epoch(batcher):
+def test_the_tested_steps_cross_the_end_of_an_epoch(batcher):
     assert 2 < len(list(batcher.epoch(0))) < 6
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6])
-def test_a_resumed_run_is_an_uninterrupted_one(make_trainer, stop_at):
+def test_stopped_and_resumed_training_equals_uninterrupted_training(
+    make_trainer, stop_at
+):
     whole = make_trainer(steps=7)
     expected = run(whole)
     stopped = make_trainer(steps=7)
@@ -105,7 +107,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(make_trainer, stop_at):
     assert_equal(resumed, whole)
 
 
-def test_four_steps_are_two_and_two(make_trainer):
+def test_resumed_training_equals_uninterrupted_training(make_trainer):
     whole = make_trainer(steps=4)
     run(whole)
     first = make_trainer(steps=2)
@@ -117,7 +119,7 @@ def test_four_steps_are_two_and_two(make_trainer):
     assert_equal(second, whole)
 
 
-def test_a_run_may_be_stopped_at_every_step(make_trainer):
+def test_training_may_be_stopped_at_every_step(make_trainer):
     whole = make_trainer(steps=4)
     run(whole)
     trainer = make_trainer(steps=1)
@@ -130,7 +132,7 @@ def test_a_run_may_be_stopped_at_every_step(make_trainer):
     assert_equal(trainer, whole)
 
 
-def test_asking_for_the_state_changes_nothing(make_trainer):
+def test_reading_the_state_does_not_change_training(make_trainer):
     plain = make_trainer(steps=4)
     run(plain)
     asked = make_trainer(steps=4)
@@ -142,7 +144,7 @@ def test_asking_for_the_state_changes_nothing(make_trainer):
     ] == []
 
 
-def test_a_state_stays_as_it_was_while_training_goes_on(make_trainer):
+def test_a_state_does_not_change_while_training_continues(make_trainer):
     trainer = make_trainer(steps=4)
     states = []
     run(
@@ -169,7 +171,7 @@ def test_a_state_can_be_restored_twice(make_trainer):
     assert_equal(other, one)
 
 
-def test_another_seed_drops_out_otherwise(make_trainer):
+def test_another_seed_gives_other_dropout(make_trainer):
     whole = make_trainer(steps=4)
     run(whole)
     other = make_trainer(steps=4, config=replace(CONFIG, seed=CONFIG.seed + 1))

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is the run that was not, bit for bit."""
+"""A resumed run equals an uninterrupted run, bit for bit."""
 
 import json
 import os
@@ -52,7 +52,7 @@ CONFIG = replace(
 
 
 class SendsSignal:
-    """An observer that raises a signal in the middle of a step."""
+    """Observer that raises a signal in the middle of a step."""
 
     def __init__(self, at_step: int | None = None, number: int = signal.SIGINT) -> None:
         self._at_step = at_step
@@ -110,7 +110,7 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def newest(run: Path) -> Path:
-    """Where a resumed run goes on from."""
+    """Checkpoint from which a resumed run continues."""
     stopped = RunFolder(run).stopped
     return stopped if stopped.exists() else last_checkpoint(run)
 
@@ -135,7 +135,7 @@ def assert_logs_agree(run: Path, expected: Path) -> None:
     assert lines(run) == lines(expected)
 
 
-def test_a_run_repeated_is_the_same(
+def test_a_repeated_run_is_the_same(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     observer = SendsSignal()
@@ -167,7 +167,7 @@ def test_a_run_stopped_at_any_step_ends_at_the_same_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
-def test_a_run_resumed_with_as_many_threads_says_nothing(
+def test_a_run_resumed_with_as_many_threads_gives_no_warning(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
@@ -182,7 +182,7 @@ def test_a_run_resumed_with_as_many_threads_says_nothing(
     assert all(0 <= each < 1 for each in waits)
 
 
-def test_a_run_resumed_with_more_threads_says_so(
+def test_a_run_resumed_with_more_threads_gives_a_warning(
     files: CorpusFiles, tmp_path: Path, two_threads: None
 ) -> None:
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def test_a_run_resumed_with_more_threads_says_so(
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     [warning] = observer.warnings
-    assert "not be bit for bit those of a run that was never interrupted" in warning
+    assert "not be bit for bit those of an uninterrupted run" in warning
     assert "(threads: 1 before, 2 now)" in warning
 
 
@@ -215,7 +215,7 @@ def with_dev(files: CorpusFiles) -> CorpusFiles:
     return replace(files, dev_source=files.source, dev_target=files.target)
 
 
-def test_scoring_a_dev_corpus_changes_nothing_of_training(
+def test_scoring_a_dev_corpus_does_not_change_training(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     train(with_dev(files), CONFIG, tmp_path / "run", CPU, SendsSignal())
@@ -257,14 +257,12 @@ def test_a_run_in_bf16_ends_at_the_same_weights_when_resumed(
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_termination_is_a_request_to_stop_too(
-    files: CorpusFiles, tmp_path: Path
-) -> None:
+def test_sigterm_is_a_request_to_stop_too(files: CorpusFiles, tmp_path: Path) -> None:
     start_and_stop(files, tmp_path / "run", 6, signal.SIGTERM)
     assert load_model(newest(tmp_path / "run")).step == 6
 
 
-def test_a_signal_at_the_last_step_is_too_late_to_stop(
+def test_a_signal_at_the_last_step_does_not_stop_the_run(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     train(files, CONFIG, tmp_path / "run", CPU, SendsSignal(STEPS))
@@ -272,7 +270,7 @@ def test_a_signal_at_the_last_step_is_too_late_to_stop(
 
 
 class ResumesToo(SendsSignal):
-    """And tries to train the same run meanwhile."""
+    """Observer that also tries to train the same run meanwhile."""
 
     def __init__(self, run: Path) -> None:
         super().__init__()
@@ -299,7 +297,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     "file",
     ["model.safetensors", "training.safetensors", "training.json"],
 )
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path, file: str
 ) -> None:
     start_and_stop(files, tmp_path / "run", 12)
@@ -315,12 +313,12 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     assert_logs_agree(tmp_path / "run", uninterrupted)
 
 
-def test_a_state_that_lacks_tensors_is_passed_over_with_a_warning(
+def test_a_state_that_lacks_tensors_is_skipped_with_a_warning(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 10)
     folder = last_checkpoint(tmp_path / "run")
-    # Sound in itself, but the tensors are those of a model.
+    # The file is sound, but its tensors are those of a model.
     (folder / "training.safetensors").write_bytes(
         (folder / "model.safetensors").read_bytes()
     )
@@ -330,7 +328,7 @@ def test_a_state_that_lacks_tensors_is_passed_over_with_a_warning(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
-def test_a_run_whose_only_checkpoint_is_damaged_is_not_begun_again(
+def test_a_run_whose_only_checkpoint_is_damaged_is_not_restarted(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 2)
@@ -341,18 +339,18 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_not_begun_again(
     assert (aside / "model.safetensors").is_file()
 
 
-def test_a_checkpoint_of_another_version_is_left_as_it_is(
+def test_a_checkpoint_of_another_version_is_not_changed(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
     config = newest(tmp_path / "run") / "config.json"
-    config.write_text(config.read_text().replace('"format": 4', '"format": 5'))
-    with pytest.raises(VersionError, match="the format must be from 1 to 4, but is 5"):
+    config.write_text(config.read_text().replace('"format": 5', '"format": 6'))
+    with pytest.raises(VersionError, match="the format must be from 1 to 5, but is 6"):
         resume(tmp_path / "run", CPU, SendsSignal())
     assert config.is_file()
 
 
-def test_a_checkpoint_half_removed_does_not_stop_the_average(
+def test_a_partly_removed_checkpoint_does_not_prevent_the_average(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 17)
@@ -365,7 +363,7 @@ def test_a_checkpoint_half_removed_does_not_stop_the_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
-def test_where_a_run_was_stopped_is_not_gone_on_from_once_it_is_older(
+def test_a_run_does_not_resume_from_a_stopped_state_older_than_its_checkpoint(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -374,7 +372,7 @@ def test_where_a_run_was_stopped_is_not_gone_on_from_once_it_is_older(
     with pytest.raises(TrainingStoppedError):
         resume(run, CPU, SendsSignal(16))
     shutil.rmtree(RunFolder(run).stopped)
-    # A kill came between a checkpoint and the removal of what it takes the place of.
+    # The process was killed after a checkpoint, before `stopped` was removed.
     (tmp_path / "stopped").rename(RunFolder(run).stopped)
     observer = SendsSignal()
     resume(run, CPU, observer)
@@ -383,7 +381,7 @@ def test_where_a_run_was_stopped_is_not_gone_on_from_once_it_is_older(
     assert not RunFolder(run).stopped.exists()
 
 
-def test_what_a_kill_leaves_of_a_save_is_cleared(
+def test_leftovers_of_a_killed_save_are_removed(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -404,7 +402,7 @@ def test_what_a_kill_leaves_of_a_save_is_cleared(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_member_of_the_average_that_is_lost_is_told_of(
+def test_a_lost_member_of_the_average_is_reported(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path, is_there: bool
 ) -> None:
     run = tmp_path / "run"
@@ -422,7 +420,7 @@ def test_a_member_of_the_average_that_is_lost_is_told_of(
     assert_same_weights(last_checkpoint(run), last_checkpoint(uninterrupted))
 
 
-def test_a_run_that_logged_no_checkpoints_is_averaged_of_those_there(
+def test_a_run_without_logged_checkpoints_averages_those_that_exist(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 17)
@@ -448,7 +446,7 @@ SETTINGS = (
 
 
 def train_in_a_process(out: Path, *options: str) -> subprocess.Popen[bytes]:
-    """The command, in a process of its own: what tests leave in theirs is not there."""
+    """Run the command in a fresh process."""
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "transduce", "train", "--out", str(out)),
@@ -475,7 +473,7 @@ def said_at_the_end(process: subprocess.Popen[bytes]) -> str:
 
 
 def kill_after_checkpoint(process: subprocess.Popen[bytes], checkpoint: Path) -> None:
-    """At a random moment after that, within two checkpoints' time."""
+    """Kill a process within the time of two checkpoints after its first."""
     while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.01)
     time.sleep(np.random.default_rng().uniform(0, 0.2))
@@ -495,7 +493,7 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     said = said_at_the_end(train_in_a_process(run, "--resume"))
     assert re.search(r"^Going on after step 1[05]0\.$", said, re.MULTILINE)
     assert "damaged" not in said
-    # The log first: it tells from which step on they differ, if they do.
+    # Compare the log first: it shows the first step that differs.
     assert_logs_agree(run, whole)
     assert_same_weights(run, whole)
     counts = Counter((e["kind"], e["step"]) for e in RunFolder(run).read_log())
@@ -527,7 +525,7 @@ def parser(
     return out
 
 
-def test_a_parser_resumed_is_the_one_that_was_not_stopped(
+def test_a_resumed_parser_equals_an_uninterrupted_one(
     treebank_files: TreebankFiles, parser: Path, tmp_path: Path
 ) -> None:
     start_and_stop(treebank_files, tmp_path / "run", 7, config=PARSING)
@@ -537,14 +535,14 @@ def test_a_parser_resumed_is_the_one_that_was_not_stopped(
 
 
 class KeepsReport(SendsSignal):
-    """And what the step did."""
+    """Observer that also keeps the report of the step."""
 
     def stepped(self, report: StepReport) -> None:
         super().stepped(report)
         self.report = report
 
 
-def test_a_parser_is_guided_by_so_much_as_was_asked_for(
+def test_the_loss_of_guidance_is_proportional_to_its_weight(
     treebank_files: TreebankFiles, tmp_path: Path
 ) -> None:
     def first_step(weight: float) -> StepReport:

@@ -1,4 +1,4 @@
-"""The score of a target is the score that search gave it."""
+"""The score of a target equals the score that search gave it."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from beam_kinds import beam_search, greedy_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -37,7 +37,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def likely_to_end(config: ModelConfig) -> Transformer:
-    """A random model in which the end is as likely as several words together."""
+    """Random model in which the end is as likely as several words together."""
     model = Transformer(config).eval()
     end = model.embedding.weight[EOS].detach()
     last_layer = model.decoder_layers[-1]
@@ -48,12 +48,12 @@ def likely_to_end(config: ModelConfig) -> Transformer:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_beams_hypotheses_are_scored_alike(
+def test_hypotheses_of_beam_search_have_the_same_score(
     tiny: ModelConfig, variant: dict[str, Any]
 ) -> None:
     model = likely_to_end(replace(tiny, **variant))
     with torch.no_grad():
-        decoder = IncrementalDecoder(model, model.encode(SOURCE))
+        decoder = TorchDecoder(model, model.encode(SOURCE))
         found = beam_search(
             decoder,
             [30, 20, 25],
@@ -76,7 +76,7 @@ def test_a_beams_hypotheses_are_scored_alike(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_greedy_hypothesis_is_scored_alike(
+def test_a_greedy_hypothesis_has_the_same_score(
     tiny: ModelConfig, variant: dict[str, Any]
 ) -> None:
     model = likely_to_end(replace(tiny, **variant))
@@ -94,7 +94,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
     with torch.no_grad():
         memory = model.encode(SOURCE[sentence : sentence + 1])
         [[found]] = greedy_search(
-            IncrementalDecoder(model, memory),
+            TorchDecoder(model, memory),
             [12],
             SearchConfig(length_penalty=ALPHA),
             bos=BOS,
@@ -105,7 +105,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
 
 
 def end_after(model: Transformer, sentence: int, hypothesis: Hypothesis) -> float:
-    """What an end would cost a hypothesis that was cut short."""
+    """Log-probability of an end after a cut hypothesis."""
     target_in = torch.tensor([[BOS, *hypothesis.ids]])
     with torch.no_grad():
         logits = model(SOURCE[sentence : sentence + 1], target_in)
@@ -113,7 +113,7 @@ def end_after(model: Transformer, sentence: int, hypothesis: Hypothesis) -> floa
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_translation_that_keeps_its_ids_is_scored_alike(
+def test_a_translation_that_keeps_its_ids_has_the_same_score(
     trained_checkpoint: Checkpoint, corpus: tuple[list[str], list[str]], beam_size: int
 ) -> None:
     translator = Translator(trained_checkpoint, torch.device("cpu"))
@@ -124,5 +124,5 @@ def test_a_translation_that_keeps_its_ids_is_scored_alike(
         abs(score.log_probability - translation.hypotheses[0].log_probability)
         for score, translation in zip(scores, translations, strict=True)
     ]
-    # Another spelling of the same text by other pieces has another probability.
+    # The same text in other pieces has another probability.
     assert sum(difference < 1e-4 for difference in differences) >= 15

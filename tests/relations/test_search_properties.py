@@ -1,4 +1,4 @@
-"""What holds of search whatever model, sources and settings: of tiny random models."""
+"""Properties of search that hold for random tiny models, sources and settings."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -14,7 +14,7 @@ from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.search import Ensemble, Hypothesis, JoinableDecoder
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import score_targets
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -26,7 +26,7 @@ Ids = Sequence[int]
 VOCAB_SIZE = 19
 few_examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 Kind = tuple[int, bool]
-"""The seed of a model, and whether it is asked by its kernels, if there are any."""
+"""Seed of a model, and whether it runs by native kernels if there are any."""
 kinds = st.tuples(st.integers(0, 5), st.booleans())
 sentences = st.lists(st.integers(EOS + 1, VOCAB_SIZE - 1), min_size=1, max_size=9)
 searches = st.builds(
@@ -43,12 +43,12 @@ searches = st.builds(
 class Model(NamedTuple):
     plain: Transformer
     read: Callable[[list[list[int]]], JoinableDecoder]
-    """What reads sources, and is then asked for translations of them."""
+    """Function that encodes sources and returns their decoder."""
 
 
 @cache
 def random_model(seed: int, by_kernels: bool) -> Model:
-    """One whose weights are so large that its choices are clear, and ends come."""
+    """Model with weights so large that its choices are clear and sentences end."""
     torch.manual_seed(seed)
     config = ModelConfig(
         vocab_size=VOCAB_SIZE, num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8,
@@ -62,9 +62,7 @@ def random_model(seed: int, by_kernels: bool) -> Model:
         weights = {n: w.numpy() for n, w in model.state_dict().items()}
         native = NativeModel(config, weights, "fp32")
         return Model(model, partial(after, native))
-    return Model(
-        model, lambda rows: IncrementalDecoder(model, model.encode(pad_rows(rows)))
-    )
+    return Model(model, lambda rows: TorchDecoder(model, model.encode(pad_rows(rows))))
 
 
 def ended(sources: Sequence[Ids]) -> list[list[int]]:
@@ -79,7 +77,7 @@ def search(
     prefixes: Sequence[Ids] | None = None,
     num_members: int = 0,
 ) -> list[list[Hypothesis]]:
-    """By the model alone, or as an ensemble of so many of it."""
+    """Search by the model alone, or by an ensemble of copies of it."""
     members = [model.read(ended(sources)) for _ in range(max(num_members, 1))]
     asked: JoinableDecoder = Ensemble(members) if num_members else members[0]
     limits = [config.limit(len(source) + 1) for source in sources]
@@ -109,7 +107,7 @@ def assert_same(
     data=st.data(),
 )
 @few_examples
-def test_the_best_is_the_same_in_any_batch_order_and_padding(
+def test_the_best_hypothesis_depends_neither_on_batch_order_nor_padding(
     kind: Kind,
     sources: list[list[int]],
     config: SearchConfig,
@@ -118,14 +116,14 @@ def test_the_best_is_the_same_in_any_batch_order_and_padding(
     model = random_model(*kind)
     alone = [search(model, [source], config)[0] for source in sources]
     order = data.draw(st.permutations(range(len(sources))))
-    # The longest there can be, so that all are padded.
+    # The longest possible sentence, so that all others are padded.
     together = search(model, [*(sources[i] for i in order), [5] * 12], config)
     assert_same(together[:-1], [alone[i] for i in order])
 
 
 @given(kind=kinds, source=sentences, config=searches)
 @few_examples
-def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
+def test_the_n_best_are_sorted_and_distinct_with_correct_scores(
     kind: Kind, source: list[int], config: SearchConfig
 ) -> None:
     model = random_model(*kind)
@@ -152,7 +150,7 @@ def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
     num_members=st.integers(1, 3),
 )
 @few_examples
-def test_a_model_together_with_itself_is_that_model(
+def test_an_ensemble_of_a_model_with_itself_equals_the_model(
     kind: Kind,
     sources: list[list[int]],
     config: SearchConfig,

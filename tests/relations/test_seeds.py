@@ -1,6 +1,6 @@
-"""First weights and dropout depend on the seed, the step and the share: on all three.
+"""Initial weights and dropout depend on the seed, the step and the share.
 
-The tests of significance over several seeds stand on this.
+Tests of significance over several seeds rely on this.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 def first_weights(
     corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ):
-    """First weights of a run with a seed, up to one tiny update."""
+    """Initial weights of a run with a seed, up to one tiny update."""
 
     def weights(seed: int) -> dict[str, Tensor]:
         tiny = PRESETS["tiny"]
@@ -57,7 +57,7 @@ def first_weights(
     return weights
 
 
-def test_the_first_weights_of_a_run_follow_from_its_seed(first_weights):
+def test_the_seed_of_a_run_decides_its_initial_weights(first_weights):
     one, again, other = first_weights(1), first_weights(1), first_weights(2)
     matrices = [name for name, weight in one.items() if weight.dim() == 2]
     assert matrices
@@ -68,7 +68,7 @@ def test_the_first_weights_of_a_run_follow_from_its_seed(first_weights):
 
 
 class RecordingHardware(Hardware):
-    """A CPU that remembers which seeds it was given."""
+    """CPU that records the seeds that it is given."""
 
     given: list[int] = []
 
@@ -100,18 +100,18 @@ def batcher(make_dataset, random_pairs) -> Batcher:
     return Batcher(make_dataset(random_pairs(24, 9)), batching, seed=1)
 
 
-def test_each_share_of_each_step_and_run_has_dropout_of_its_own(
+def test_every_share_of_every_step_and_run_has_its_own_dropout(
     tiny: ModelConfig, batcher: Batcher
 ):
     alone = Processes()
     one, other = (
         seeds_of_dropout(Transformer(tiny), batcher, seed, alone) for seed in (1, 2)
     )
-    assert len(one) > 3  # several shares an update
+    assert len(one) > 3  # several shares per update
     assert len({*one, *other}) == len(one) + len(other)
 
 
-def test_the_same_batch_has_another_loss_in_each_step_and_run(
+def test_dropout_gives_the_same_batch_another_loss_in_each_step_and_run(
     tiny: ModelConfig, make_dataset, cpu: Hardware
 ):
     # Every update is the same batch, and the weights stay as they are.
@@ -139,7 +139,7 @@ def test_the_same_batch_has_another_loss_in_each_step_and_run(
 
 @pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 @pytest.mark.parametrize("changed", [0, 1])
-def test_masks_follow_from_both_of_their_seeds(changed: int):
+def test_masks_depend_on_both_of_their_seeds(changed: int):
     x = torch.ones(64, 64)
 
     def masked(seeds: list[int]) -> Tensor:
@@ -160,7 +160,7 @@ def test_masks_follow_from_both_of_their_seeds(changed: int):
     assert 0.4 < (first == other).float().mean() < 0.6
 
 
-def test_two_tensors_of_one_seed_have_masks_of_their_own():
+def test_two_tensors_of_one_seed_have_different_masks():
     torch.manual_seed(1)
     dropout = Dropout(0.5).train()
     first, second = (dropout(torch.ones(64, 64)) for _ in range(2))
@@ -178,7 +178,9 @@ def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
         )
         for rank in range(count)
     ]
-    assert all(len(of_one) > 0 for of_one in shares)  # all take part in every sum
+    assert all(
+        len(of_one) > 0 for of_one in shares
+    )  # every process takes part in every sum
     counted = [share for of_one in shares for share in of_one if share.counts]
     assert sorted(i for share in counted for i in share.indices) == list(
         range(num_pairs)

@@ -1,4 +1,4 @@
-"""What is served to many at once is what each would have offline."""
+"""Concurrent clients get the translations that each would get offline."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ NUM_CLIENTS, NUM_TEXTS = 64, 160
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 
 
-def test_clients_at_once_each_have_the_translation_that_they_would_have_alone(
+def test_concurrent_clients_get_the_translations_of_single_ones(
     trained_checkpoint: Checkpoint,
 ) -> None:
     chance = random.Random(1)

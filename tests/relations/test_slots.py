@@ -1,4 +1,4 @@
-"""Keys and values of hypotheses that are gone leave their place to others."""
+"""Slots of dropped hypotheses are reused for keys and values of others."""
 
 import numpy as np
 import pytest
@@ -31,11 +31,11 @@ def capacity(decoder: NativeDecoder) -> int:
 
 
 def one_survives(step: int) -> np.ndarray:
-    """That hypothesis of each sentence, in all places of the beam."""
+    """Rows in which one hypothesis of each sentence takes all places of the beam."""
     return BEAM * SENTENCES + np.full(BEAM, step % BEAM)
 
 
-def test_one_past_takes_no_more_slots_than_it_has_positions(
+def test_a_common_past_takes_one_slot_per_position(
     tiny: ModelConfig,
 ) -> None:
     model = native(tiny)
@@ -51,11 +51,11 @@ def test_one_past_takes_no_more_slots_than_it_has_positions(
         expected = alone.step(survivor % 23)[:, 0]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         beams.reorder(one_survives(step))
-        # Those that are read now take BEAM slots.
+        # The tokens of this step take BEAM slots.
         assert (capacity(beams) == at_first) == (step < at_first - BEAM)
 
 
-def test_a_beam_wider_than_its_room_has_more_made(tiny: ModelConfig) -> None:
+def test_a_wide_beam_extends_the_capacity_once(tiny: ModelConfig) -> None:
     model, beam = native(tiny), 100
     beams, alone = after(model, SOURCES), after(model, SOURCES)
     beams.step(FIRST)
@@ -67,6 +67,6 @@ def test_a_beam_wider_than_its_room_has_more_made(tiny: ModelConfig) -> None:
         expected = alone.step((FIRST + 2 * step) % 23)[:, 0]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         beams.reorder(beam * SENTENCES + np.full(beam, step))
-        # Capacity for all that are read while those before stay suffices afterwards.
+        # Capacity for one step beside the tokens before it suffices afterwards.
         made = made or capacity(beams)
         assert capacity(beams) == made

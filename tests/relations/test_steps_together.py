@@ -1,4 +1,4 @@
-"""Steps that the native library takes together with a search are those taken singly."""
+"""Several native steps in one call find what single steps find."""
 
 import ctypes
 import math
@@ -27,12 +27,12 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 M_PERTURB = -6
-"""Setting of glibc's malloc: a byte whose complement fills new memory."""
+"""Option of glibc's malloc: the complement of a byte fills new memory."""
 ALL_BITS = 2**8
-"""Not zero, which would switch it off; its last byte is."""
+"""Value whose lowest byte is zero; zero itself would switch the option off."""
 NUM_SENTENCES = 12
 SEEN_FIRST = 512
-"""Logits; those of more tokens a matrix unit sees as they are summed up."""
+"""Number of logits above which top-k works tile by tile."""
 searches = st.builds(
     lambda beam_size, coverage_penalty, **others: SearchConfig(
         beam_size=beam_size,
@@ -91,7 +91,7 @@ def ready(request: pytest.FixtureRequest) -> NativeModel:
 
 @pytest.fixture(autouse=True, scope="module")
 def memory_without_numbers():
-    """Let glibc fill new memory with NaN, which shows if it is read."""
+    """Let glibc fill new memory with NaN, so that reads of it are noticed."""
     if platform.libc_ver()[0] != "glibc":
         yield
         return
@@ -104,7 +104,7 @@ def memory_without_numbers():
 def found(
     ready: NativeModel, config: SearchConfig, seed: int, longest: int, prefix: int
 ) -> list[list[Hypothesis]]:
-    """Of some sentences, in a batch that others join as soon as there is room."""
+    """Hypotheses of random sentences in a batch that others join at free capacity."""
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 20, (NUM_SENTENCES,), generator=rng).tolist()
     sources = torch.randint(3, 20, (NUM_SENTENCES, 20), generator=rng).tolist()
@@ -134,7 +134,7 @@ def found(
 def assert_alike(
     found: list[list[Hypothesis]], expected: list[list[Hypothesis]]
 ) -> None:
-    """But for last digits, as a matrix unit sums up exponentials in another order."""
+    """Compare up to last digits: AMX sums exponentials in another order."""
     for mine, theirs in zip(found, expected, strict=True):
         assert [each.ids for each in mine] == [each.ids for each in theirs]
         for one, other in zip(mine, theirs, strict=True):
@@ -158,7 +158,7 @@ def assert_alike(
     most_rows=st.sampled_from([1, 60, 1024]),
 )
 @settings(max_examples=60, deadline=None)
-def test_they_find_what_single_steps_find(
+def test_several_steps_in_one_call_find_what_single_steps_find(
     ready, config, seed, longest, prefix, most_rows
 ):
     asked = (ready, config, seed, longest, prefix)
@@ -188,17 +188,17 @@ def test_they_find_what_single_steps_find(
 
 @pytest.mark.parametrize("few", [0, 1, 2, 3])
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size):
+def test_one_call_takes_steps_until_few_sentences_are_left(ready, few, beam_size):
     config = SearchConfig(beam_size=beam_size, min_length=50)
     kind = NativeGreedySearch if beam_size == 1 else NativeSearch
     search = kind([2, 3, 4, 4], config, EOS, (PAD, BOS))
     decoding = Decoding(after(ready, [[5, 6]] * 4), search, BOS)
     decoding.step()
     decoding.step_until_some_are_done(few)
-    # The last two leave together.
+    # The last two sentences leave together.
     assert len(search.live) == (few if few > 1 else 0)
     if search.live:
-        decoding.step()  # a step by itself, after some together
+        decoding.step()  # a single step after several in one call
         while search.live:
             decoding.step_until_some_are_done()
     assert not search.live

@@ -1,4 +1,4 @@
-"""A run that is killed again and again, in the middle of saves too, loses nothing."""
+"""A run that is killed many times, also during saves, loses nothing."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 KILLS = 30
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 TINY = PRESETS["tiny"]
-# So many checkpoints that about half of the time goes into saving them.
+# Checkpoints are so frequent that saving takes about half of the time.
 CONFIG = replace(
     TINY,
     model=replace(TINY.model, dropout=0.2),
@@ -34,7 +34,7 @@ CONFIG = replace(
 
 
 def go_on(files: CorpusFiles, out: Path) -> None:
-    """Begin the run, or resume it, as a user would."""
+    """Start the run, or resume it, as a user would."""
     if (out / "config.json").exists():
         resume(out, CPU)
     else:
@@ -42,11 +42,11 @@ def go_on(files: CorpusFiles, out: Path) -> None:
 
 
 def is_done_within(files: CorpusFiles, out: Path, seconds: float) -> bool:
-    """Whether the run ends by itself; else it is killed."""
+    """Whether the run ends by itself in time; otherwise it is killed."""
     child = os.fork()
     if child == 0:
         code = 1
-        # OpenMP's threads are not there any more in a forked process.
+        # A forked process does not have the threads of OpenMP.
         torch.set_num_threads(1)
         try:
             go_on(files, out)
@@ -77,12 +77,12 @@ def names(run: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_thirty_kills_change_nothing(
+def test_a_run_killed_thirty_times_ends_at_the_same_weights(
     corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = ((path,) for path in corpus_files)
     files = CorpusFiles(source=source, target=target)
-    # Each alone in its folder at first, so that the corpus is not shared.
+    # At first each run is alone in its folder, so that the corpus is not shared.
     whole, killed = tmp_path / "one" / "whole", tmp_path / "other" / "killed"
     started = time.monotonic()
     assert is_done_within(files, whole, 600.0)
@@ -90,10 +90,10 @@ def test_thirty_kills_change_nothing(
     random = np.random.default_rng()
     num_kills = 0
     while num_kills < KILLS:
-        # Long enough to come to a checkpoint now and then, too short to come far.
+        # Long enough to reach a checkpoint sometimes, too short to get far.
         seconds = random.uniform(0, 2 * duration / KILLS)
         if is_done_within(files, killed, seconds):
-            # Sooner than thought: the rest of the kills meet a run begun anew.
+            # The run ended early: the remaining kills hit a new run.
             killed.rename(killed.with_name(f"done-{num_kills}"))
             continue
         num_kills += 1

@@ -1,4 +1,4 @@
-"""A batch of n lines is n batches of one line, in fp32."""
+"""A batch of n lines equals n batches of one line, in fp32."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def translator(
     tokenizer: Tokenizer,
     tiny: ModelConfig,
 ) -> Translator:
-    """One of them has fewer positions than the lines have tokens."""
+    """Translators, one of which has fewer positions than the lines have tokens."""
     checkpoints = {
         "trained": trained_checkpoint,
         "learned positions": untrained(
@@ -61,12 +61,12 @@ def translate(
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_line_is_translated_alike_among_others(
+def test_the_translation_of_a_line_does_not_depend_on_its_batch(
     translator: Translator, beam_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = translate(translator, LINES, beam_size)
     alone = [translate(translator, [line], beam_size)[0] for line in LINES]
-    # Small enough for several batches, so that lines also leave their order.
+    # Small enough for several batches, so that the order of lines changes.
     monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 30)
     in_pieces = translate(translator, LINES, beam_size)
     assert [t.text for t in together] == [t.text for t in alone]
@@ -102,7 +102,7 @@ def test_no_output_holds_a_line_end(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize("line_end", LINE_ENDS[:7], ids=repr)
-def test_a_model_that_says_nothing_but_line_ends_writes_none(
+def test_line_ends_from_the_model_are_removed(
     tokenizer: Tokenizer, tiny: ModelConfig, line_end: str
 ) -> None:
     checkpoint = untrained(tokenizer, tiny)

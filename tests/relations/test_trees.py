@@ -1,4 +1,4 @@
-"""Trees and symbols: there and back, whatever the tree, and whatever the symbols."""
+"""Any tree survives linearisation, and any symbols become a tree."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -35,7 +35,7 @@ styles = st.sampled_from(sorted(STYLES))
 
 
 def accepts(symbols: Sequence[Symbol], num_words: int, style: Style) -> bool:
-    """Whether the automaton goes all the way."""
+    """Whether the automaton accepts the symbols."""
     state = partial_tree(num_words, max(len(symbols), num_words + 2), style)
     for symbol in symbols:
         if not state.allowed().permits(symbol):
@@ -75,13 +75,13 @@ def test_a_tree_that_is_written_is_read_again(tree: Tree) -> None:
 
 @unhurried
 @given(trees)
-def test_a_normalised_tree_stays_as_it_is(tree: Tree) -> None:
+def test_normalisation_is_idempotent(tree: Tree) -> None:
     assert normalized(tree) == tree
 
 
 @unhurried
 @given(trees, styles)
-def test_a_tree_comes_back_from_its_symbols(tree: Tree, name: str) -> None:
+def test_a_tree_is_restored_from_its_symbols(tree: Tree, name: str) -> None:
     style = STYLES[name]
     found = delinearize(linearize(tree, style), tree.words, style)
     assert found.repairs == Repairs()
@@ -93,7 +93,7 @@ def test_a_tree_comes_back_from_its_symbols(tree: Tree, name: str) -> None:
 
 @unhurried
 @given(trees, styles)
-def test_a_tree_that_comes_back_has_a_full_score(tree: Tree, name: str) -> None:
+def test_a_restored_tree_has_a_score_of_100(tree: Tree, name: str) -> None:
     style = STYLES[name]
     found = delinearize(linearize(tree, style), tree.words, style).tree
     [counts] = bracket_f1([tree], [found]).sentences
@@ -103,7 +103,9 @@ def test_a_tree_that_comes_back_has_a_full_score(tree: Tree, name: str) -> None:
 
 @unhurried
 @given(st.lists(trees, min_size=1, max_size=3), styles)
-def test_spellings_are_enough_to_read_symbols(forest: list[Tree], name: str) -> None:
+def test_symbols_can_be_read_from_their_spellings(
+    forest: list[Tree], name: str
+) -> None:
     style = STYLES[name]
     table = symbols_in(forest, style)
     assert read_symbols(table, style) == table
@@ -138,7 +140,7 @@ def test_the_automaton_accepts_every_tree(tree: Tree, name: str, spare: int) -> 
 
 @thoroughly
 @given(st.data(), sentences, styles, st.integers(0, 12))
-def test_every_way_through_the_automaton_is_a_tree(
+def test_every_path_through_the_automaton_is_a_tree(
     data: st.DataObject, words: list[str], name: str, spare: int
 ) -> None:
     style = STYLES[name]
@@ -169,7 +171,7 @@ def test_every_way_through_the_automaton_is_a_tree(
 def test_the_automaton_ends_a_long_sentence_in_time(
     name: str, choose: Callable[[list[Symbol]], Symbol]
 ) -> None:
-    """Whoever only opens, or only adds leaves, is made to finish."""
+    """A model that only opens constituents or only adds leaves must finish."""
     state = partial_tree(100, 400, STYLES[name])
     everything = [
         Symbol("opening", "S"), Symbol("leaf", "XX"), Symbol("closing", "S")
@@ -184,7 +186,7 @@ def test_the_automaton_ends_a_long_sentence_in_time(
 
 @pytest.mark.parametrize("length", range(7))
 @pytest.mark.parametrize("name", ["xx", "in-order"])
-def test_the_automaton_accepts_exactly_what_needs_no_repair(
+def test_the_automaton_accepts_exactly_the_symbols_that_need_no_repair(
     name: str, length: int
 ) -> None:
     style = STYLES[name]

@@ -1,4 +1,4 @@
-"""Model folders: whole or not at all, exact when read back, refused when damaged."""
+"""Model folders are written whole, read back exactly, and refused if damaged."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def make_checkpoint(tiny, tokenizer):
 
 @pytest.fixture
 def folder(make_checkpoint, tmp_path) -> Path:
-    """A model folder that is sound."""
+    """Sound model folder."""
     save_model(make_checkpoint(), tmp_path / "model")
     return tmp_path / "model"
 
@@ -90,7 +90,7 @@ def edit(path: Path, change: Callable[[dict], None]) -> None:
     ],
     ids=str,
 )
-def test_a_model_read_is_the_model_saved(make_checkpoint, tmp_path, changes):
+def test_a_loaded_model_equals_the_saved_one(make_checkpoint, tmp_path, changes):
     saved = make_checkpoint(**changes)
     save_model(saved, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
@@ -102,12 +102,12 @@ def test_a_model_read_is_the_model_saved(make_checkpoint, tmp_path, changes):
 
 
 @pytest.mark.parametrize("run", [None, "3f"])
-def test_the_run_that_trained_a_model_is_noted(make_checkpoint, tmp_path, run):
+def test_a_model_records_its_run(make_checkpoint, tmp_path, run):
     save_model(replace(make_checkpoint(), run=run), tmp_path / "model")
     assert load_model(tmp_path / "model").run == run
 
 
-def test_a_model_of_a_version_that_noted_no_run_has_none(folder):
+def test_a_model_of_an_older_version_has_no_run(folder):
     edit(folder / CONFIG, lambda content: content.pop("run"))
     assert load_model(folder).run is None
 
@@ -119,7 +119,7 @@ def test_a_model_keeps_the_search_of_its_run(make_checkpoint, tmp_path):
     assert load_model(tmp_path / "model").search == search
 
 
-def test_an_older_model_folder_knows_no_search(folder):
+def test_an_older_model_folder_has_no_search(folder):
     assert "search" not in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     assert load_model(folder).search is None
 
@@ -133,7 +133,7 @@ def test_an_older_model_folder_knows_no_search(folder):
     ],
     ids=str,
 )
-def test_a_search_that_cannot_be_is_damage(folder, search, message):
+def test_impossible_search_settings_are_refused(folder, search, message):
     edit(folder / CONFIG, lambda content: content.update(search=search))
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
@@ -144,13 +144,13 @@ def test_a_model_folder_holds_three_files(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_the_config_file_tells_format_step_and_settings(folder):
+def test_the_config_file_has_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     assert (content["format"], content["step"]) == (5, 7)
     assert content["model"]["d_model"] == 16
 
 
-def test_a_built_model_computes_as_the_one_that_was_saved(make_checkpoint, tmp_path):
+def test_a_built_model_computes_what_the_saved_one_does(make_checkpoint, tmp_path):
     saved = make_checkpoint(dropout=0.5)
     model = Transformer(saved.config).eval()
     model.load_state_dict(saved.weights)
@@ -161,12 +161,12 @@ def test_a_built_model_computes_as_the_one_that_was_saved(make_checkpoint, tmp_p
     assert torch.equal(built(source, target_in), model(source, target_in))
 
 
-def test_a_trained_model_comes_back_as_it_was(trained_checkpoint, tmp_path):
+def test_a_trained_model_is_loaded_unchanged(trained_checkpoint, tmp_path):
     save_model(trained_checkpoint, tmp_path / "model")
     assert different(load_model(tmp_path / "model"), trained_checkpoint) == []
 
 
-def test_weights_that_lie_scattered_in_memory_are_saved(make_checkpoint, tmp_path):
+def test_non_contiguous_weights_are_saved(make_checkpoint, tmp_path):
     saved = make_checkpoint()
     scattered = {
         name: w.clone().t().contiguous().t()
@@ -180,7 +180,7 @@ def test_weights_that_lie_scattered_in_memory_are_saved(make_checkpoint, tmp_pat
     assert different(load_model(tmp_path / "model"), saved) == []
 
 
-def test_parents_are_made(make_checkpoint, tmp_path):
+def test_missing_parent_folders_are_created(make_checkpoint, tmp_path):
     path = tmp_path / "run" / "checkpoints" / "step-00000001"
     save_model(make_checkpoint(), path)
     assert load_model(path).step == 7
@@ -225,7 +225,7 @@ def test_a_damaged_tokenizer_is_refused(folder, damage):
 
 
 @pytest.mark.parametrize("name", [CONFIG, TOKENIZER])
-def test_a_missing_file_is_told(folder, name):
+def test_a_missing_file_is_reported(folder, name):
     (folder / name).unlink()
     with pytest.raises(
         CheckpointError, match=f"^{folder / name}: .* missing or damaged"
@@ -233,7 +233,7 @@ def test_a_missing_file_is_told(folder, name):
         load_model(folder)
 
 
-def test_missing_tensors_are_told(tmp_path):
+def test_missing_tensors_are_reported(tmp_path):
     path = tmp_path / WEIGHTS
     with pytest.raises(CheckpointError, match=f"^{path}: the weights are missing"):
         load_tensors(path)
@@ -289,7 +289,7 @@ NEWER = {
     3: ("attention_dropout", "relu_dropout"),
     4: (),
 }
-"""Settings that a folder of each older format does not have."""
+"""Settings that folders of each older format lack."""
 
 
 def as_format(number):
@@ -307,7 +307,9 @@ def as_format_1(content):
 
 
 @pytest.mark.parametrize("number", NEWER)
-def test_a_model_of_an_older_format_is_the_papers(make_checkpoint, folder, number):
+def test_a_model_of_an_older_format_has_the_default_settings(
+    make_checkpoint, folder, number
+):
     edit(folder / CONFIG, as_format(number))
     assert load_model(folder).config == make_checkpoint().config
 
@@ -336,14 +338,14 @@ def test_a_folder_of_an_older_format_with_a_newer_setting_is_refused(folder, num
 
 
 @pytest.mark.parametrize("name", ["d_ff", "norm"])
-def test_a_setting_of_the_first_format_must_be_there(folder, name):
+def test_a_missing_setting_of_the_first_format_is_refused(folder, name):
     edit(folder / CONFIG, as_format_1)
     edit(folder / CONFIG, lambda content: content["model"].pop(name))
     with pytest.raises(CheckpointError, match="`model` must hold the settings"):
         load_model(folder)
 
 
-def test_a_newer_setting_must_be_there_in_a_newer_folder(folder):
+def test_a_missing_newer_setting_is_refused_in_a_newer_folder(folder):
     edit(folder / CONFIG, lambda content: content["model"].pop("activation"))
     with pytest.raises(
         CheckpointError, match="settings activation, attention_dropout, d_ff"
@@ -359,7 +361,7 @@ def parser_of(make_checkpoint, num_symbols: int) -> Checkpoint:
     )
 
 
-def test_the_symbols_of_a_parser_come_back(make_checkpoint, tmp_path):
+def test_the_symbols_of_a_parser_are_loaded(make_checkpoint, tmp_path):
     saved = parser_of(make_checkpoint, 7)
     save_model(saved, tmp_path / "parser")
     loaded = load_model(tmp_path / "parser")
@@ -399,14 +401,14 @@ def test_damaged_symbols_are_refused(make_checkpoint, tmp_path, content):
         ("dropout", "high"),
     ],
 )
-def test_settings_no_model_can_have_are_refused(folder, name, value):
+def test_impossible_model_settings_are_refused(folder, name, value):
     edit(folder / CONFIG, lambda content: content["model"].update({name: value}))
     with pytest.raises(CheckpointError, match=str(folder / CONFIG)):
         load_model(folder)
 
 
 @pytest.mark.parametrize("value", ["seven", None, []])
-def test_a_step_that_is_no_number_is_refused(folder, value):
+def test_a_step_that_is_not_a_number_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(step=value))
     with pytest.raises(CheckpointError, match=str(folder / CONFIG)):
         load_model(folder)
@@ -442,7 +444,7 @@ def test_weights_that_do_not_fit_the_settings_are_refused(folder, change):
 
 
 class Trap:
-    """What would be run if it were unpickled."""
+    """Object whose unpickling would run code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -472,7 +474,7 @@ def test_a_pickle_is_not_opened(folder, tmp_path):
     ],
     ids=str,
 )
-def test_a_run_gives_its_averaged_else_best_else_newest_model(
+def test_the_model_of_a_run_is_its_averaged_best_or_newest_one(
     tmp_path, there, expected
 ):
     run = tmp_path / "run"
@@ -482,7 +484,7 @@ def test_a_run_gives_its_averaged_else_best_else_newest_model(
     assert find_model(run).name == expected
 
 
-def test_a_checkpoint_without_weights_is_passed_over(tmp_path):
+def test_a_checkpoint_without_weights_is_skipped(tmp_path):
     whole, cut = (tmp_path / "checkpoints" / f"step-0000000{n}" for n in (1, 2))
     whole.mkdir(parents=True)
     cut.mkdir()
@@ -497,7 +499,7 @@ def test_the_model_of_a_run_is_loaded(make_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_folder_without_a_model_is_told(tmp_path, is_there):
+def test_a_folder_without_a_model_is_reported(tmp_path, is_there):
     path = tmp_path / "run"
     if is_there:
         (path / "checkpoints" / "step-00000001").mkdir(parents=True)
@@ -528,9 +530,7 @@ def test_a_run_without_checkpoints_has_none(tmp_path):
     ],
     ids=["older", "as old", "damaged", "no step", "none"],
 )
-def test_where_a_run_was_stopped_stands_among_its_checkpoints(
-    tmp_path, config, expected
-):
+def test_the_stopped_state_is_sorted_among_the_checkpoints(tmp_path, config, expected):
     for name in ("checkpoints/step-00000010", "checkpoints/step-00000020", "stopped"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "stopped" / CONFIG).write_text(config)
@@ -544,9 +544,7 @@ def test_where_a_run_was_stopped_stands_among_its_checkpoints(
         ("I/O error: Input/output error (os error 5)", errno.EIO),
     ],
 )
-def test_tensors_that_cannot_be_written_are_an_error_of_the_system(
-    tmp_path, monkeypatch, text, number
-):
+def test_a_failed_write_of_tensors_is_an_os_error(tmp_path, monkeypatch, text, number):
     def refuse(*_: object) -> None:
         raise SafetensorError(text)
 
@@ -556,7 +554,7 @@ def test_tensors_that_cannot_be_written_are_an_error_of_the_system(
     assert caught.value.errno == number
 
 
-def test_a_full_disk_ends_with_one_sentence(make_checkpoint, folder, monkeypatch):
+def test_a_full_disk_is_reported_in_one_sentence(make_checkpoint, folder, monkeypatch):
     def refuse(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
@@ -567,13 +565,13 @@ def test_a_full_disk_ends_with_one_sentence(make_checkpoint, folder, monkeypatch
     assert contents(folder) == before
 
 
-def test_tensors_to_a_folder_that_is_not_there_are_an_error_of_the_system(tmp_path):
+def test_writing_tensors_to_a_missing_folder_is_an_os_error(tmp_path):
     with pytest.raises(OSError, match=r"."):
         save_tensors({"x": torch.zeros(1)}, tmp_path / "absent" / WEIGHTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
-def test_tensors_read_are_the_tensors_saved(tmp_path, dtype):
+def test_loaded_tensors_equal_the_saved_ones(tmp_path, dtype):
     tensors = {"x": torch.arange(6).view(2, 3).to(dtype), "empty": torch.empty(0)}
     save_tensors(tensors, tmp_path / WEIGHTS)
     torch.testing.assert_close(
@@ -587,7 +585,7 @@ def test_a_json_object_is_read(tmp_path):
 
 
 def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_path):
-    """It would take most of the time that little work takes."""
+    """Loading the compiler would take most of the time of a short run."""
     save_model(trained_checkpoint, tmp_path / "model")
     program = (
         "import sys, transduce\n"
@@ -597,13 +595,13 @@ def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_pat
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_building_a_model_draws_nothing(trained_checkpoint):
+def test_building_a_model_draws_no_random_numbers(trained_checkpoint):
     before = torch.get_rng_state()
     trained_checkpoint.build()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_weights_stay_when_their_file_does_not(trained_checkpoint, tmp_path):
+def test_loaded_weights_do_not_depend_on_their_file(trained_checkpoint, tmp_path):
     save_model(trained_checkpoint, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     with (tmp_path / "model" / "model.safetensors").open("r+b") as file:

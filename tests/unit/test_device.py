@@ -1,4 +1,4 @@
-"""Where to compute: what is asked for, what there is, what is faster."""
+"""The choice of device and precision, and memory figures."""
 
 import resource
 import sys
@@ -42,25 +42,25 @@ def test_an_unknown_device_is_refused(device):
 
 
 @pytest.mark.usefixtures("without_cuda")
-def test_a_device_that_is_not_there_is_refused():
+def test_a_missing_device_is_refused():
     with pytest.raises(RequestError, match="has no CUDA; use --device cpu"):
         choose_hardware("cuda")
 
 
 @pytest.mark.usefixtures("without_cuda")
-def test_auto_is_the_cpu_where_there_is_nothing_else():
+def test_auto_is_the_cpu_without_cuda():
     assert choose_hardware("auto", "fp32") == Hardware(device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_auto_is_cuda_where_there_is_one():
+def test_auto_is_cuda_if_available():
     assert choose_hardware("auto", "bf16") == Hardware(
         device=CUDA, dtype=torch.bfloat16
     )
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_the_cpu_may_be_asked_for_although_there_is_cuda():
+def test_the_cpu_may_be_chosen_despite_cuda():
     assert choose_hardware("cpu", "fp32").device == CPU
 
 
@@ -72,9 +72,7 @@ def test_the_cpu_may_be_asked_for_although_there_is_cuda():
         (False, False, torch.float32),
     ],
 )
-def test_a_cpu_computes_in_bf16_if_it_has_the_instructions(
-    monkeypatch, amx, avx512, dtype
-):
+def test_a_cpu_with_bf16_instructions_computes_in_bf16(monkeypatch, amx, avx512, dtype):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     assert choose_hardware("cpu").dtype == dtype
@@ -83,7 +81,7 @@ def test_a_cpu_computes_in_bf16_if_it_has_the_instructions(
 @pytest.mark.parametrize(
     ("amx", "dtype"), [(True, torch.bfloat16), (False, torch.float32)]
 )
-def test_a_narrow_model_computes_in_bf16_only_in_matrix_units(monkeypatch, amx, dtype):
+def test_a_narrow_model_computes_in_bf16_only_with_amx(monkeypatch, amx, dtype):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     assert choose_hardware("cpu", width=64).dtype == dtype
@@ -105,7 +103,7 @@ def test_cuda_computes_in_bf16_if_it_is_not_emulated(monkeypatch, is_supported, 
 @pytest.mark.parametrize(
     ("dtype", "text"), [(torch.float32, "cpu (fp32)"), (torch.bfloat16, "cpu (bf16)")]
 )
-def test_hardware_is_told_in_words(dtype, text):
+def test_hardware_is_described_in_words(dtype, text):
     assert str(Hardware(device=CPU, dtype=dtype)) == text
 
 
@@ -125,33 +123,33 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
         choose_hardware("cuda", number=2)
 
 
-def test_the_peak_is_at_least_what_is_held():
+def test_the_peak_memory_includes_allocated_tensors():
     held = torch.ones(2**24)  # 64 MiB
     assert peak_memory(CPU) >= held.nbytes
     assert held.sum() == 2**24
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit):
+def test_the_peak_memory_outside_linux_is_from_getrusage(monkeypatch, platform, unit):
     monkeypatch.setattr(Path, "is_file", lambda _: False)
     monkeypatch.setattr(sys, "platform", platform)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
 
 
-def test_what_a_gpu_has_not_free_is_used(monkeypatch):
+def test_used_memory_of_a_gpu_is_total_minus_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 100))
     assert used_memory(CUDA) == 70
     assert used_memory(CPU) == 0
 
 
-def test_on_a_gpu_its_own_memory_counts(monkeypatch):
+def test_the_peak_memory_of_a_gpu_is_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
     assert peak_memory(CUDA) == 123
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets")
-def test_a_peak_can_be_forgotten():
+def test_the_peak_memory_can_be_reset():
     held = torch.ones(2**26)  # 256 MiB
     before = peak_memory(CPU)
     assert held.sum() == 2**26

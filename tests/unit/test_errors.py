@@ -35,9 +35,7 @@ def test_a_noun_may_have_another_plural() -> None:
         (5_127.9 * 3_600, "31 weeks"),
     ],
 )
-def test_a_duration_is_written_as_exactly_as_it_is_known(
-    seconds: float, expected: str
-) -> None:
+def test_a_duration_has_a_suitable_precision(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
 
 
@@ -59,7 +57,7 @@ def test_a_missing_package_names_its_extra() -> None:
 @pytest.mark.parametrize(
     ("length", "shown"), [(80, "x" * 80), (81, "x" * 79 + "…")], ids=str
 )
-def test_a_text_is_shortened_where_it_is_too_long_for_a_line(
+def test_a_text_that_is_too_long_for_a_line_is_shortened(
     length: int, shown: str
 ) -> None:
     assert shortened("x" * length) == f"'{shown}'"

@@ -1,11 +1,11 @@
-"""A missing package is told with the extra that installs it; other errors stay."""
+"""A missing package is reported with the extra that installs it."""
 
 import pytest
 
 from transduce.errors import RequestError, missing_in, packages_for
 
 
-def test_a_missing_package_is_told_with_its_extra() -> None:
+def test_a_missing_package_is_reported_with_its_extra() -> None:
     with (
         pytest.raises(RequestError, match=r"Flight needs the package `wings`.*\.\[air"),
         packages_for("Flight", "air"),
@@ -21,13 +21,13 @@ def test_a_missing_package_is_told_with_its_extra() -> None:
         ValueError("no"),
     ],
 )
-def test_other_errors_stay(error: Exception) -> None:
+def test_other_errors_are_passed_on(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, packages_for("Flight"):
         raise error
     assert raised.value is error
 
 
-def test_what_caused_an_error_counts() -> None:
+def test_the_cause_of_an_error_names_the_missing_package() -> None:
     outer = ImportError("Cannot import module")
     outer.__cause__ = ModuleNotFoundError("No module named 'wings'", name="wings")
     assert missing_in(outer) == "wings"

@@ -1,4 +1,4 @@
-"""Folders are whole or not there, whatever goes wrong on the way."""
+"""Folders are written whole or not at all, whatever fails."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """One that has been written."""
+    """Folder that has been written."""
 
     with atomic_directory(tmp_path / "model") as new:
         (new / CONFIG).write_text("{}", encoding="utf-8")
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def write_half(folder: Path, error: BaseException) -> None:
-    """Write a part of a folder, then fail."""
+    """Write part of a folder, then fail."""
     with atomic_directory(folder) as new:
         (new / CONFIG).write_text("half", encoding="utf-8")
         raise error
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, reme
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_path):
+def test_a_new_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(CheckpointError, match="free some space"):
         write_half(tmp_path / "model", error)
@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_pa
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("slip")], ids=repr)
-def test_any_other_failure_passes_through_and_leaves_the_old_folder(folder, error):
+def test_other_errors_are_passed_on_and_leave_the_old_folder(folder, error):
     before = contents(folder)
     with pytest.raises(type(error)):
         write_half(folder, error)
@@ -102,7 +102,7 @@ def test_a_folder_is_written_by_one_process_at_a_time(folder):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
-def test_a_disk_that_knows_of_no_claims_is_written_to(folder, monkeypatch):
+def test_a_disk_without_file_locks_is_written_to(folder, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -112,7 +112,7 @@ def test_a_disk_that_knows_of_no_claims_is_written_to(folder, monkeypatch):
     assert set(contents(folder)) == {CONFIG}
 
 
-def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
+def test_leftovers_of_a_crash_are_removed(folder, tmp_path):
     (outside := tmp_path / "outside").mkdir()
     (outside / "kept").touch()
     for name in (".model.transduce-new", ".model.transduce-old"):
@@ -126,7 +126,7 @@ def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
     assert (outside / "kept").exists()
 
 
-def test_what_a_crash_cut_short_is_undone_or_completed(tmp_path):
+def test_a_replacement_cut_short_by_a_crash_is_undone_or_completed(tmp_path):
     for name in ("there", ".mine", ".there.transduce-old", ".away.transduce-old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / CONFIG).write_text(name)
@@ -148,7 +148,7 @@ def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
     assert list(folder.parent.iterdir()) == []
 
 
-def test_a_parent_that_is_a_file_is_told(tmp_path):
+def test_a_parent_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "run").touch()
     with (
         pytest.raises(CheckpointError, match="cannot be saved .*directory"),
@@ -167,9 +167,7 @@ def test_subfolders_are_kept(tmp_path):
 @pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="the system does not tell open files"
 )
-def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
-    tmp_path, monkeypatch
-):
+def test_files_and_folder_are_synced_before_the_replacement(tmp_path, monkeypatch):
     events: list[str] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -195,7 +193,7 @@ def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
 
 @pytest.fixture
 def umask():
-    """Sets the umask; it is as before when the test ends."""
+    """Set the umask, and restore it after the test."""
     before = os.umask(0)
     os.umask(before)
     yield os.umask
@@ -232,7 +230,7 @@ def test_a_file_shared_with_another_folder_keeps_its_permissions(tmp_path):
     assert stat.S_IMODE(shared.stat().st_mode) == 0o640
 
 
-def test_a_hidden_error_of_the_system_is_reported(folder):
+def test_a_system_error_within_another_error_is_reported(folder):
     """Libraries in Rust put the system's error into their own message."""
     error = ValueError('Io(Os { code: 28 }): "No space left on device (os error 28)"')
     with pytest.raises(CheckpointError, match="No space left on device.*free some"):

@@ -1,4 +1,4 @@
-"""Paths that are not models of this package are named, with the next step."""
+"""Paths that are not models of this package are described, with the next step."""
 
 import json
 import os
@@ -124,7 +124,7 @@ def refusal(path: str) -> str:
 
 
 @pytest.mark.parametrize(("files", "expected"), FOLDERS.values(), ids=list(FOLDERS))
-def test_a_folder_of_something_else_is_named(
+def test_a_folder_of_another_kind_is_described(
     files: dict[str, str], expected: str
 ) -> None:
     folder = Path("a folder")
@@ -138,7 +138,7 @@ def test_a_folder_of_something_else_is_named(
 @pytest.mark.parametrize(
     ("name", "content", "expected"), FILES.values(), ids=list(FILES)
 )
-def test_a_file_is_named(name: str, content: bytes, expected: str) -> None:
+def test_a_file_is_described(name: str, content: bytes, expected: str) -> None:
     Path(name).write_bytes(content)
     assert expected in refusal(name)
 
@@ -168,7 +168,7 @@ def test_a_missing_path_is_described(path: str, expected: str) -> None:
     assert refusal(path).startswith(expected)
 
 
-def test_a_folder_of_the_cache_names_what_is_in_it() -> None:
+def test_a_folder_of_hugging_faces_cache_leads_to_its_snapshot() -> None:
     folder = Path("models--Helsinki-NLP--opus-mt-en-de")
     (folder / "snapshots" / "0a1b").mkdir(parents=True)
     assert refusal(str(folder)) == (
@@ -192,7 +192,7 @@ def test_a_pointer_of_git_lfs_is_described(tmp_path: Path) -> None:
         StoredWeights(path)
 
 
-def test_hostile_settings_are_read_without_harm() -> None:
+def test_malicious_settings_are_read_without_harm() -> None:
     folder = Path("folder")
     folder.mkdir()
     for content in ("[" * 100_000, "[1, 2]", "\0", '{"model_type": 7}'):
@@ -213,7 +213,7 @@ def test_hostile_settings_are_read_without_harm() -> None:
         ({"model.safetensors": ""}, "holds no config.json beside its model.safet"),
     ],
 )
-def test_a_folder_that_cannot_be_imported_is_named(
+def test_a_folder_that_cannot_be_imported_is_described(
     files: dict[str, str], expected: str
 ) -> None:
     Path("folder").mkdir()

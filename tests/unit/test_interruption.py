@@ -16,7 +16,7 @@ TERMINATIONS = [signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def received():
-    """The signals that reach whoever listened before."""
+    """Signals that reach the previous handlers."""
     seen: list[int] = []
     previous = {
         number: signal.signal(number, lambda number, _: seen.append(number))
@@ -28,7 +28,7 @@ def received():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_a_request(received, number):
+def test_the_first_signal_is_a_request_to_stop(received, number):
     with stop_on_signal() as should_stop:
         assert not should_stop()
         signal.raise_signal(number)
@@ -37,7 +37,7 @@ def test_the_first_signal_is_a_request(received, number):
 
 
 @pytest.mark.parametrize("first", SIGNALS)
-def test_a_second_ctrl_c_acts_as_ever(received, first):
+def test_a_second_ctrl_c_interrupts(received, first):
     with stop_on_signal() as should_stop:
         signal.raise_signal(first)
         signal.raise_signal(signal.SIGINT)
@@ -56,7 +56,7 @@ def test_a_second_sigterm_is_harmless(received, first, second):
 
 
 @pytest.mark.parametrize("context", [stop_on_signal, unwound_on_termination])
-def test_a_process_that_ignores_sighup_goes_on_ignoring_it(context):
+def test_a_process_that_ignores_sighup_continues_to_ignore_it(context):
     """SIGHUP stays ignored if it was before, as under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with context() as should_stop:
@@ -66,7 +66,7 @@ def test_a_process_that_ignores_sighup_goes_on_ignoring_it(context):
 
 
 @pytest.mark.parametrize("number", TERMINATIONS)
-def test_a_termination_undoes_unfinished_work(received, number):
+def test_a_termination_runs_clean_up_code(received, number):
     undone = []
 
     def work() -> None:
@@ -102,10 +102,10 @@ def test_a_process_ends_with_a_parent_that_is_killed():
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert parent.stdout.readline() == "\n"  # it watches
-        os.kill(child, 0)  # it is there
+        assert parent.stdout.readline() == "\n"  # it watches its parent
+        os.kill(child, 0)  # it runs
         parent.kill()
-        assert parent.stdout.read() == ""  # until the child has closed it, too
+        assert parent.stdout.read() == ""  # until the child has closed it as well
 
 
 def test_a_process_ends_if_its_parent_has_ended_before_the_watch():
@@ -116,21 +116,21 @@ def test_a_process_ends_if_its_parent_has_ended_before_the_watch():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_afterwards_signals_act_as_ever(received, number):
+def test_handlers_are_restored_afterwards(received, number):
     with stop_on_signal():
         pass
     signal.raise_signal(number)
     assert received == [number]
 
 
-def test_after_a_failure_signals_act_as_ever(received):
+def test_handlers_are_restored_after_an_error(received):
     with pytest.raises(ValueError, match="slip"), stop_on_signal():
         raise ValueError("slip")
     signal.raise_signal(signal.SIGINT)
     assert received == [signal.SIGINT]
 
 
-def test_outside_the_main_thread_nothing_is_caught(received):
+def test_no_signal_is_caught_outside_the_main_thread(received):
     answers: list[bool] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What the machine has, as its system tells."""
+"""Figures of the machine, read from its operating system."""
 
 import ctypes
 import math
@@ -26,7 +26,7 @@ from transduce.machine import (
 
 @pytest.fixture
 def linux(tmp_path, monkeypatch):
-    """Files in the place of the system's, in which it tells of memory."""
+    """Replace the system's files about memory by given ones."""
     monkeypatch.setattr("transduce.machine.PROC", tmp_path)
     monkeypatch.setattr("transduce.machine.CONTROL_GROUPS", tmp_path / "groups")
 
@@ -41,7 +41,7 @@ def linux(tmp_path, monkeypatch):
 
 
 class Library:
-    """What glibc's malloc is asked for."""
+    """Stand-in for glibc that records the options of malloc."""
 
     def __init__(self, _name: None) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -52,7 +52,7 @@ class Library:
 
 
 @pytest.mark.parametrize(("library", "num_calls"), [("glibc", 3), ("musl", 0), ("", 0)])
-def test_only_glibc_is_asked_to_keep_freed_memory(monkeypatch, library, num_calls):
+def test_only_glibc_is_set_to_keep_freed_memory(monkeypatch, library, num_calls):
     libc = Library(None)
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, "2.36"))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
@@ -61,7 +61,7 @@ def test_only_glibc_is_asked_to_keep_freed_memory(monkeypatch, library, num_call
     assert all(0 < value < 2**31 for _, value in libc.calls)
 
 
-def test_the_memory_of_children_is_what_only_they_have():
+def test_memory_shared_with_children_does_not_count():
     before = memory_of_children()
     code = f"held = bytearray({50 * 2**20}); print(flush=True); input()"
     with subprocess.Popen(
@@ -86,7 +86,7 @@ def test_the_memory_of_children_is_what_only_they_have():
         ("9:cpu,memory:/job/step", "memory/{}/memory.limit_in_bytes"),
     ],
 )
-def test_a_container_or_job_has_less_memory_than_its_machine(
+def test_a_control_group_limits_the_memory_of_the_machine(
     linux, limit, expected, place, line, file
 ):
     hardware = choose_hardware("cpu")
@@ -109,7 +109,7 @@ def test_a_container_or_job_has_less_memory_than_its_machine(
         ),
     ],
 )
-def test_memory_is_free_if_neither_the_machine_nor_a_group_has_run_out(
+def test_free_memory_is_the_least_of_machine_and_groups(
     linux, line, limit, usage, cache
 ):
     linux({"meminfo": "MemTotal: 900 kB\nMemAvailable: 400 kB\n"})
@@ -129,18 +129,18 @@ def test_memory_is_free_if_neither_the_machine_nor_a_group_has_run_out(
     assert free_memory(1) == 0
 
 
-def test_a_group_that_does_not_tell_of_its_cache_has_none(linux):
+def test_a_group_without_a_cache_figure_counts_no_cache(linux):
     linux({"meminfo": "MemAvailable: 400 kB\n", "self/cgroup": "0::/\n"})
     linux({"groups/memory.max": "300000", "groups/memory.current": "120000\n"})
     assert free_memory(1) == 180_000
 
 
-def test_where_the_system_does_not_tell_memory_has_no_end(tmp_path, monkeypatch):
+def test_free_memory_is_infinite_if_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.machine.PROC", tmp_path)
     assert free_memory(1) == math.inf
 
 
-def test_what_a_processor_can_do_is_read(linux):
+def test_the_features_of_a_processor_are_read(linux):
     assert processor_flags() == frozenset()
     linux({"cpuinfo": "processor\t: 0\nBogoMIPS\t: 50.00\n"})
     assert processor_flags() == frozenset()
@@ -174,7 +174,7 @@ def test_threads_of_one_core_count_once(tmp_path, monkeypatch, siblings, expecte
         (None, True),
     ],
 )
-def test_a_build_of_pytorch_without_gpus_is_known(
+def test_a_build_of_pytorch_without_gpus_is_recognised(
     tmp_path, monkeypatch, version, expected
 ):
     monkeypatch.setattr("transduce.machine.torch_folder", lambda: tmp_path)
@@ -183,12 +183,12 @@ def test_a_build_of_pytorch_without_gpus_is_known(
     assert may_have_gpu() == expected
 
 
-def test_this_build_of_pytorch_is_known():
+def test_this_build_of_pytorch_is_recognised():
     assert may_have_gpu() == (torch.version.cuda is not None)
 
 
 def test_time_without_a_core_is_measured(monkeypatch, tmp_path):
-    """The first number of a thread is what it ran, the second what it waited."""
+    """Statistics of a thread are its running time and its waiting time."""
     monkeypatch.setattr(machine, "PROC", tmp_path)
     threads = [tmp_path / "self" / "task" / name for name in "12"]
 
@@ -206,7 +206,7 @@ def test_time_without_a_core_is_measured(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("load", "share"), [(1.0, 0.0), (2.0, 0.0), (8.0, 0.75)])
-def test_the_load_average_serves_without_statistics_of_threads(
+def test_the_load_average_is_used_without_thread_statistics(
     monkeypatch, tmp_path, load, share
 ):
     monkeypatch.setattr(machine, "PROC", tmp_path)
@@ -219,8 +219,8 @@ def test_the_load_average_serves_without_statistics_of_threads(
 @pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux tells of its threads"
 )
-def test_other_programs_make_this_one_wait():
-    """They are kept on one core together."""
+def test_programs_on_the_same_core_wait_for_each_other():
+    """Several programs share one core."""
     core = {min(os.sched_getaffinity(0))}
     before = os.sched_getaffinity(0)
     busy = [sys.executable, "-c", "while True: pass"]

@@ -1,4 +1,4 @@
-"""Weights stay in their file until they are asked for, and are then what they were."""
+"""Weights are read from their file when needed, and equal the saved ones."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,9 @@ def folder(trained_checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_all_is_as_it_was_saved(folder: Path, trained_checkpoint: Checkpoint) -> None:
+def test_an_opened_model_equals_the_saved_one(
+    folder: Path, trained_checkpoint: Checkpoint
+) -> None:
     opened, saved = open_model(folder), trained_checkpoint
     assert (opened.config, opened.step) == (saved.config, saved.step)
     assert opened.tokenizer == saved.tokenizer
@@ -28,7 +30,7 @@ def test_all_is_as_it_was_saved(folder: Path, trained_checkpoint: Checkpoint) ->
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_file_that_is_replaced_or_removed_is_read_on(
+def test_a_replaced_or_removed_file_can_still_be_read(
     folder: Path, trained_checkpoint: Checkpoint, change: str
 ) -> None:
     opened = open_model(folder)

@@ -1,4 +1,4 @@
-"""A model's own search, and what overrides it."""
+"""Settings of a call override a model's own search."""
 
 import warnings
 from dataclasses import replace
@@ -46,7 +46,9 @@ def test_a_setting_overrides_the_models_own_and_leaves_the_others(
 
 
 @pytest.mark.parametrize("settings", [{}, {"beam_size": 3}, {"beam_size": 8}])
-def test_a_models_own_number_of_best_is_not_used(settings: dict[str, Any]) -> None:
+def test_a_models_own_num_best_is_ignored_with_a_message(
+    settings: dict[str, Any],
+) -> None:
     config, [message] = OWN.changed(settings)
     assert config == replace(OWN, num_best=1, **settings)
     assert message == (
@@ -95,7 +97,7 @@ def test_settings_that_lose_their_meaning_are_dropped_with_a_warning(
     assert len(warned) == len(names)
 
 
-def test_settings_without_a_meaning_are_dropped_silently() -> None:
+def test_meaningless_default_settings_are_dropped_silently() -> None:
     own = SearchConfig(beam_size=1, patience=1.0)
     assert own.changed({}) == (SearchConfig(beam_size=1), ())
 

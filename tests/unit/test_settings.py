@@ -147,13 +147,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_settings_survive_being_written_down(name: str) -> None:
+def test_written_settings_are_read_back(name: str) -> None:
     written: dict[str, Any] = asdict(PRESETS[name])
     assert apply_mapping(RunConfig(), written, where="") == PRESETS[name]
 
 
 def numbers(config: Any, prefix: str = "") -> Iterator[str]:
-    """The settings that hold a number, by their full names."""
+    """Numeric settings by their full names."""
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):
@@ -162,7 +162,7 @@ def numbers(config: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-# How search is bounded is its own tests' matter.
+# The bounds of search have tests of their own.
 NUMBERS = [each for each in numbers(BASE) if not each.startswith("search.")]
 
 
@@ -170,7 +170,7 @@ NUMBERS = [each for each in numbers(BASE) if not each.startswith("search.")]
 @pytest.mark.parametrize(
     "number", ["-1", "9_223_372_036_854_775_808", "1" + 400 * "0", "0x" + 9_000 * "f"]
 )
-def test_a_number_beyond_all_bounds_is_refused(key: str, number: str) -> None:
+def test_a_number_outside_its_bounds_is_refused(key: str, number: str) -> None:
     with pytest.raises(ConfigError, match=f"`{key}` must be ") as refused:
         apply_assignments(BASE, [f"{key}={number}"])
     assert len(str(refused.value)) < 300
@@ -197,7 +197,7 @@ def test_a_long_value_is_shown_truncated(value: str) -> None:
         ("a = " + "9" * 10_000, "must be TOML"),
     ],
 )
-def test_a_file_of_settings_beyond_all_bounds_is_refused(
+def test_a_file_with_a_number_outside_its_bounds_is_refused(
     tmp_path: Path, text: str, said: str
 ) -> None:
     (tmp_path / "my.toml").write_text(text, encoding="utf-8")

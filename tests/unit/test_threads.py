@@ -1,4 +1,4 @@
-"""There are as many threads without PyTorch as with it."""
+"""The number of threads is the same without PyTorch as with it."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def told_by(program: str, **variables: str) -> str:
     ],
     ids=str,
 )
-def test_there_are_as_many_as_pytorch_has(variables: dict[str, str]) -> None:
+def test_the_default_number_of_threads_is_pytorchs(variables: dict[str, str]) -> None:
     without = told_by(
         "import sys\n"
         "from transduce.machine import num_threads\n"
@@ -51,7 +51,7 @@ def test_there_are_as_many_as_pytorch_has(variables: dict[str, str]) -> None:
     assert without == pytorch
 
 
-def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) -> None:
+def test_a_partly_loaded_pytorch_is_not_queried(monkeypatch) -> None:
     before = num_threads()
     loading = ModuleType("torch")
     loading.__spec__ = torch.__spec__
@@ -63,7 +63,7 @@ def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) 
     assert num_threads() == before == 1
 
 
-def test_so_many_are_used_as_are_asked_for() -> None:
+def test_a_chosen_number_of_threads_is_used() -> None:
     program = (
         "from transduce.machine import num_threads, use_threads\n"
         "use_threads(1)\n"
@@ -82,7 +82,7 @@ def test_so_many_are_used_as_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (3, 2)])
-def test_a_core_is_left_if_there_is_another(monkeypatch, before, after):
+def test_one_core_is_left_free_if_there_are_several(monkeypatch, before, after):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(before)
     try:
@@ -92,7 +92,7 @@ def test_a_core_is_left_if_there_is_another(monkeypatch, before, after):
         torch.set_num_threads(1)
 
 
-def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
+def test_a_chosen_number_of_threads_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)
     try:

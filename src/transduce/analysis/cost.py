@@ -1,6 +1,6 @@
 """Cost of layers (section 4, Table 1) and of training (Table 2), as the paper has it.
 
-These are the paper's formulas and estimates; `model.cost` counts the FLOPs of a model.
+These are the paper's formulas and estimates; `model.sizes` counts the FLOPs of a model.
 """
 
 from dataclasses import dataclass

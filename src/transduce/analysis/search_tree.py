@@ -19,7 +19,7 @@ from transduce.decoding.search import (
     Hypothesis,
     run_search,
 )
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
@@ -119,7 +119,7 @@ def record_search(
         assert isinstance(decoder, CoverageDecoder)
         coverage = decoder.coverage
     else:
-        decoder = IncrementalDecoder(model.stepper, memory)
+        decoder = TorchDecoder(model.stepper, memory)
     limit = config.limit(source.size(1))
     search = _RecordedSearch(limit, config, excluded, coverage)
     (hypotheses,) = run_search(decoder, search, BOS)

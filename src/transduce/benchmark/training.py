@@ -33,7 +33,7 @@ from transduce.benchmark.training_systems import (
 )
 from transduce.device import Hardware
 from transduce.experiments.presets import RunConfig
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 from transduce.settings import require_between
 
 WARM_UP_ROUNDS = 2

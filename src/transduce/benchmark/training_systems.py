@@ -23,12 +23,12 @@ from transduce.errors import missing_package
 from transduce.experiments.presets import RunConfig
 from transduce.machine import keep_freed_memory
 from transduce.model.config import ModelConfig
-from transduce.model.cost import update_flops
 from transduce.model.embedding import sinusoids
+from transduce.model.sizes import update_flops
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import EOS, PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.optimizer import scheduled_rate
+from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import StepReport, Trainer
 
 MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100
@@ -348,7 +348,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
     if task.hardware.device.type == "cuda":  # as in all but short trainings
-        reason = trainer.fuse_layers()
+        reason = trainer.compile_layers()
         if reason is not None:
             warnings.warn(
                 f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",

@@ -1,7 +1,6 @@
-"""Processes of a run on this machine: started and ended together, and resumed."""
+"""Processes of a run on this machine: started, and ended together."""
 
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -11,13 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
-from transduce.experiments.run_folder import RECORD
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
 from transduce.settings import require_between
@@ -25,7 +22,7 @@ from transduce.training.distributed import (
     LOST,
     Processes,
     ProcessLostError,
-    is_joined,
+    is_distributed,
     local_rank,
 )
 from transduce.training.trainer import TrainingStoppedError
@@ -85,7 +82,7 @@ def end_with_launcher() -> None:
 
     Otherwise it would continue, and the run could not be resumed.
     """
-    if not is_joined():
+    if not is_distributed():
         return
     if launcher := os.environ.get(LAUNCHER):
         end_with_parent(int(launcher))
@@ -203,26 +200,3 @@ def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
         cause.errors.seek(0)
         os.write(2, cause.errors.read())
     return cause.process.returncode
-
-
-@contextmanager
-def telling_how_to_go_on(
-    out: Path, device: str = "auto", devices: int = 1
-) -> Iterator[None]:
-    """Add the command that resumes a run to the error that interrupted it."""
-    command = ["transduce", "train", "--out", str(out), "--resume"]
-    if device != "auto":
-        command += ["--device", device]
-    if devices != 1:
-        command += ["--devices", str(devices)]
-    how = f"Go on with: {shlex.join(command)}"
-    try:
-        yield
-    except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
-        raise type(error)(f"{error} {how}") from None
-    except KeyboardInterrupt:
-        if not (out / RECORD).is_file():
-            raise  # before the run existed
-        raise TrainingStoppedError(
-            f"Interrupted; the last checkpoint is kept. {how}"
-        ) from None

@@ -12,7 +12,7 @@ from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.settings import changed_settings
 from transduce.cli.terminal import table_console
 from transduce.experiments.presets import BASE, FOR_BOTH, PRESETS, TABLE_3, RunConfig
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 
 TRANSLATION = {
     "base": "The paper's base model: millions of pairs",

@@ -8,14 +8,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.display import TensorBoardLog, TrainingDisplay
-from transduce.cli.files import Files, Force
-from transduce.cli.launching import (
-    end_with_launcher,
-    one_voice,
-    run_processes,
-    telling_how_to_go_on,
-)
+from transduce.cli.display import TrainingDisplay
+from transduce.cli.files import Files
+from transduce.cli.launching import end_with_launcher, one_voice, run_processes
 from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
@@ -24,6 +19,9 @@ from transduce.cli.options import (
     run_files,
     text_files,
 )
+from transduce.cli.output import Force
+from transduce.cli.resuming import telling_how_to_go_on
+from transduce.cli.tensorboard import TensorBoardLog
 from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
@@ -40,7 +38,7 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.machine import Precision
-from transduce.training.distributed import is_joined, joined, local_rank
+from transduce.training.distributed import is_distributed, local_rank, process_group
 
 
 def train(
@@ -129,7 +127,7 @@ def train(
         _require_overwritable(
             out, resume=resume, is_chosen=preset is not None or however_long
         )
-    if devices != 1 and not is_joined():
+    if devices != 1 and not is_distributed():
         given = locals()
         with telling_how_to_go_on(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
@@ -154,7 +152,7 @@ def train(
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
         telling_how_to_go_on(out, device, devices),
-        joined(hardware.device) as processes,
+        process_group(hardware.device) as processes,
         TrainingDisplay() as display,
         one_voice(processes, devices),
     ):

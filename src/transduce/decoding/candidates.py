@@ -1,6 +1,6 @@
 """From logits to tokens: the likeliest continuations, probabilities, and draws.
 
-Arrays are computed by the native library or numpy, tensors by `torch_logits`. All sums
+Arrays are computed by the native library or numpy, tensors by `torch_model`. All sums
 run in the order of the vocabulary, or of falling probability, so that equal logits
 always give equal results.
 """
@@ -57,7 +57,7 @@ def find_candidates(
             numbers, log_probabilities, count, never, forced, diversity
         )
     # Imported late: PyTorch takes a second to load, and the native library needs none.
-    from transduce.decoding.torch_logits import find_by_torch
+    from transduce.decoding.torch_model import find_by_torch
 
     return find_by_torch(logits, log_probabilities, count, never, forced, diversity)
 

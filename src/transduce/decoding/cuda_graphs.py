@@ -1,7 +1,7 @@
-"""CUDA graphs: work that a GPU records once and replays by one call.
+"""CUDA graphs: a decoding step that a GPU records once and replays with one call.
 
-A decoding step has some 25 operators a layer. Launching each of them takes the
-processor longer than the GPU needs to run it.
+A decoding step launches about 25 kernels a layer, and launching them takes the CPU
+longer than the GPU needs to run them.
 """
 
 import gc
@@ -18,19 +18,18 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from transduce.decoding.cache import DecodingState
-from transduce.decoding.fused_step import FusedStep
-from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
 Run = Callable[[], Tensor]
 one_record = Lock()
-"""PyTorch records one graph at a time in a process."""
+"""Lock: PyTorch records only one graph at a time in a process."""
 
 
 class CudaGraphs:
-    """Graphs of one model on its GPU, which share their memory."""
+    """Recorder of graphs of one model on its GPU; the graphs share their memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -117,9 +116,9 @@ class Recorder(Protocol):
 
 
 class StaticStep:
-    """A step of a state that is run once, then recorded, then replayed.
+    """A decoding step at fixed addresses: first run, then recorded, then replayed.
 
-    It is valid until keys and values move or groups change their size.
+    It is valid until the keys and values move or the size of groups changes.
     """
 
     def __init__(
@@ -132,27 +131,27 @@ class StaticStep:
         sentences, group, _ = x.shape
         self._recorder = recorder
         self._x = torch.empty_like(x)
-        self._newest = torch.zeros(group, dtype=torch.int64, device=x.device)
-        # Unused slots belong to no hypothesis.
+        self._slots = torch.zeros(group, dtype=torch.int64, device=x.device)
+        # All slots are masked at first, as they belong to no hypothesis.
         lowest, capacity = torch.finfo(x.dtype).min, state.past.size(-1)
-        self._others = x.new_full((sentences, 1, group, capacity), lowest)
-        padding = additive_mask(state.memory_mask, x.dtype)
+        self._self_mask = x.new_full((sentences, 1, group, capacity), lowest)
+        cross_mask = additive_mask(state.memory_mask, x.dtype)
         # Not a method: a reference cycle would keep the memory until a collection.
-        masks = self._others, padding
-        self._run = partial(step.logits, self._x, state.layers, *masks, self._newest)
+        masks = self._self_mask, cross_mask
+        self._run = partial(step.logits, self._x, state.layers, *masks, self._slots)
         self._has_run = False
         self._replay: Run | None = None
 
     def __call__(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        seen: Bool[Tensor, "sentences 1 group slots"],
+        mask: Bool[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group vocab"]:
         """Return logits from embedded tokens and the mask of slots."""
-        group, num_slots = seen.shape[2:]
+        group, num_slots = mask.shape[2:]
         self._x.copy_(x)
-        self._others[..., :num_slots] = additive_mask(seen, x.dtype)
-        torch.arange(num_slots - group, num_slots, out=self._newest)
+        self._self_mask[..., :num_slots] = additive_mask(mask, x.dtype)
+        torch.arange(num_slots - group, num_slots, out=self._slots)
         if self._replay is not None:
             return self._replay()
         if self._has_run:
@@ -162,11 +161,11 @@ class StaticStep:
         return self._run()
 
 
-class GraphedDecoder(IncrementalDecoder):
-    """A decoder that drops finished sentences only when they are half of all.
+class GraphedDecoder(TorchDecoder):
+    """A decoder that drops finished sentences only once half of all are finished.
 
-    Dropping a sentence moves the keys and values of all others, which makes the
-    recorded graph useless.
+    Dropping a sentence moves the keys and values of the others, which makes the
+    recorded graph invalid.
     """
 
     @torch.inference_mode()
@@ -183,7 +182,7 @@ class GraphedDecoder(IncrementalDecoder):
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; return the logits of the next."""
+        """Read the last token of each hypothesis and return the logits of the next."""
         num_places = len(self._state.memory_mask)
         ids = np.zeros((num_places, last_ids.shape[1]), dtype=np.int64)
         ids[self._live] = last_ids
@@ -194,7 +193,7 @@ class GraphedDecoder(IncrementalDecoder):
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses, in this order."""
+        """Keep these hypotheses in this order."""
         before = self._state.group_size
         sentences, parents = rows[:, :1] // before, rows % before
         self._live = self._live[sentences[:, 0]]
@@ -210,7 +209,7 @@ class GraphedDecoder(IncrementalDecoder):
         super().reorder(all_rows)
 
     @torch.inference_mode()
-    def join(self, other: IncrementalDecoder) -> None:
+    def join(self, other: TorchDecoder) -> None:
         """Append the sentences of another decoder."""
         assert isinstance(other, GraphedDecoder)
         for each in (self, other):
@@ -220,7 +219,7 @@ class GraphedDecoder(IncrementalDecoder):
         self._live = np.arange(len(self._state.memory_mask))
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Drop all other hypotheses."""
+        """Drop all hypotheses but these rows."""
         self._static = None  # frees its memory before keys and values move
         super().reorder(rows)
         self._live = np.arange(len(rows))
@@ -228,12 +227,12 @@ class GraphedDecoder(IncrementalDecoder):
     def _step_of_all(
         self, last_ids: Int64[Tensor, "places group"]
     ) -> Float[Tensor, "places group vocab"]:
-        """Step all places, those of finished sentences too."""
+        """Take a step for all places, also those of finished sentences."""
         if not self._state.has_capacity:
             self._static = None  # as in `_keep`
-        if self._fused.is_watched:  # hooks do not run in a replay
+        if self._fused.is_watched:  # a replay runs no hooks
             return self._fused.step(last_ids, self._state)
-        x, seen = self._fused.enter(last_ids, self._state)
+        x, mask = self._fused.enter(last_ids, self._state)
         if self._static is None:
             self._static = StaticStep(self._fused, x, self._state, self._recorder)
-        return self._static(x, seen)
+        return self._static(x, mask)

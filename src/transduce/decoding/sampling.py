@@ -83,7 +83,7 @@ class Sampling:
         """Return the token of each sample and its log-probability among all tokens."""
         if not isinstance(logits, np.ndarray):
             # Imported late: PyTorch takes a second to load, and here it is loaded.
-            from transduce.decoding.torch_logits import draw_by_torch
+            from transduce.decoding.torch_model import draw_by_torch
 
             return draw_by_torch(logits, chances, self._config, self._excluded)
         tokens = np.empty(chances.shape, dtype=np.int64)

@@ -246,7 +246,7 @@ class Ensemble:
         logits = [each.step(last_ids) for each in self._members]
         if all(isinstance(each, np.ndarray) for each in logits):
             return log_mean(list(map(log_softmax, logits)))
-        from transduce.decoding.torch_logits import log_mean_by_torch
+        from transduce.decoding.torch_model import log_mean_by_torch
 
         return log_mean_by_torch(logits)
 

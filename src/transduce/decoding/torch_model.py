@@ -1,31 +1,39 @@
-"""Decoding by PyTorch, in fp32 or with fewer bits."""
+"""Models in PyTorch, prepared for decoding: on GPUs, in bf16, or for analysis.
 
+The second half computes candidates, samples and scores from logits that are tensors, as
+`candidates` does from arrays.
+"""
+
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor, nn
 
 from transduce.architectures.config import require_transformer
 from transduce.architectures.models import Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
+from transduce.decoding.candidates import NOT_FORCED, Candidates
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
-from transduce.decoding.fused_step import (
-    FusedStep,
-    plain_linear,
-)
 from transduce.decoding.native_model import (
     STEP_OVERHEAD,
     DecodingPrecision,
     NativePrecision,
     PackedLinear,
 )
-from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
+from transduce.decoding.torch_decoder import (
+    FusedStep,
+    TorchCoverageDecoder,
+    TorchDecoder,
+    plain_linear,
+)
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
@@ -35,6 +43,7 @@ from transduce.model.transformer import Memory, Transformer
 from transduce.model_folder import ModelFolder
 from transduce.native import api
 from transduce.nn.fuse import fuse
+from transduce.search_config import SamplingConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
@@ -48,7 +57,7 @@ WITHOUT_KERNELS = (
 
 
 def available(device: torch.device) -> list[DecodingPrecision]:
-    """Return the precisions that a device computes in without emulation."""
+    """Return the precisions in which a device computes without emulation."""
     found: list[DecodingPrecision] = ["fp32"]
     if is_good_at_bf16(device.type):
         found.append("bf16")
@@ -59,17 +68,17 @@ def available(device: torch.device) -> list[DecodingPrecision]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchModel:
-    """A model on its device, prepared for decoding in a precision."""
+    """A model of any architecture on its device, prepared for decoding."""
 
     model: TransductionModel
     stepper: Stepper
-    """`FusedStep` for a Transformer, otherwise the model itself."""
+    """Decoding steps: `FusedStep` for a Transformer, otherwise the model itself."""
     recorder: Recorder | None = None
     """Recorder of steps, on a GPU."""
 
     @property
     def transformer(self) -> Transformer:
-        """The model; `RequestError` if it has another architecture."""
+        """The model; raises `RequestError` if it has another architecture."""
         require_transformer(self.model.config)
         return cast(Transformer, self.model)
 
@@ -84,19 +93,17 @@ class TorchModel:
         """Fixed cost of a decoding step, to start it and to read weights, in rows."""
         return STEP_OVERHEAD
 
-    def start(
-        self, memory: Memory, *, sum_attention: bool = False
-    ) -> IncrementalDecoder:
+    def start(self, memory: Memory, *, sum_attention: bool = False) -> TorchDecoder:
         """Return a decoder of encoded sources.
 
-        With `sum_attention` it is a `CoverageDecoder`; raises `RequestError` if the
-        model is not a Transformer.
+        With `sum_attention` it is a `TorchCoverageDecoder`; raises `RequestError` if
+        the model is not a Transformer.
         """
         if sum_attention:
             require_transformer(self.model.config)
-            return CoverageDecoder(cast(FusedStep, self.stepper), memory)
+            return TorchCoverageDecoder(cast(FusedStep, self.stepper), memory)
         if self.recorder is None or not isinstance(self.stepper, FusedStep):
-            return IncrementalDecoder(self.stepper, memory)
+            return TorchDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.recorder)
 
     def score(
@@ -109,7 +116,10 @@ class TorchModel:
 def prepare(
     checkpoint: ModelFolder | Checkpoint, precision: DecodingPrecision, device: str
 ) -> TorchModel:
-    """Prepare a stored model; raise `RequestError` if the device cannot decode it."""
+    """Prepare a stored model.
+
+    Raises `RequestError` if the device cannot decode in this precision.
+    """
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays().items()}
     model = built(checkpoint.config, weights)
     return prepared(model, precision, torch.device(device))
@@ -136,8 +146,8 @@ def prepared(
         natively = _natively("fp32")
         if natively is not None:
             return _packed(cast(Transformer, model).float(), natively)
-    # Unlike the paper: bf16, if it is asked for, several times faster where the
-    # processor has it.
+    # Unlike the paper: bf16, if it is asked for, which is several times faster on
+    # processors with bf16 products.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     stepper = (
         FusedStep(model, plain_linear, dtype)
@@ -154,7 +164,7 @@ def _natively(precision: NativePrecision) -> MakeMap | None:
 
 
 def _packed(model: Transformer, make_map: MakeMap) -> TorchModel:
-    made: MakeMap = cache(make_map)  # a shared matrix is packed once
+    made: MakeMap = cache(make_map)  # packs a shared matrix only once
     stepper = FusedStep(model, made)
     return TorchModel(model=_with_maps(model, made), stepper=stepper)
 
@@ -191,10 +201,9 @@ def _require_int8(device: torch.device) -> None:
 
 
 class Int8Linear(nn.Module):
-    """A linear map with weights of 8 bits by PyTorch.
+    """A linear map with int8 weights in PyTorch, where there is no native library.
 
-    For installations without the native library. All rows are rounded with one scale,
-    so that a result depends a little on the other rows.
+    All input rows share one scale, so a result depends slightly on the other rows.
     """
 
     def __init__(
@@ -223,7 +232,7 @@ class Int8Linear(nn.Module):
 
 
 class PackedMap(nn.Module):
-    """A linear map by the native library."""
+    """A linear map in the native library."""
 
     def __init__(
         self,
@@ -245,7 +254,7 @@ class PackedMap(nn.Module):
 
 
 class PackedEmbedding(SharedEmbedding):
-    """The target embedding, with logits by a packed map."""
+    """The target embedding, with logits computed by a packed linear map."""
 
     def __init__(self, embedding: SharedEmbedding, make_map: MakeMap) -> None:
         nn.Module.__init__(self)  # the weight is there
@@ -269,13 +278,13 @@ def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
 
 
 LOGIT_POSITIONS = 256
-"""Positions whose logits are computed at once: 38 MB for 37,000 tokens."""
+"""Positions whose logits are computed at once: they take 38 MB for 37,000 tokens."""
 
 
 def score_by_torch(
     model: TransductionModel, sources: list[list[int]], targets: list[list[int]]
 ) -> list[TargetScore]:
-    """Score a batch; sources include their end tokens, targets do not."""
+    """Score a batch of sources with end tokens and targets without."""
     device = model.output_weight.device
     return score_targets(model, pad_rows(sources).to(device), targets)
 
@@ -286,7 +295,7 @@ def score_targets(
     source: Int[Tensor, "batch source"],
     targets: list[list[int]],
 ) -> list[TargetScore]:
-    """The log-probability of each target, in one pass over the batch."""
+    """Return the log-probability of each target, from one pass over the batch."""
     target_in = pad_rows([[BOS, *ids] for ids in targets]).to(source.device)
     target_out = pad_rows([[*ids, EOS] for ids in targets]).to(source.device)
     states = model.decode(target_in, model.encode(source))
@@ -305,7 +314,7 @@ def _log_probability(
     states: Float[Tensor, "target d_model"],
     target_out: Int[Tensor, " target"],
 ) -> float:
-    """Log-probability of a target, a few positions at a time to save memory."""
+    """Return the log-probability of a target, in blocks of positions to save memory."""
     total = 0.0
     for some_states, some_out in zip(
         states.split(LOGIT_POSITIONS), target_out.split(LOGIT_POSITIONS), strict=True
@@ -314,3 +323,151 @@ def _log_probability(
         chosen = log_probs.gather(-1, some_out[:, None]).squeeze(-1).double()
         total += float(chosen.masked_fill(some_out == PAD, 0.0).sum())
     return total
+
+
+BLOCK = 64
+"""Tokens of a block; in a first pass only the maxima of blocks are compared."""
+
+
+@torch.inference_mode()
+def find_by_torch(
+    logits: Float[Any, "sentences group vocab"],
+    log_probabilities: Float64[np.ndarray, "sentences group"],
+    count: int,
+    excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
+    forced: Int64[np.ndarray, " sentences"] | None,
+    diversity: float,
+) -> Candidates:
+    """Find the likeliest continuations, as `candidates.find_candidates` does."""
+    # `log_softmax` takes half the time of subtracting `logsumexp`.
+    log_probs = torch.as_tensor(logits).float().log_softmax(dim=-1)
+    is_nan = _numpy(log_probs[..., 0].isnan())  # then the whole row is NaN
+    _exclude(log_probs, excluded, forced)
+    # Few numbers are left, for which numpy is faster.
+    values, tokens = map(_numpy, _largest(log_probs, count))
+    values[is_nan] = math.nan
+    after = values + log_probabilities[..., None]
+    ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
+    chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
+    sentences = np.arange(len(chosen))[:, None]
+    return Candidates(
+        _filled(_flat(after)[sentences, chosen], count, -math.inf),
+        _filled(chosen // values.shape[-1], count, 0),
+        _filled(_flat(tokens)[sentences, chosen], count, 0),
+    )
+
+
+def _exclude(
+    log_probs: Float[Tensor, "sentences group vocab"],
+    excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
+    forced: Int64[np.ndarray, " sentences"] | None,
+) -> None:
+    """Set tokens that must not come next to minus infinity, in place."""
+    if isinstance(excluded, np.ndarray):
+        mask = torch.from_numpy(excluded).to(log_probs.device)
+        log_probs.masked_fill_(mask, -math.inf)
+    else:
+        for token in excluded:
+            log_probs[..., token] = -math.inf
+    for sentence, token in enumerate([] if forced is None else forced.tolist()):
+        if token == NOT_FORCED:
+            continue
+        only = log_probs[sentence, :, token].clone()
+        log_probs[sentence] = -math.inf
+        log_probs[sentence, :, token] = only
+
+
+def _flat(
+    each: Shaped[np.ndarray, "sentences group found"],
+) -> Shaped[np.ndarray, "sentences candidates"]:
+    return each.reshape(len(each), -1)
+
+
+def _filled(
+    each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
+) -> Shaped[np.ndarray, "sentences {count}"]:
+    """Pad to `count` columns."""
+    missing = count - each.shape[1]
+    return np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _largest(
+    log_probs: Float[Tensor, "sentences group vocab"], count: int
+) -> tuple[
+    Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
+]:
+    """Return the `count` largest values of each row and their tokens, best first.
+
+    They lie in the blocks with the largest maxima, so only these blocks are sorted.
+    """
+    num_blocks = log_probs.size(-1) // BLOCK
+    if num_blocks <= count:
+        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
+        return values, tokens
+    in_blocks = num_blocks * BLOCK
+    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
+    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
+    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
+    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
+    values, indices = log_probs.gather(-1, tokens).topk(count)
+    return values, tokens.gather(-1, indices)
+
+
+@torch.inference_mode()
+def log_mean_by_torch(
+    logits: Sequence[Float[Any, "*rows vocab"]],
+) -> Float[Tensor, "*rows vocab"]:
+    """Return the logarithm of the mean probability over several models."""
+    each = [torch.as_tensor(x).float().log_softmax(dim=-1) for x in logits]
+    return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
+
+
+@torch.inference_mode()
+def draw_by_torch(
+    logits: Float[Tensor, "sentences group vocab"],
+    chances: Float64[np.ndarray, "sentences samples"],
+    config: SamplingConfig,
+    excluded: Sequence[int],
+) -> tuple[
+    Int64[np.ndarray, "sentences samples"], Float32[np.ndarray, "sentences samples"]
+]:
+    """Return the token of each sample and its log-probability among all tokens.
+
+    Tokens are drawn as by `candidates.draw`. In the first step a group has one
+    hypothesis, which all samples of the sentence extend.
+    """
+    logits = logits.float()
+    log_probs = logits.log_softmax(dim=-1)
+    allowed = logits.clone()  # the decoder may reuse its logits
+    allowed[..., list(excluded)] = -torch.inf
+    shape = (*chances.shape, logits.size(-1))
+    on_device = torch.from_numpy(chances).to(logits.device)
+    tokens = _draw(allowed.expand(shape), on_device, config)
+    gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
+    return tokens.cpu().numpy(), gains.cpu().numpy()
+
+
+def _draw(
+    logits: Float[Tensor, "sentences samples vocab"],
+    chances: Float64[Tensor, "sentences samples"],
+    config: SamplingConfig,
+) -> Int64[Tensor, "sentences samples"]:
+    vocab_size = logits.size(-1)
+    count = vocab_size if config.top_k is None else min(config.top_k, vocab_size)
+    values, tokens = (logits / config.temperature).topk(count)
+    probabilities = values.double().softmax(dim=-1)
+    reached = probabilities.cumsum(dim=-1)
+    # The token at which the sum reaches `top_p` belongs to the nucleus.
+    is_outside = reached - probabilities >= config.top_p
+    probabilities = probabilities.masked_fill(is_outside, 0.0)
+    reached = probabilities.cumsum(dim=-1)
+    aims = chances[..., None] * reached[..., -1:]
+    last = (~is_outside).sum(dim=-1, keepdim=True) - 1
+    index = torch.searchsorted(reached, aims, right=True).minimum(last)
+    return tokens.gather(-1, index).squeeze(-1)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args, overload
 from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,
-    require_transformer,
 )
 from transduce.decoding.native_model import (
     DecodingPrecision,
@@ -509,7 +508,7 @@ class Translator:
         # Unlike the paper: int8, if it is asked for, for speed on processors that
         # multiply 8-bit integers faster.
         if self._is_native(checkpoint):
-            config = require_transformer(checkpoint.config)
+            config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
             return NativeModel(config, checkpoint.arrays(), precision)
         if self.device != "cpu":

@@ -62,13 +62,12 @@ from transduce.metrics.tokenization import choose_tokenization
 from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
-from transduce.training.averaging import average
+from transduce.training.checkpoints import average, load_training_state, save_training
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.guided_attention import Guidance, word_beginnings
-from transduce.training.micro_batch import Fit, require_memory
+from transduce.training.loss import GuidedAttention, word_beginnings
+from transduce.training.micro_batch import MicroBatch, require_memory
 from transduce.training.optimizer import require_moments
-from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
@@ -96,7 +95,7 @@ class RunStart:
     num_parameters: int
     hardware: Hardware
     num_processes: int
-    fit: Fit
+    micro_batch: MicroBatch
     """Micro-batch that fits in memory, the same in all processes."""
     first_step: int
     """Updates made before."""
@@ -109,7 +108,7 @@ class RunStart:
         batching = self.config.batching
         positions = batching.source_tokens + batching.target_tokens
         num_steps = self.config.training.steps - self.first_step
-        return num_steps * positions * self.fit.seconds / self.num_processes
+        return num_steps * positions * self.micro_batch.seconds / self.num_processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,9 +187,9 @@ def train(
         ):
             advice = _advice(new, config, corpus, files.task, consent)
         folder = RunFolder(out)
-        processes.wait()
+        processes.barrier()
     else:
-        processes.wait()  # until the first process has created the folder
+        processes.barrier()  # until the first process has created the folder
         folder, config = RunFolder.open(out)
     limit = math.inf if consent.is_chosen else float(WEEK)
     try:
@@ -292,12 +291,12 @@ class _Run:
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
-            fit=trainer.fit(self._earlier_max_positions()),
+            micro_batch=trainer.find_micro_batch(self._earlier_max_positions()),
             first_step=trainer.progress.step,
             advice=advice,
         )
         is_too_long = start.seconds_left > limit_seconds
-        if self._processes.any(is_too_long, self._hardware.device):
+        if self._processes.all_reduce_any(is_too_long, self._hardware.device):
             raise TooLongTrainingError(
                 "Training by default settings must end within a week, but would "
                 f"take about {duration(start.seconds_left)} here; name a preset, take "
@@ -308,7 +307,7 @@ class _Run:
         if self._processes.is_first:
             self._warn_of_changed_environment()
             self._score_if_missed(trainer)
-            self._log_start(trainer.progress.step, start.fit)
+            self._log_start(trainer.progress.step, start.micro_batch)
         self._train_to_the_end(trainer)
         if self._processes.is_first:
             result = self._finish(trainer)
@@ -347,15 +346,15 @@ class _Run:
         if self._processes.is_first:
             self._folder.clear_leftovers()
         else:
-            self._processes.wait()  # until the first has set damaged ones aside
+            self._processes.barrier()  # until the first has set damaged ones aside
         found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
         torch.manual_seed(self._config.training.seed)
         model, state = found or (build(self._config.model), None)
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
             self._folder.forget_log_after(step)
-            self._processes.wait()
-        if self._processes.least(float(step), self._hardware.device) != step:
+            self._processes.barrier()
+        if self._processes.all_reduce_min(float(step), self._hardware.device) != step:
             raise CheckpointError(
                 f"{self._folder.path}: all processes must find the same checkpoints, "
                 "but do not; wait until the shared disk has them, and resume."
@@ -368,14 +367,14 @@ class _Run:
         self._warn(f"{error} Continuing from the previous checkpoint.")
         self._folder.set_aside(damaged)
 
-    def _guidance(self) -> Guidance | None:
+    def _guidance(self) -> GuidedAttention | None:
         """Guided attention of a parser, if its weight is not 0."""
         weight = self._config.treebank.guidance
         if self._symbols is None or weight == 0:
             return None
         pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
         device = self._hardware.device
-        return Guidance(
+        return GuidedAttention(
             weight=weight,
             begins_word=word_beginnings(pieces).to(device),
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
@@ -409,7 +408,7 @@ class _Run:
                 f"({differences})."
             )
 
-    def _log_start(self, step: int, fitted: Fit) -> None:
+    def _log_start(self, step: int, fitted: MicroBatch) -> None:
         """Log what the run continues on, unless it is finished."""
         if step >= self._config.training.steps:
             return
@@ -450,7 +449,7 @@ class _Run:
     def _train(self, trainer: Trainer) -> DivergedError | None:
         """Train to the end, or until the loss diverges."""
         is_over = self._processes.is_first and self._is_patience_spent()
-        if self._processes.any(is_over, self._hardware.device):
+        if self._processes.all_reduce_any(is_over, self._hardware.device):
             return None
         try:
             with stop_on_signal() as should_stop:
@@ -624,7 +623,7 @@ class RunCheckpoints:
             except CheckpointError as error:
                 set_aside(checkpoint, error)
                 continue
-            if not has_diverged or not found[1].progress.is_on_the_rise:
+            if not has_diverged or not found[1].progress.is_rising:
                 for path in rising:
                     message = f"{path}: was saved when the loss had begun to rise."
                     set_aside(path, CheckpointError(message))

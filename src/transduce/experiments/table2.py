@@ -23,7 +23,7 @@ from transduce.experiments.run_folder import RunFolder
 from transduce.machine import BUSY_LOAD
 from transduce.metrics.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.metrics.tokenization import Tokenize, choose_tokenization
-from transduce.model.cost import PASSES, ForwardFlops, forward_flops
+from transduce.model.sizes import PASSES, ForwardFlops, forward_flops
 from transduce.report.content import (
     Column,
     Part,

@@ -34,7 +34,7 @@ from transduce.metrics.significance import (
     pooled,
 )
 from transduce.metrics.tokenization import Tokenization, choose_tokenization
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,
@@ -46,7 +46,7 @@ from transduce.report.content import (
     columns,
 )
 from transduce.text.corpus import read_text
-from transduce.training.optimizer import scheduled_rate
+from transduce.training.schedule import scheduled_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

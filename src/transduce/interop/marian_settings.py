@@ -9,7 +9,7 @@ from pathlib import Path
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import read_json
 from transduce.interop.marian import NORM_EPSILON
-from transduce.model.config import MOST, Activation, ModelConfig
+from transduce.model.config import MAX, Activation, ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
 from transduce.text.languages import LanguagesConfig, canonical, is_known
@@ -47,7 +47,7 @@ EQUAL = {
     "decoder_ffn_dim": "encoder_ffn_dim",
     "decoder_vocab_size": "vocab_size",
 }
-MAX_WHOLE = MOST["vocab_size"]
+MAX_WHOLE = MAX["vocab_size"]
 """Largest whole number that is accepted."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """Names of the special ids, in this package's order."""

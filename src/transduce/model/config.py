@@ -14,7 +14,7 @@ AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """The three uses of attention (section 3.2.3)."""
 
-MOST = {
+MAX = {
     "vocab_size": 2**24,
     "target_vocab_size": 2**24,
     "num_layers": 1_000,
@@ -27,7 +27,7 @@ MOST = {
     "max_positions": 2**20,
     "neighbourhood": 2**20,
 }
-"""Largest value of each size: beyond any model's, and within the kernels' integers."""
+"""Largest value of each size, within the integers of the native library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,8 @@ class ModelConfig:
         return self.decoder_layers or self.num_layers
 
     def _check_sizes(self) -> None:
-        for name, most in MOST.items():
-            require_between(f"model.{name}", getattr(self, name), 1, most)
+        for name, largest in MAX.items():
+            require_between(f"model.{name}", getattr(self, name), 1, largest)
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if (value := getattr(self, name)) not in choices:

@@ -1,4 +1,4 @@
-"""Embeddings and positions (sections 3.4 and 3.5)."""
+"""Embeddings (section 3.4) and positions (section 3.5)."""
 
 import math
 
@@ -11,9 +11,10 @@ from transduce.model.sizes import sinusoid_array
 
 
 class SharedEmbedding(nn.Module):
-    """One matrix for source, target and output; scaled on input (section 3.4).
+    """Matrix shared by embeddings and logits (section 3.4).
 
-    Or for a source alone, or a target and its output, that have their own symbols.
+    Embeddings are multiplied by sqrt(d_model). Source, target and output share one
+    matrix, or the source has a matrix of its own.
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
@@ -21,7 +22,7 @@ class SharedEmbedding(nn.Module):
         self.d_model = d_model
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         nn.init.normal_(self.weight, std=d_model**-0.5)
-        # Unlike the paper: a bias on output, which models of Marian have.
+        # Unlike the paper: an optional bias of the logits, which models of Marian have.
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(
@@ -30,45 +31,42 @@ class SharedEmbedding(nn.Module):
         return functional.embedding(ids, self.weight) * math.sqrt(self.d_model)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """How well each output fits each row: the transposed matrix."""
+        """Multiply rows by the transposed matrix."""
         return functional.linear(x, self.weight, self.bias)
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:
-    """The encodings of the positions 0, 1, 2, ... (section 3.5)."""
+    """Return the encodings of positions 0, 1, 2, ... (section 3.5)."""
     return torch.from_numpy(sinusoid_array(length, d_model))
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoids of any length, kept once worked out."""
+    """Sinusoids of any length, from a table that grows as needed."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.d_model = d_model
-        self._known = torch.empty(0, d_model)
+        self._table = torch.empty(0, d_model)
 
     def forward(
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
+        """Return the encodings of `length` positions from `first` on."""
         end = first + length
-        if len(self._known) < end or self._known.device != device:
-            grown = max(end, 2 * len(self._known), 128)
-            self._known = sinusoids(grown, self.d_model).to(device)
-        return self._known[first:end]
+        if len(self._table) < end or self._table.device != device:
+            size = max(end, 2 * len(self._table), 128)
+            self._table = sinusoids(size, self.d_model).to(device)
+        return self._table[first:end]
 
     def at(
         self, positions: Int[Tensor, " count"], highest: int
     ) -> Float[Tensor, "count d_model"]:
-        """Those of some positions, none above the highest."""
+        """Return the encodings of positions that are at most `highest`."""
         return self(0, highest + 1, positions.device)[positions]
 
 
 class LearnedPositions(nn.Module):
-    """A table of positions learned with the rest (section 3.5; Table 3, row E).
-
-    Positions beyond the table share its last row: such a sentence is translated
-    badly, but it is translated.
-    """
+    """Table of learned encodings (section 3.5; Table 3, row E)."""
 
     def __init__(self, max_positions: int, d_model: int) -> None:
         super().__init__()
@@ -79,13 +77,14 @@ class LearnedPositions(nn.Module):
     def forward(
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
+        """Return the encodings of `length` positions from `first` on."""
         return self.at(torch.arange(first, first + length, device=device), first)
 
     def at(
         self, positions: Int[Tensor, " count"], _: int
     ) -> Float[Tensor, "count d_model"]:
-        """Those of some positions."""
-        # Unlike the paper: positions beyond the table share its last row; the paper
-        # does not say what becomes of such sentences.
+        """Return the encodings of positions."""
+        # Unlike the paper: positions beyond the table have the encoding of its last
+        # row, and are translated badly. The paper does not mention such sentences.
         rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

@@ -1,18 +1,26 @@
-"""The names and shapes of what a model learns, which its weights are stored by."""
+"""Sizes that follow from a config, without PyTorch.
+
+Shapes and number of parameters, FLOPs of training, and the table of sinusoids.
+"""
 
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from math import prod
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 from transduce.model.config import ModelConfig
 
 Shape = tuple[int, ...]
 Parameters = Iterator[tuple[str, Shape]]
 
+PASSES = 3
+"""Products of an update for each forward one: itself and its factors' two gradients."""
+
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Of all that `Transformer` of this config learns, by their names there."""
+    """Return the names and shapes of the parameters of a `Transformer`."""
     return dict(_all(config))
 
 
@@ -63,18 +71,131 @@ def _attention(name: str, config: ModelConfig) -> Parameters:
 
 
 def _affine(name: str, weight: Shape) -> Parameters:
-    """A weight and a bias, which has a number for each of its outputs."""
+    """Yield a weight and a bias of as many elements as the weight has rows."""
     yield f"{name}.weight", weight
     yield f"{name}.bias", weight[:1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Number of parameters by purpose."""
+
+    embedding: int
+    """Matrices of source, target and output, and the bias of the output."""
+    positions: int
+    self_attention: int
+    """Self-attention of encoder and decoder."""
+    cross_attention: int
+    feed_forward: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """Number of all parameters."""
+        return sum(astuple(self))
+
+
+def count_parameters(config: ModelConfig) -> ParameterCounts:
+    """Count the parameters of a `Transformer`."""
+    sizes = {name: prod(shape) for name, shape in parameter_shapes(config).items()}
+
+    def count(part: str) -> int:
+        return sum(size for name, size in sizes.items() if part in name)
+
+    return ParameterCounts(
+        embedding=count("embedding."),
+        positions=count("positions."),
+        self_attention=count(".self_attention."),
+        cross_attention=count(".cross_attention."),
+        feed_forward=count(".feed_forward."),
+        norms=count("norm."),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFlops:
+    """FLOPs of one forward pass by purpose.
+
+    A multiply-add is two FLOPs. Only matrix products are counted: norms, softmax,
+    dropout and sums are a small part. Masked scores count because they are computed.
+    """
+
+    projections: int
+    """Projections of queries, keys, values and outputs of attention."""
+    attention: int
+    """Scores, and sums of values weighted by them."""
+    feed_forward: int
+    output: int
+    """Logits of all target tokens."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all FLOPs."""
+        return sum(astuple(self))
+
+
+def forward_flops(
+    config: ModelConfig,
+    source_lengths: Integer[np.ndarray, " pairs"],
+    target_lengths: Integer[np.ndarray, " pairs"],
+) -> ForwardFlops:
+    """Count the FLOPs for sentence pairs of these lengths, including end tokens.
+
+    For a padded batch, pass its widths as the lengths of all pairs.
+    """
+    num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
+    encoder, decoder = config.num_layers, config.num_decoder_layers
+    num_scores = (
+        encoder * _dot(source_lengths, source_lengths)
+        + decoder * _dot(target_lengths, target_lengths)
+        + decoder * _dot(target_lengths, source_lengths)
+    )
+    # Tokens times layers of self-attention.
+    own = encoder * num_source + decoder * num_target
+    d_model = config.d_model
+    num_outputs = config.target_vocab_size or config.vocab_size
+    heads_width = config.num_heads * (config.d_k + config.d_v)
+    return ForwardFlops(
+        # Two FLOPs a token for each element of the four projection matrices. In
+        # cross-attention, queries and outputs are of target tokens, keys and values of
+        # source tokens.
+        projections=(4 * own + 2 * decoder * (num_source + num_target))
+        * (d_model * heads_width),
+        attention=2 * num_scores * heads_width,
+        feed_forward=4 * own * d_model * config.d_ff,
+        output=2 * num_target * d_model * num_outputs,
+    )
+
+
+def update_flops(
+    config: ModelConfig,
+    source_lengths: Integer[np.ndarray, " pairs"],
+    target_lengths: Integer[np.ndarray, " pairs"],
+) -> int:
+    """Count the FLOPs of one training update, lengths as in `forward_flops`.
+
+    Adam has no matrix products. Those of Muon are left out: about a sixth of the total
+    in the preset `multi30k`, negligible for large updates.
+    """
+    return PASSES * forward_flops(config, source_lengths, target_lengths).total
+
+
+def _dot(
+    queries: Integer[np.ndarray, " pairs"], keys: Integer[np.ndarray, " pairs"]
+) -> int:
+    """Return the number of scores of all pairs."""
+    return int((queries.astype(np.int64) * keys).sum())
 
 
 def sinusoid_array(
     length: int, d_model: int
 ) -> Float[np.ndarray, "{length} {d_model}"]:
-    """The encodings of the positions 0, 1, 2, ... (section 3.5).
+    """Return the encodings of positions 0, 1, 2, ... (section 3.5).
 
-    The even dimension 2i holds sin(pos / 10000^(2i / d_model)), the odd one after it
-    the cosine. Worked out in double precision: far positions stay exact.
+        PE(pos, 2i)     = sin(pos / 10000^(2i / d_model))
+        PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))
+
+    Computed in double precision, so that far positions are exact.
     """
     even = np.arange(0, d_model, 2, dtype=np.float64)
     position = np.arange(length, dtype=np.float64)

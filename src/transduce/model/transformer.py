@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
 from transduce.model.config import ModelConfig
-from transduce.model.cost import update_flops
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
@@ -22,6 +21,7 @@ from transduce.model.layers import (
     EncoderLayer,
     EncoderStack,
 )
+from transduce.model.sizes import update_flops
 from transduce.text.vocabulary import PAD
 
 
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next.
 
-        All positions are computed anew; `decoding.fused_step` keeps keys and values.
+        All positions are computed anew; `decoding.torch_decoder` keeps keys and values.
         """
         state.append(last_ids)
         sentences, group, _ = state.ids.shape

@@ -25,11 +25,11 @@ from transduce.model.layers import (
     FeedForward,
     ResidualConnection,
 )
+from transduce.nn.attention import Heads, has_short_attention, short_attention
 from transduce.nn.dropout import Dropout, RowDropout, dropout_in_use
 from transduce.nn.layer_stack import Attended, Layers, has_layer_stack, layer_stack
 from transduce.nn.linear import Linear, linear
 from transduce.nn.residual import has_normalized_sum, normalized_sum
-from transduce.nn.short_attention import Heads, has_short_attention, short_attention
 
 Model = TypeVar("Model")
 

@@ -16,20 +16,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.native import check, ffi
+from transduce.nn.attention import Heads, has_short_attention
 from transduce.nn.dropout import MASK_MULTIPLE, draw_seeds, dropout_rate
 from transduce.nn.native_operators import (
+    NUM_DIRECTIONS,
+    PANEL_WIDTH,
     ROW_MULTIPLE,
     has_sgemm,
     loaded_nn_api,
+    packed_once,
     tensor_pointer,
     uses_amx,
 )
-from transduce.nn.packed_weights import (
-    NUM_DIRECTIONS,
-    PANEL_WIDTH,
-    packed_once,
-)
-from transduce.nn.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
 """Parts of a batch, each with its own gradients; more threads share each operator."""

@@ -1,6 +1,7 @@
-"""Layers whose many small operators PyTorch's compiler joins to a few, on GPUs.
+"""Layers compiled by PyTorch, on GPUs.
 
-There each operator is begun by the CPU, and most read and write more than they compute.
+A GPU starts every operator from the CPU, and most operators read and write more than
+they compute. PyTorch's compiler fuses the many small ones of a layer into a few.
 """
 
 import torch
@@ -11,65 +12,71 @@ from transduce.model.transformer import Transformer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import BatchLoss
 
-LEAST_UPDATES = 10_000
-"""For which it pays: compiling may take minutes."""
-MOST_GRAPHS = 64
-"""Of a kind of layer: training or at rest, sentences alone or several, one token or
-more, and lengths that are multiples of eight or not; PyTorch would allow eight."""
+MIN_UPDATES = 10_000
+"""Shortest training that is compiled: compiling can take minutes."""
+MAX_GRAPHS = 64
+"""Largest number of graphs for one kind of layer.
+
+There is a graph for training or evaluation, one sentence or several, one token or more,
+and lengths that are multiples of eight or not. PyTorch's default is eight.
+"""
 REASON_LINES = 2
-"""Of what the compiler says; the rest is for who mends it."""
+"""Lines of the compiler's message that a user sees."""
 
 
-def is_worth_fusing(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> bool:
-    """Whether so many updates gain more than compiling takes."""
-    # A CPU has kernels of ours, which are faster; and what is compiled passes over
-    # hooks, by which attention is guided.
+def is_worth_compiling(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> bool:
+    """Whether compiling pays in a training of so many updates.
+
+    On a CPU the native library is faster. Guided attention reads attention weights by
+    hooks, which compiled layers skip.
+    """
     is_slow = hardware.device.type == "cuda" and not batch_loss.is_guided
     has_layers = isinstance(batch_loss.model, Transformer)
-    return is_slow and has_layers and updates >= LEAST_UPDATES
+    return is_slow and has_layers and updates >= MIN_UPDATES
 
 
-def fuse_layers(
+def compile_layers(
     batch_loss: BatchLoss,
     batcher: Batcher,
     hardware: Hardware,
     processes: Processes = ALONE,
 ) -> str | None:
-    """Compile the layers, each kind for all lengths, and try them in training.
+    """Compile each kind of layer for all lengths, and try the layers in training.
 
-    If PyTorch cannot compile in one of the processes, the reason; then all have the
-    layers as they were. What cannot be compiled later is computed without.
+    Returns why PyTorch cannot compile in one of the processes, if so; then all keep
+    uncompiled layers. A graph that fails to compile later runs uncompiled.
     """
     model = batch_loss.model
     assert isinstance(model, Transformer)
     layers = [*model.encoder_layers, *model.decoder_layers]
     for layer in layers:
         layer.compile(dynamic=True)
-    torch._dynamo.config.recompile_limit = MOST_GRAPHS
-    reason = _obstacle(batch_loss, batcher)
-    # All or none, as compiled layers draw dropout of their own.
-    if processes.any(reason is not None, hardware.device):
+    torch._dynamo.config.recompile_limit = MAX_GRAPHS
+    reason = _try_to_compile(batch_loss, batcher)
+    # All processes or none: compiled layers draw dropout masks from another stream.
+    if processes.all_reduce_any(reason is not None, hardware.device):
         for layer in layers:
-            layer._compiled_call_impl = None  # there is no public way back
+            layer._compiled_call_impl = None  # there is no public way to undo it
         return reason or "it cannot in another process"
-    # Else one kind of batch of a long run could end it, and again when it is resumed.
+    # Otherwise one rare batch could end a long run, and again when it is resumed.
     torch._dynamo.config.suppress_errors = True
     return None
 
 
-def _obstacle(batch_loss: BatchLoss, batcher: Batcher) -> str | None:
-    """Why the layers cannot be compiled; none if they can."""
+def _try_to_compile(batch_loss: BatchLoss, batcher: Batcher) -> str | None:
+    """Compute a gradient; return the reason if the layers cannot be compiled."""
     try:
-        _try_out(batch_loss, batcher)
-    except RuntimeError as error:  # as are all of the compiler's
+        _compute_gradient(batch_loss, batcher)
+    except RuntimeError as error:  # base of all errors of the compiler
         return " ".join(str(error).split("\n")[:REASON_LINES])
     return None
 
 
-def _try_out(batch_loss: BatchLoss, batcher: Batcher) -> None:
-    """Form the gradient of the longest batch, or of as much of it as memory holds.
+def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
+    """Compute the gradient of as much of the longest batch as fits in memory.
 
-    A small one would not do: the compiler lays out all that comes after for its size.
+    The compiler tunes its graphs for the size of the first batch, so a small one would
+    make all later ones slow.
     """
     batch_loss.train()
     pairs = batcher.longest_batch()
@@ -79,7 +86,7 @@ def _try_out(batch_loss: BatchLoss, batcher: Batcher) -> None:
             return
         except torch.OutOfMemoryError:
             if len(pairs) == 1:
-                return  # nothing will fit, which is for `fit` to say
+                return  # `find_micro_batch` reports this
         finally:
             batch_loss.zero_grad()
         pairs = pairs[: -(-len(pairs) // 2)]

@@ -8,20 +8,20 @@ from transduce.settings import require_between, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon"]
-MOST = {
+MAX = {
     "steps": 10**9,
     "warmup_steps": 10**9,
     "keep_checkpoints": 10_000,
     "checkpoint_steps": 10**9,
     "patience": 10**9,
 }
-"""Largest values of settings that are at least 1, beyond any training."""
-MOST_ABOVE_ZERO = {
+"""Largest values of settings that are at least 1."""
+MAX_OF_POSITIVE = {
     "learning_rate_scale": 10_000,
     "epsilon": 1,
     "checkpoint_minutes": 1_000_000,
 }
-MOST_DECAY = 1_000
+MAX_DECAY = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +79,16 @@ class TrainingConfig:
             )
 
     def _check_numbers(self) -> None:
-        for name, most in MOST.items():
-            require_between(f"training.{name}", getattr(self, name), 1, most)
+        for name, largest in MAX.items():
+            require_between(f"training.{name}", getattr(self, name), 1, largest)
         for name in ("label_smoothing", "beta1", "beta2"):
             value = getattr(self, name)
             _require(name, value, "at least 0 and below 1", is_so=0 <= value < 1)
-        for name, most in MOST_ABOVE_ZERO.items():
+        for name, largest in MAX_OF_POSITIVE.items():
             value = getattr(self, name)
-            bound = f"above 0, and at most {most:,}"
-            _require(name, value, bound, is_so=0 < value <= most)
-        require_between("training.weight_decay", self.weight_decay, 0, MOST_DECAY)
+            bound = f"above 0, and at most {largest:,}"
+            _require(name, value, bound, is_so=0 < value <= largest)
+        require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)
         _require("seed", self.seed, "from 0 to 2^63 - 1", is_so=0 <= self.seed < 2**63)

@@ -1,8 +1,8 @@
-"""Several processes that train one model (section 5.2: on eight GPUs).
+"""Data-parallel training by several processes (section 5.2: eight GPUs).
 
-Each has the whole model and takes a share of every update's batches; gradients are
-summed over all. What starts the processes tells them of each other by the variables of
-torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Every process has the whole model and takes a share of the batches of each update;
+gradients are summed over all. The launcher sets the variables of torchrun: RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -20,12 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transduce.errors import ConfigError, TransduceError
 
-LONGEST_WAIT = timedelta(days=1)
-"""For the first process, which scores and saves while the others wait."""
+TIMEOUT = timedelta(days=1)
+"""Timeout of collectives: the others wait while the first process scores and saves."""
 
 BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
-"""In the backends' errors when another process cannot be reached: any other error is of
-this one."""
+"""Parts of a backend's messages that another process is unreachable."""
 LOST = (
     "All processes of a run must go on together, but the connection between two of "
     "them is lost."
@@ -35,53 +34,55 @@ REMEDY = "start the processes with torchrun or --devices."
 
 
 class ProcessLostError(TransduceError):
-    """Another process is out of reach: the consequence of a fault, never its cause."""
+    """Another process is unreachable: the consequence of a fault, not its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """All that train the same model; this one is the rank-th."""
+    """The process group of a training, from the point of view of one process."""
 
     rank: int = 0
     count: int = 1
+    """Number of processes in all."""
     count_here: int = 1
-    """Of them on this machine."""
+    """Number of processes on this machine."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this one reads, writes and prints for all."""
+        """Whether this process reads, writes and prints for all."""
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum values over all processes."""
         if self.count > 1:
             values = values.clone()
-            with self.in_step():
+            with self.detecting_loss():
                 distributed.all_reduce(values)
         return values
 
-    def any(self, is_so: bool, device: torch.device) -> bool:
-        """Whether one of them says so."""
-        return self.total(torch.tensor(float(is_so), device=device)).item() > 0
+    def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
+        """Return whether `is_so` is true in any process."""
+        values = torch.tensor(float(is_so), device=device)
+        return self.all_reduce_sum(values).item() > 0
 
-    def least(self, value: float, device: torch.device) -> float:
-        """The smallest of their values."""
+    def all_reduce_min(self, value: float, device: torch.device) -> float:
+        """Return the smallest value of all processes."""
         if self.count == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.float64, device=device)
-        with self.in_step():
+        with self.detecting_loss():
             distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
         return smallest.item()
 
-    def wait(self) -> None:
-        """Until all have come here."""
+    def barrier(self) -> None:
+        """Wait until all processes have reached this call."""
         if self.count > 1:
-            with self.in_step():
+            with self.detecting_loss():
                 distributed.barrier()
 
     @contextmanager
-    def in_step(self) -> Iterator[None]:
-        """Where processes wait for each other: tell if one of them is gone."""
+    def detecting_loss(self) -> Iterator[None]:
+        """Raise `ProcessLostError` if a collective fails for want of a process."""
         try:
             yield
         except RuntimeError as error:
@@ -89,15 +90,15 @@ class Processes:
                 raise
             raise ProcessLostError(LOST) from None
 
-    def join(self, model: nn.Module) -> nn.Module:
-        """The model, its gradients averaged over all processes in `backward`."""
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        """Return a module whose `backward` averages gradients over all processes."""
         return model if self.count == 1 else DistributedDataParallel(model)
 
     def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
-        """This process's shares of an update's batches, at least one.
+        """Return this process's shares of an update's batches, at least one.
 
-        A batch is cut only if there are fewer than processes; its parts then have
-        dropout of their own.
+        A batch is split only if there are fewer batches than processes. Each part has
+        dropout masks of its own.
         """
         cuts = list(batches)
         while len(cuts) < self.count and max(map(len, cuts)) > 1:
@@ -107,78 +108,79 @@ class Processes:
             Share(number=number, indices=indices, counts=True)
             for number, indices in enumerate(cuts)
         ]
-        # All must take part in every sum, even where there is nothing to do.
+        # All processes take part in every all-reduce, also one without a share.
         idle = replace(shares[0], counts=False)
         return shares[self.rank :: self.count] or [idle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a process works on at a time: a batch of an update, or a part of one."""
+    """A batch of an update, or a part of one, for one backward pass."""
 
     number: int
-    """Within the update."""
+    """Number within the update."""
     indices: Integer[np.ndarray, " pairs"]
     counts: bool
-    """Whether its gradient is a part of the update's."""
+    """Whether its gradient belongs to the update."""
 
 
 ALONE = Processes()
 
-HAS_JOINED = Event()
-"""Set once this process has joined others."""
+HAS_PROCESS_GROUP = Event()
+"""Set once this process has been in a process group."""
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun or the like has started, joined while in use.
+def process_group(device: torch.device) -> Iterator[Processes]:
+    """Join the process group that a launcher has set up, and leave it at the end.
 
-    `ConfigError` if its variables are not whole.
+    Without a launcher the process is alone. Raises `ConfigError` if a variable of the
+    launcher is missing or wrong.
     """
-    if not is_joined():
+    if not is_distributed():
         yield ALONE
         return
     count = _variable("WORLD_SIZE")
     rank = _variable("RANK", below=count)
-    _require_meeting_point()
+    _require_address()
     is_gpu = device.type == "cuda"
     distributed.init_process_group(
         "nccl" if is_gpu else "gloo",
-        timeout=LONGEST_WAIT,
+        timeout=TIMEOUT,
         device_id=device if is_gpu else None,
     )
-    HAS_JOINED.set()
+    HAS_PROCESS_GROUP.set()
     try:
         yield Processes(rank=rank, count=count, count_here=_local_count(count))
     finally:
         distributed.destroy_process_group()
 
 
-def is_joined() -> bool:
-    """Whether this process was started as one of several."""
+def is_distributed() -> bool:
+    """Whether a launcher started this process as one of several."""
     return "WORLD_SIZE" in os.environ
 
 
 def local_rank() -> int:
-    """Which of this machine's processes this one is: its GPU's number."""
-    return _variable("LOCAL_RANK") if is_joined() else 0
+    """Return this process's number on this machine, which is that of its GPU."""
+    return _variable("LOCAL_RANK") if is_distributed() else 0
 
 
-def apart(model: nn.Module) -> AbstractContextManager[object]:
-    """Gradients stay with the process: for all batches of an update but the last."""
+def no_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Context without averaging of gradients: for all shares of an update but one."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return nullcontext()
 
 
 def _local_count(count: int) -> int:
-    """How many of them this machine has: all, if nobody says otherwise."""
+    """Return the number of processes on this machine; by default all of them."""
     if "LOCAL_WORLD_SIZE" not in os.environ:
         return count
     return max(_variable("LOCAL_WORLD_SIZE"), 1)
 
 
-def _require_meeting_point() -> None:
+def _require_address() -> None:
     _variable("MASTER_PORT", below=2**16)
     if not os.environ.get("MASTER_ADDR"):
         raise ConfigError(

@@ -1,29 +1,94 @@
-"""The loss of a batch, from token ids on."""
+"""Loss of a batch: label-smoothed cross-entropy (section 5.4), guided attention.
 
-from dataclasses import replace
+Guided attention (Garg et al., 2019) is for parsers. A parser writes one symbol for each
+word, in their order, so the next word is known in training. An additional loss teaches
+one head of cross-attention to attend to it, because small treebanks do not teach a
+model to count.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.models import TransductionModel
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
-from transduce.text.vocabulary import PAD
-from transduce.training.cross_entropy import Loss, smoothed_cross_entropy
-from transduce.training.guided_attention import Guidance, watched_attention
+from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
+from transduce.text.vocabulary import EOS, PAD
+
+
+def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
+    """Return for each id whether it begins a word; the end token is the last word."""
+    return torch.tensor([i == EOS or p.startswith(" ") for i, p in enumerate(pieces)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedAttention:
+    """Loss of one head's attention to the source word that a target symbol stands for.
+
+    The tensors are on the device of the batches.
+    """
+
+    weight: float
+    """Weight of this loss relative to the cross-entropy."""
+    begins_word: Bool[Tensor, " source_vocab"]
+    """For each source id, the result of `word_beginnings`."""
+    takes_word: Bool[Tensor, " target_vocab"]
+    """For each target id, whether it stands for the next word."""
+
+    def next_word(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Bool[Tensor, "batch target source"]:
+        """Mask the tokens of the next word, or the end token after the last one."""
+        words = self.begins_word[source].cumsum(1) - 1
+        taken = self.takes_word[target_in].cumsum(1)
+        is_next = words[:, None, :] == taken[:, :, None]
+        return is_next & (source != PAD)[:, None, :]
+
+    def loss(
+        self, weights: Float[Tensor, "batch heads target source"], batch: Batch
+    ) -> Float[Tensor, ""]:
+        """Compute the first head's cross-entropy with the next word, a sum in nats."""
+        # Unlike the paper: one head of a parser can be taught where to attend to.
+        is_next = self.next_word(batch.source, batch.target_in)
+        attention = (weights[:, 0].float() * is_next).sum(dim=-1)
+        # Weights may underflow, and log(0) is -inf.
+        epsilon = torch.finfo(attention.dtype).eps
+        is_token = batch.target_out != PAD
+        return -self.weight * attention[is_token].clamp(min=epsilon).log().sum()
+
+
+@contextmanager
+def watched_attention(
+    model: TransductionModel,
+) -> Iterator[list[Float[Tensor, "batch heads target source"]]]:
+    """Record the cross-attention weights of the decoder's last layer but one."""
+    *others, last = model.cross_attention_taps
+    tap = others[-1] if others else last
+    watched: list[Tensor] = []
+    hook = tap.register_forward_hook(lambda _, __, weights: watched.append(weights))
+    try:
+        yield watched
+    finally:
+        hook.remove()
 
 
 class BatchLoss(nn.Module):
-    """Model and loss as one module; in training, attention may be guided."""
+    """Model and loss as one module."""
 
     def __init__(
         self,
         model: TransductionModel,
         label_smoothing: float,
         hardware: Hardware,
-        guidance: Guidance | None = None,
+        guidance: GuidedAttention | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -33,7 +98,7 @@ class BatchLoss(nn.Module):
 
     @property
     def is_guided(self) -> bool:
-        """Whether a head of attention is guided in training, which needs hooks."""
+        """Whether training guides a head of attention, which needs hooks."""
         return self._guidance is not None
 
     def forward(self, batch: Batch) -> Loss:
@@ -53,7 +118,7 @@ class BatchLoss(nn.Module):
         is_token = batch.target_out != PAD
         states, output_weight = states[is_token], self.model.output_weight
         if (bias := self.model.output_bias) is not None:
-            # One more column of the matrix, for a state that is always one.
+            # The bias is one more column of the matrix, times a state of one.
             states = functional.pad(states, (0, 1), value=1.0)
             output_weight = torch.cat([output_weight, bias[:, None]], dim=1)
         return smoothed_cross_entropy(

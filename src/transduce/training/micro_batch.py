@@ -1,6 +1,7 @@
-"""How much of an update fits in memory at a time, and how long it takes.
+"""The largest micro-batch that fits in memory, and its time.
 
-The recipe says what an update is; how it is cut up to fit a device is found by trying.
+The recipe says which pairs an update has. Trials find how it must be split to fit the
+device.
 """
 
 import gc
@@ -26,36 +27,36 @@ from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
-PART = 4
-"""Of a batch, the fourth part at most is to tell how much memory the whole takes."""
+TRIAL_PART = 4
+"""The memory of a batch is estimated from trials of at most a fourth of its pairs."""
 SAFE_SHARE = 0.8
-"""Of free memory: what is taken is not quite in proportion."""
+"""Share of free memory to use, because memory is not exactly proportional to pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """What the trial of the longest batch showed."""
+class MicroBatch:
+    """Result of trying the longest batch."""
 
     max_positions: int
-    """Source and target positions a device bears at a time."""
+    """Source and target positions that fit in memory at a time."""
     was_cut: bool
     """Whether that is less than a whole batch."""
     seconds: float
     """Seconds per position, corrected for the time of other programs."""
     peak_bytes: int
-    """Memory in use at most: the process's own, or the GPU's."""
+    """Peak memory in use: of the process, or of the GPU."""
     waiting_share: float = 0.0
     """Share of the trial's time in which other programs had the processor's cores."""
-    unfused: str | None = None
-    """Why PyTorch could not compile the layers, where that was tried."""
+    compile_error: str | None = None
+    """Why PyTorch could not compile the layers; None if it did or was not to."""
 
 
 def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
-    """`ConfigError` if weights and optimizer alone are more than there is."""
+    """Raise `ConfigError` if weights and optimizer alone exceed the memory."""
     try:
         with torch.device("meta"):
             num_parameters = build(config).num_parameters()
-    except RuntimeError:  # more than can be counted
+    except RuntimeError:  # the number overflows
         num_parameters = sys.maxsize
     needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
     if needed > present:
@@ -66,30 +67,30 @@ def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
         )
 
 
-def fit(
+def find_micro_batch(
     batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware, num_processes: int = 1
-) -> Fit:
-    """Form the gradient of the longest batch, halved until memory suffices.
+) -> MicroBatch:
+    """Compute the gradient of the longest batch, halved until it fits in memory.
 
-    So many processes of this machine do so at once. `ConfigError` if not even one pair
-    fits. The model's gradients are gone afterwards.
+    `num_processes` processes of this machine do so at the same time. The model's
+    gradients are dropped. Raises `ConfigError` if not even one pair fits.
     """
     indices = longest = batcher.longest_batch()
     seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
     if hardware.device.type == "cpu":
-        with _out_of_memory_suppressed():  # what fits is then found out below
-            count = _foreseen(batch_loss, batcher, longest, hardware, num_processes)
+        with _out_of_memory_suppressed():  # the loop below finds what fits
+            count = _estimate(batch_loss, batcher, longest, hardware, num_processes)
             indices = longest[:count]
     while True:
         _free(batch_loss, hardware)
-        # What was too much is not what the run will take.
+        # The peak of a trial that failed is not the run's.
         forget_peak_memory(hardware.device)
         with _out_of_memory_suppressed():
-            # The first time warms up.
+            # The first pass warms up.
             for _ in range(2):
                 meter = WaitingMeter()
-                seconds = _try(batch_loss, batcher, indices, hardware)
+                seconds = _time_gradient(batch_loss, batcher, indices, hardware)
                 waiting_share = meter.share()
             break
         if len(indices) == 1:
@@ -100,7 +101,7 @@ def fit(
         indices = indices[: -(-len(indices) // 2)]
     _free(batch_loss, hardware)
     max_positions = batcher.num_positions(indices)
-    return Fit(
+    return MicroBatch(
         max_positions=max_positions,
         was_cut=len(indices) < len(longest),
         seconds=seconds * (1 - waiting_share) / max_positions,
@@ -109,31 +110,32 @@ def fit(
     )
 
 
-def _foreseen(
+def _estimate(
     batch_loss: BatchLoss,
     batcher: Batcher,
     longest: Integer[np.ndarray, " pairs"],
     hardware: Hardware,
     num_processes: int,
 ) -> int:
-    """How many of the pairs memory will bear, by what one, two, four... of them take.
+    """Estimate how many pairs fit in memory from trials of 1, 2, 4, ... pairs.
 
-    A system that has none left ends a process, without an error to learn from.
+    A system without free memory kills a process, so trying too much is no option.
     """
-    # From now on there are gradients, and what is made once.
-    _try(batch_loss, batcher, longest[:1], hardware)
+    # From now on gradients, and all that is allocated once, are in memory.
+    _time_gradient(batch_loss, batcher, longest[:1], hardware)
     gc.collect()
     return_freed_memory()
     forget_peak_memory(hardware.device)
     peak, positions = peak_memory(hardware.device), 0
     bound = peak + SAFE_SHARE * free_memory(num_processes)
     fitting, count = len(longest), 1
-    while count < len(longest) and count <= min(fitting, max(len(longest) // PART, 2)):
+    largest_trial = max(len(longest) // TRIAL_PART, 2)
+    while count < len(longest) and count <= min(fitting, largest_trial):
         before, at = peak, positions
-        _try(batch_loss, batcher, longest[:count], hardware)
+        _time_gradient(batch_loss, batcher, longest[:count], hardware)
         peak = peak_memory(hardware.device)
         positions = batcher.num_positions(longest[:count])
-        # A position's; by the first trial alone also what any batch takes.
+        # Bytes per position; after the first trial they include those of any batch.
         each = max((peak - before) / (positions - at), 1)
         fitting = bisect_right(
             range(1, len(longest) + 1),
@@ -144,13 +146,13 @@ def _foreseen(
     return fitting
 
 
-def _try(
+def _time_gradient(
     batch_loss: BatchLoss,
     batcher: Batcher,
     indices: Integer[np.ndarray, " pairs"],
     hardware: Hardware,
 ) -> float:
-    """Seconds that the gradient of a batch takes."""
+    """Compute the gradient of a batch; return the seconds it takes."""
     started = time.perf_counter()
     batch_loss(batcher.load(indices)).smoothed.backward()
     if hardware.device.type == "cuda":
@@ -159,6 +161,7 @@ def _try(
 
 
 def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
+    """Drop gradients and return freed memory to the system or the device."""
     batch_loss.zero_grad(set_to_none=True)
     gc.collect()
     if hardware.device.type == "cuda":
@@ -172,7 +175,7 @@ def _out_of_memory_suppressed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # A CPU has no error of its own for it.
+        # On a CPU, PyTorch raises a plain RuntimeError.
         is_gpu = isinstance(error, torch.OutOfMemoryError)
         if not is_gpu and "can't allocate memory" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""What moves the weights: Adam (section 5.3), or Muon for the layers' matrices."""
+"""Optimizers: Adam (section 5.3), or Muon for the matrices of the layers."""
 
 import math
 from collections import defaultdict
@@ -33,7 +33,7 @@ Each is the odd polynomial nearest to one on the range to which the previous ste
 """
 EPSILON = 1e-7
 """Added to norms, which may be zero."""
-MOST_ROWS, MOST_COLUMNS = 256, 512
+MAX_ROWS, MAX_COLUMNS = 256, 512
 """Largest matrix that (nearly) stays in the caches of one core."""
 
 
@@ -71,8 +71,8 @@ def _has_native(matrices: Float[Tensor, "count rows columns"]) -> bool:
     return (
         matrices.device.type == "cpu"
         and matrices.dtype == torch.float32
-        and rows <= MOST_ROWS
-        and columns <= MOST_COLUMNS
+        and rows <= MAX_ROWS
+        and columns <= MAX_COLUMNS
         and rows % ROW_MULTIPLE == 0
         and columns % ROW_MULTIPLE == 0
         and nn_api() is not None
@@ -105,20 +105,21 @@ def _natively(
 
 
 MOMENTUM = 0.95
-"""The decay of the gradients' mean (Jordan et al., 2024)."""
+"""Decay of the mean of gradients (Jordan et al., 2024)."""
 ADAM_SIZE = 0.2
-"""The root mean square of what Adam adds at a rate of one (Liu et al., 2025)."""
+"""Root mean square of Adam's updates at a learning rate of 1 (Liu et al., 2025)."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Each step adds, of the gradients' mean, the orthogonal matrix nearest to it.
+    """Optimizer whose updates are nearly orthogonal matrices (Jordan et al., 2024).
 
-    So all directions move alike, where those that few examples ask for would be lost
-    beside the large ones (Jordan et al., 2024). Matrices of one shape go together.
+    An update is the orthogonal matrix nearest to the mean of gradients. All directions
+    change by the same amount, also those that few examples contribute to. Matrices of
+    the same shape are updated together.
     """
 
-    # Unlike the paper: the layers' matrices are moved by Muon, if that is asked for,
-    # not by Adam. After as many updates on Multi30k, the model is better so
+    # Unlike the paper: Muon can update the matrices of the layers instead of Adam.
+    # After the same number of updates on Multi30k the model is better
     # (benchmarks/results/multi30k.md).
 
     def __init__(
@@ -133,7 +134,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # there is no closure
-        """Move the matrices by their gradients."""
+        """Update the matrices by their gradients."""
         assert closure is None
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
@@ -144,14 +145,14 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, matrices: list[nn.Parameter], learning_rate: float) -> None:
         gradients = [m.grad for m in matrices if m.grad is not None]
-        assert len(gradients) == len(matrices)  # all are in use
+        assert len(gradients) == len(matrices)  # every matrix has a gradient
         momenta = [self._momentum(matrix) for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        # Nesterov's: what the mean will be if the next gradient is like this one.
+        # Nesterov momentum: the mean if the next gradient equals this one.
         ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
-        # An orthogonal matrix has entries of the size one over the root of this.
+        # Entries of an orthogonal matrix have this size to the power of -1/2.
         size = ADAM_SIZE * math.sqrt(max(ahead.shape[1:]))
-        # Singular values need only be near one: bf16 will do (Jordan et al., 2024).
+        # Singular values need only be near one: bf16 suffices (Jordan et al., 2024).
         moves = self._orthogonalized(ahead.to(self._dtype)).to(ahead.dtype)
         torch._foreach_add_(
             cast(list[Tensor], matrices), moves.unbind(), alpha=-learning_rate * size
@@ -160,13 +161,13 @@ class Muon(torch.optim.Optimizer):
     def _orthogonalized(
         self, matrices: Float[Tensor, "count rows columns"]
     ) -> Float[Tensor, "count rows columns"]:
-        """Each by one of the processes, which all have the same gradients."""
+        """Orthogonalise each matrix in one process; all have the same gradients."""
         if self._processes.count == 1:
             return orthogonalized(matrices)
         own = slice(self._processes.rank, None, self._processes.count)
         shared = torch.zeros_like(matrices)
         shared[own] = orthogonalized(matrices[own])
-        return self._processes.total(shared)
+        return self._processes.all_reduce_sum(shared)
 
     def _momentum(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
@@ -181,7 +182,7 @@ MUON_MOMENTS = ("momentum",)
 
 
 class WeightOptimizer:
-    """Moves all weights of a model, each by the optimizer that is meant for it."""
+    """Optimizer of all weights of a model, by Adam or by Adam and Muon."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class WeightOptimizer:
         dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ) -> None:
-        """Muon's products are made in `dtype`, and shared by all processes."""
+        """Create it; Muon multiplies in `dtype` and shares its work among processes."""
         self._weight_decay = config.weight_decay
         self._moments = moments_of(model, config)
         self._weights = dict(model.named_parameters())
@@ -215,15 +216,15 @@ class WeightOptimizer:
         return all(optimizer.state for optimizer in self._optimizers)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> None:
-        """Move the weights by their gradients."""
+        """Update the weights by their gradients."""
         if self._weight_decay > 0:
-            # Unlike the paper: matrices shrink, if that is asked for, apart from what
-            # their gradients do (Loshchilov and Hutter, 2019).
+            # Unlike the paper: optional weight decay of matrices, decoupled from their
+            # gradients (Loshchilov and Hutter, 2019).
             kept = max(1 - learning_rate * self._weight_decay, 0.0)
             with torch.no_grad():
                 torch._foreach_mul_(cast(list[Tensor], self._matrices), kept)
@@ -233,7 +234,7 @@ class WeightOptimizer:
             optimizer.step()
 
     def state(self) -> dict[str, Tensor]:
-        """What `restore` needs: the moments of each weight, by both their names."""
+        """Return the moments of all weights for `restore`, by names `moment.weight`."""
         return {
             f"{moment}.{name}": self._state_of(name)[moment].clone().cpu()
             for name, moments in self._moments.items()
@@ -241,7 +242,7 @@ class WeightOptimizer:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Go on after so many steps, from what `state` gave then."""
+        """Continue after so many steps from the result of `state`."""
         for name, weight in self._weights.items():
             state = self._state_of(name)
             if self._moments[name] == ADAM_MOMENTS:
@@ -251,7 +252,7 @@ class WeightOptimizer:
                 state[moment] = saved.to(weight.device, copy=True)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget the moments."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
@@ -263,7 +264,7 @@ class WeightOptimizer:
 
 
 def matrices_of(model: TransductionModel) -> set[str]:
-    """The names of those of the layers' linear maps; no embedding is one."""
+    """Return the names of the weights of linear maps, without embeddings."""
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
@@ -274,7 +275,7 @@ def matrices_of(model: TransductionModel) -> set[str]:
 def moments_of(
     model: TransductionModel, config: TrainingConfig
 ) -> dict[str, tuple[str, ...]]:
-    """What is kept of each weight, by its name."""
+    """Return the names of the moments of each weight."""
     matrices = matrices_of(model) if config.optimizer == "muon" else set()
     return {
         name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
@@ -285,7 +286,7 @@ def moments_of(
 def require_moments(
     model: TransductionModel, config: TrainingConfig, tensors: Mapping[str, Tensor]
 ) -> None:
-    """`CheckpointError` if they are not those of that model and optimizer."""
+    """Raise `CheckpointError` if tensors are not the moments of this model."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     moments = moments_of(model, config)
     for name, weight in model.named_parameters():
@@ -296,19 +297,3 @@ def require_moments(
                     "shape, but does not; it is damaged, or of another model or "
                     "optimizer."
                 )
-
-
-def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
-    """Equation 3; steps count from 1."""
-    rate: float = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
-    return rate
-
-
-def scheduled_rate(step: int, d_model: int, config: TrainingConfig) -> float:
-    """What a run has at that step: by default equation 3."""
-    rate = learning_rate(step, d_model, config.warmup_steps)
-    # Unlike the paper: in the last steps, if that is asked for, the rate also falls to
-    # nothing in a straight line (Hägele et al., 2024).
-    cooldown = config.cooldown_share * config.steps
-    left = min((config.steps + 1 - step) / (cooldown + 1), 1.0) if cooldown else 1.0
-    return config.learning_rate_scale * rate * left

@@ -1,4 +1,4 @@
-"""The training loop (sections 5.1 to 5.3). Knows no text and no decoding."""
+"""The training loop (sections 5.1 to 5.3)."""
 
 import math
 import time
@@ -20,87 +20,86 @@ from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.metrics.perplexity import perplexity
 from transduce.nn.fuse import fuse
-from transduce.nn.packed_weights import unchanged_weights
+from transduce.nn.native_operators import unchanged_weights
 from transduce.text.vocabulary import PAD
-from transduce.training.compiled_layers import fuse_layers, is_worth_fusing
+from transduce.training.compiled_layers import compile_layers, is_worth_compiling
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import ALONE, Processes, Share, apart
-from transduce.training.guided_attention import Guidance
-from transduce.training.loss import BatchLoss, as_tensor
-from transduce.training.micro_batch import Fit, fit
+from transduce.training.distributed import ALONE, Processes, Share, no_sync
+from transduce.training.loss import BatchLoss, GuidedAttention, as_tensor
+from transduce.training.micro_batch import MicroBatch, find_micro_batch
 from transduce.training.optimizer import (
     ADAM_MOMENTS,
     WeightOptimizer,
     require_moments,
-    scheduled_rate,
 )
+from transduce.training.schedule import scheduled_rate
 
 RECENT = 0.02
-"""Weight of one update in the recent loss: about fifty updates count."""
+"""Weight of an update in the recent loss, a moving average of about fifty updates."""
 DIVERGENCE = 1.0
-"""Nats a token by which the recent loss may rise above its lowest."""
+"""Rise of the recent loss above its minimum that ends training, in nats a token."""
 RISE = 0.2
-"""By which it does not rise in a training that goes well."""
+"""Rise of the recent loss that may be the beginning of divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where training stands: the next update to make."""
+    """Position in training."""
 
     step: int = 0
-    """Updates made."""
+    """Number of updates made."""
     epoch: int = 0
     update: int = 0
-    """Updates made of this epoch."""
+    """Number of updates made in this epoch."""
     recent_loss: float = math.inf
-    """Mean of the loss over about the last fifty updates."""
+    """Moving average of the loss over about fifty updates."""
     lowest_loss: float = math.inf
-    """The lowest that the recent loss has been."""
+    """Minimum of the recent loss."""
     flops: int = 0
-    """Spent on the updates made, padding and lost updates left out."""
+    """FLOPs of the updates made, without padding and without lost updates."""
     rate_factor: float = 1.0
-    """On the learning rate; lowered when training has diverged."""
+    """Factor on the learning rate, lowered when training has diverged."""
 
     @property
-    def is_on_the_rise(self) -> bool:
+    def is_rising(self) -> bool:
         """Whether the loss may have begun to diverge."""
         return self.recent_loss > self.lowest_loss + RISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one update did."""
+    """Figures of one update."""
 
     step: int
     epoch: int
     loss: float
-    """Smoothed cross-entropy, and that of guided attention if there is such; nats a
-    target token."""
+    """Smoothed cross-entropy, plus the loss of guided attention if there is one, in
+    nats a target token."""
     perplexity: float
-    """Of the training tokens, with dropout on."""
+    """Perplexity of the update's target tokens, with dropout."""
     learning_rate: float
     num_source_tokens: int
     num_target_tokens: int
     padding: float
-    """Share of positions that hold no token."""
+    """Share of positions that are padding."""
     flops: int
-    """Of all updates up to this one."""
+    """FLOPs of all updates up to this one."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """How well a model foretells a held-out corpus."""
+    """Loss of a model on a held-out corpus."""
 
     loss: float
-    """Smoothed cross-entropy, nats a target token."""
+    """Smoothed cross-entropy in nats a target token."""
     perplexity: float
     """Exponential of the mean negative log-likelihood of a target token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """All that is needed to go on as if nothing had happened."""
+    """State from which training continues bit for bit, beside the weights."""
 
     progress: Progress
     tensors: dict[str, Tensor]
@@ -108,25 +107,25 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """What a process does of an update at a time."""
+    """A share of an update with its data."""
 
     update: Update
     share: Share
     batch: Batch
     is_last: bool
-    """Of this process's in the update."""
+    """Whether it is the last share of this process in the update."""
 
 
 class TrainingStoppedError(TransduceError):
-    """Training was asked to stop, and has saved where it stands."""
+    """Training was stopped and is saved."""
 
 
 class DivergedError(TransduceError):
-    """The loss is no number any more, or rises and rises."""
+    """The loss is not finite, or has risen for long."""
 
 
 class Trainer:
-    """Makes updates until the number asked for; bit for bit the same when resumed."""
+    """Training loop, which is bit for bit the same when it is resumed."""
 
     def __init__(
         self,
@@ -135,12 +134,12 @@ class Trainer:
         config: TrainingConfig,
         hardware: Hardware,
         processes: Processes = ALONE,
-        guidance: Guidance | None = None,
+        guidance: GuidedAttention | None = None,
     ) -> None:
         self.model = fuse(model.to(hardware.device))
         self.progress = Progress()
         self.is_checkpoint_due = False
-        """Whether the schedule, or the end, asks for a checkpoint after this step."""
+        """Whether a checkpoint is due after this step."""
         self._batcher = batcher
         self._config = config
         self._hardware = hardware
@@ -148,40 +147,43 @@ class Trainer:
         self._batch_loss = BatchLoss(
             self.model, config.label_smoothing, hardware, guidance
         )
-        self._joined = processes.join(self._batch_loss)
+        self._parallel_loss = processes.data_parallel(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
 
-    def fit(self, most: int | None = None) -> Fit:
-        """Find out how much of an update fits in memory; from here on it is cut so.
+    def find_micro_batch(self, max_positions: int | None = None) -> MicroBatch:
+        """Find how much of an update fits in memory, and split updates accordingly.
 
-        To so many positions at most, if there is a bound. All processes agree on that;
-        time and memory are this one's. `ConfigError` if not even one pair fits.
+        `max_positions` is an upper bound. All processes agree on the number of
+        positions; time and memory are those of this process. Raises `ConfigError` if
+        not even one pair fits.
         """
-        unfused = None
-        if is_worth_fusing(self._batch_loss, self._hardware, self._config.steps):
-            unfused = self.fuse_layers()
+        compile_error = None
+        if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
+            compile_error = self.compile_layers()
         weights = [] if self._optimizer.has_state else self.model.parameters()
-        # What Adam will hold must have its room.
+        # Memory of the moments that Adam will allocate.
         moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
         sharing = self._processes.count_here
-        found = fit(self._batch_loss, self._batcher, self._hardware, sharing)
-        found = replace(found, unfused=unfused)
+        found = find_micro_batch(
+            self._batch_loss, self._batcher, self._hardware, sharing
+        )
+        found = replace(found, compile_error=compile_error)
         del moments
-        # All cut alike: else a pair could fall to two of them, or to none.
+        # All processes must split alike, or two would process the same pair.
         bound = float(found.max_positions) if found.was_cut else math.inf
-        bound = min(bound, math.inf if most is None else float(most))
-        bound = self._processes.least(bound, self._hardware.device)
+        bound = min(bound, math.inf if max_positions is None else float(max_positions))
+        bound = self._processes.all_reduce_min(bound, self._hardware.device)
         if math.isinf(bound):
             self._max_positions = None
             return found
         self._max_positions = int(bound)
         return replace(found, max_positions=int(bound), was_cut=True)
 
-    def fuse_layers(self) -> str | None:
-        """Have PyTorch compile them; if it cannot, the reason."""
-        return fuse_layers(
+    def compile_layers(self) -> str | None:
+        """Compile the layers by PyTorch; return the reason if it cannot."""
+        return compile_layers(
             self._batch_loss, self._batcher, self._hardware, self._processes
         )
 
@@ -192,11 +194,12 @@ class Trainer:
         on_checkpoint: Callable[[], bool],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Train to the last step; `TrainingStoppedError` once `should_stop` says so.
+        """Train to the last step.
 
-        `save` is called when a checkpoint is due, at the end, and before stopping;
-        `on_checkpoint` after it, unless training is to stop at once. It says whether
-        this is the end, before the last step. `DivergedError` if the loss does.
+        `save` is called when a checkpoint is due, at the end and before stopping.
+        `on_checkpoint` is called after it unless training stops; it returns whether
+        training ends early. Raises `TrainingStoppedError` after a step at which
+        `should_stop` returns true, and `DivergedError` if the loss diverges.
         """
         for update, loaded in self._updates():
             report = self._step(update, loaded)
@@ -209,7 +212,7 @@ class Trainer:
                 self._require_finite_weights()
                 save()
             if is_stopping:
-                self._processes.wait()  # the first one's end is the end of all
+                self._processes.barrier()  # the others end with the first process
                 raise TrainingStoppedError(
                     f"Training was stopped after step {self.progress.step:,} of "
                     f"{self._config.steps:,}, and is saved."
@@ -221,14 +224,14 @@ class Trainer:
                     return
 
     def state(self) -> TrainingState:
-        """What `restore` needs; the model's weights are not in it."""
+        """Return the state for `restore`, without the model's weights."""
         return TrainingState(progress=self.progress, tensors=self._optimizer.state())
 
     def restore(self, state: TrainingState | None) -> None:
-        """Go on from a saved state, or none: from the beginning.
+        """Continue from a saved state, or from the beginning if it is None.
 
-        The model must hold the weights saved with it. `CheckpointError` if it is the
-        state of another model.
+        The model must have the weights that were saved with the state. Raises
+        `CheckpointError` if the state is of another model.
         """
         if state is None:
             self.progress = Progress()
@@ -239,7 +242,7 @@ class Trainer:
         self._optimizer.restore(state.tensors, state.progress.step)
 
     def lower_learning_rate(self, factor: float) -> None:
-        """From here on, and when resumed; what the loss was before is forgotten."""
+        """Multiply the learning rate from now on, and restart the recent loss."""
         self.progress = replace(
             self.progress,
             rate_factor=self.progress.rate_factor * factor,
@@ -248,7 +251,7 @@ class Trainer:
         )
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
-        """Each with its shares; the next share is loaded while one is in use."""
+        """Yield updates with this process's shares, of which the next is read ahead."""
         while self.progress.step < self._config.steps:
             start = self.progress
             with closing(read_ahead(self._shares(start))) as shares:
@@ -264,7 +267,7 @@ class Trainer:
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
     def _shares(self, start: Progress) -> Iterator[_Loaded]:
-        """This process's, of all updates that are left of an epoch."""
+        """Load this process's shares of the remaining updates of an epoch."""
         for update in self._batcher.epoch(start.epoch, first=start.update):
             shares = self._processes.share(self._cut(update.batches))
             for share in shares:
@@ -276,7 +279,7 @@ class Trainer:
                 )
 
     def _step(self, update: Update, loaded: Iterator[_Loaded]) -> StepReport:
-        """Accumulate the gradients of an update's batches, then move the weights."""
+        """Accumulate the gradients of an update, then update the weights."""
         started = time.perf_counter()
         self.model.train()
         rate = self._learning_rate()
@@ -300,14 +303,15 @@ class Trainer:
         )
 
     def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "2"]:
-        """Form the gradient of an update's mean loss a token; its sums of losses."""
+        """Compute the gradient of the mean loss; return the sums of both losses."""
+        processes = self._processes
         losses = torch.zeros(2, device=self._hardware.device)
-        # In one context a GPU casts weights once an update, but in compiled layers.
-        with self._hardware.autocast(), self._processes.in_step(), unchanged_weights():
+        # One autocast context casts each weight once, except in compiled layers.
+        with self._hardware.autocast(), processes.detecting_loss(), unchanged_weights():
             for each in loaded:
-                with nullcontext() if each.is_last else apart(self._joined):
+                with nullcontext() if each.is_last else no_sync(self._parallel_loss):
                     losses += self._backward(each)
-        return self._processes.total(losses)
+        return processes.all_reduce_sum(losses)
 
     def _load(self, share: Share) -> Batch:
         batch = self._batcher.load(share.indices)
@@ -316,7 +320,7 @@ class Trainer:
     def _cut(
         self, batches: Sequence[Integer[np.ndarray, " _"]]
     ) -> list[Integer[np.ndarray, " _"]]:
-        """Batches, each in as many parts as memory asks for."""
+        """Split batches into parts that fit in memory."""
         if self._max_positions is None:
             return list(batches)
         parts: list[Integer[np.ndarray, " _"]] = []
@@ -327,27 +331,28 @@ class Trainer:
         return parts
 
     def _backward(self, loaded: _Loaded) -> Float[Tensor, "2"]:
-        """Add a share's part of the gradient."""
+        """Add the gradient of a share; return its sums of both losses."""
         share, num_tokens = loaded.share, loaded.update.num_target_tokens
-        # Each has dropout of its own, whichever process it falls to.
+        # Each share has its own dropout masks, whichever process computes it.
         self._hardware.seed(self._dropout_seed(share.number))
-        loss = self._joined(loaded.batch)
-        # Joined processes form the mean of their gradients, but it is to be the sum.
+        loss = self._parallel_loss(loaded.batch)
+        # Data-parallel processes average gradients, but the update needs their sum.
         weight = share.counts * self._processes.count / num_tokens
-        with torch.autocast("cpu", enabled=False):  # each as it was forwards
+        # Backward operators keep the precision of the forward pass.
+        with torch.autocast("cpu", enabled=False):
             (loss.smoothed * weight).backward()
         return share.counts * as_tensor(loss)
 
     def _dropout_seed(self, number: int) -> int:
-        """Of a share of this step, whatever has been drawn before."""
+        """Return the seed of a share in this step, independent of earlier draws."""
         entropy = (self._config.seed, self.progress.step, number)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def _watch(self, report: StepReport) -> None:
-        """Keep the recent loss; `DivergedError` if it is no number or rises."""
+        """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, self.progress.step
         recent = report.loss
-        if not math.isinf(before.recent_loss):  # which it is before the first step
+        if not math.isinf(before.recent_loss):  # infinite before the first step
             recent = before.recent_loss + RECENT * (report.loss - before.recent_loss)
         if not math.isfinite(report.loss):
             raise DivergedError(
@@ -363,7 +368,7 @@ class Trainer:
         self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
 
     def _require_finite_weights(self) -> None:
-        """Nothing is saved that a run could not go on from."""
+        """Raise `DivergedError` rather than save weights that are not finite."""
         checks = [weight.isfinite().all() for weight in self.model.parameters()]
         if not torch.stack(checks).all():
             raise DivergedError(
@@ -372,7 +377,7 @@ class Trainer:
             )
 
     def validate(self, batcher: Batcher) -> Validation:
-        """Measure the loss over all pairs, without dropout."""
+        """Compute the loss of all pairs, without dropout."""
         self.model.eval()
         losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
         with torch.no_grad():
@@ -392,9 +397,9 @@ class Trainer:
         if self._config.checkpoint_steps is not None:
             return self.progress.step % self._config.checkpoint_steps == 0
         minutes = (time.monotonic() - self._checkpointed_at) / 60
-        # The clock of the first process counts for all.
+        # The clock of the first process decides for all.
         is_due = minutes >= self._config.checkpoint_minutes
         return self._any(is_due and self._processes.is_first)
 
     def _any(self, is_so: bool) -> bool:
-        return self._processes.any(is_so, self._hardware.device)
+        return self._processes.all_reduce_any(is_so, self._hardware.device)

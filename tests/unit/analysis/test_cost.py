@@ -1,4 +1,4 @@
-"""The paper's formulas, worked out by hand, and its estimates in Table 2."""
+"""The paper's formulas computed by hand, and its estimates in Table 2."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.experiments.presets import PRESETS
-from transduce.model.cost import update_flops
+from transduce.model.sizes import update_flops
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from transduce.model.cost import update_flops
     [
         ("self-attention", 10 * 10 * 7, 1, 1),
         ("recurrent", 10 * 7 * 7, 10, 10),
-        # Reaches of 1, 3, 9, 27 positions; contiguous ones of 3, 5, 7, 9, 11.
+        # Dilated layers reach 1, 3, 9, 27 positions; contiguous ones 3, 5, 7, 9, 11.
         ("convolutional", 3 * 10 * 7 * 7, 1, 3),
         ("convolutional, contiguous", 3 * 10 * 7 * 7, 1, 5),
-        # Nine positions away, four at a time.
+        # Positions nine apart, in windows of four.
         ("restricted self-attention", 4 * 10 * 7, 1, 3),
     ],
 )
-def test_layers_cost_what_table_1_says(layer, operations, sequential, path):
+def test_layer_costs_equal_table_1(layer, operations, sequential, path):
     cost = layer_cost(layer, LayerSizes(n=10, d=7, k=3, r=4))
     assert cost.operations == operations
     assert cost.sequential_operations == sequential
@@ -52,11 +52,11 @@ P100S = Cluster(name="P100", tflops=9.5, num_devices=8)
 
 
 @pytest.mark.parametrize(("hours", "flops"), [(12.0, 3.3e18), (84.0, 2.3e19)])
-def test_the_papers_estimates_are_those_of_table_2(hours, flops):
+def test_the_papers_estimates_equal_table_2(hours, flops):
     assert estimate_flops(hours * 3600, P100S) == pytest.approx(flops, rel=0.01)
 
 
-def test_devices_are_as_fast_as_the_paper_says():
+def test_devices_have_the_speed_of_the_paper():
     assert SUSTAINED_TFLOPS == {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 
 

@@ -11,12 +11,12 @@ WEIGHTS = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.1, 0.5]])
 @pytest.mark.parametrize(
     ("linking", "expected"),
     [
-        ("target", [[1, 0], [0, 0]]),  # the second prefers the end
+        ("target", [[1, 0], [0, 0]]),  # the second word attends most to the end token
         ("source", [[1, 1], [0, 0]]),
         ("either", [[1, 1], [0, 0]]),
     ],
 )
-def test_words_are_linked_to_those_of_the_greatest_weight(
+def test_words_are_linked_to_the_words_of_greatest_weight(
     linking: str, expected: list[list[int]]
 ) -> None:
     found = links_by(linking, WEIGHTS)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from transduce.analysis.head_statistics import (
 )
 
 EVEN = torch.full((4, 4), 0.25)
-PREVIOUS = torch.eye(4).roll(1, dims=0)  # the first looks to the last
+PREVIOUS = torch.eye(4).roll(1, dims=0)  # the first word attends to the last
 CAUSAL = torch.ones(3, 3).tril() / torch.tensor([[1.0], [2.0], [3.0]])
 
 

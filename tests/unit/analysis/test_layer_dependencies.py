@@ -36,7 +36,7 @@ SIZES = [
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_paths_are_as_long_as_table_1_says(layer, sizes):
+def test_path_lengths_equal_table_1(layer, sizes):
     expected = layer_cost(layer, sizes).maximum_path_length
     assert maximum_path_length(layer, sizes) == expected
 
@@ -57,7 +57,7 @@ def test_no_output_depends_on_a_masked_input(layer):
     assert (layer in CAUSAL) == (not found.triu(1).any())
 
 
-def test_dependencies_are_the_jacobians_non_zeros():
+def test_dependencies_are_the_non_zeros_of_the_jacobian():
     layer = make_layer("restricted self-attention", LayerSizes(n=7, d=4, r=2))
     layer = layer.to(EXACT)
     x = torch.randn(1, 7, 4, dtype=EXACT)

@@ -1,4 +1,4 @@
-"""Exponents of layers whose times are known, and the order of their turns."""
+"""Exponents fitted to known times of layers, and the order of turns."""
 
 from collections import Counter
 
@@ -99,7 +99,7 @@ def test_a_disturbed_turn_does_not_change_the_exponent(clock: Clock):
 def test_layers_take_turns_in_changing_order(clock: Clock):
     measure_scaling([SWEEP, OTHER], 99, nothing)
     rounds = [clock.turns[i : i + 6] for i in range(0, len(clock.turns), 6)]
-    # The first is the warm-up.
+    # The first round is the warm-up.
     assert len(rounds) == MIN_ROUNDS + 1
     assert all(Counter(each) == Counter(rounds[0]) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 2

@@ -27,7 +27,7 @@ LAYERS = [
 def counted_flops(layer: torch.nn.Module, sizes: LayerSizes) -> tuple[int, int]:
     """FLOPs of all products of a pass, and of scores and weighted values alone."""
     if hasattr(layer, "attention"):
-        # So that they are formed by products that are counted.
+        # Compute scores by counted matrix products.
         layer.attention.weights_tap.register_forward_hook(lambda *_: None)
     with FlopCounterMode(display=False) as counter:
         layer(torch.randn(1, sizes.n, sizes.d))
@@ -92,7 +92,7 @@ def test_the_share_of_restricted_attention_follows_from_its_products():
 
 
 @pytest.mark.parametrize("layer", ["recurrent", "convolutional"])
-def test_other_layers_have_no_other_products(layer):
+def test_layers_without_attention_have_no_attention_products(layer):
     assert share_of_term(layer, LayerSizes(n=4, d=1000)) == 1
 
 

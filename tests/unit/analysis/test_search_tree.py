@@ -27,7 +27,7 @@ def test_a_recorded_search_finds_the_same_translations(
 ) -> None:
     translator = Translator(trained_checkpoint, torch.device("cpu"))
     (translation,) = translator.translate_stream([TEXT], SEVERAL)
-    # Both are in fp32, but sum in different orders.
+    # Both are in fp32 but sum in different orders.
     assert [h.score for h in tree.hypotheses] == [
         pytest.approx(h.score, rel=1e-5) for h in translation.hypotheses
     ]

@@ -61,7 +61,7 @@ def test_bytes_belong_to_the_letter_that_they_spell() -> None:
     torch.testing.assert_close(groups.sum(dim=1), torch.ones(6))
 
 
-def test_a_letter_that_a_tokenizer_dropped_is_noticed() -> None:
+def test_a_letter_dropped_by_the_tokenizer_is_detected() -> None:
     assert have_same_letters(["grün", "."], [" gr", "<0xC3>", "<0xBC>", "n", "."])
     assert not have_same_letters(["grün", "."], [" gr", "n", "."])
 

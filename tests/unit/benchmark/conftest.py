@@ -1,4 +1,4 @@
-"""Turns without processes, and a small task."""
+"""Fixtures: turns without processes, and a small task."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +17,7 @@ from transduce.experiments.presets import PRESETS
 class Line(Connection):
     """Connection that gives a number of turns and then closes."""
 
-    _handle = None  # of no file
+    _handle = None  # no open file
 
     def __init__(self, num_turns: int) -> None:
         self.turns_left = num_turns

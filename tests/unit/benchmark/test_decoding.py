@@ -29,7 +29,7 @@ BEAM = Setting(batch_size=3, beam_size=3)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
 
 
-def test_all_systems_translate_with_the_same_model(trained_checkpoint, corpus):
+def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
     turns = []
     speed = measure_decoding(
         trained_checkpoint, corpus[0], [GREEDY, BEAM, FORCED], 1, CPU, turns.append
@@ -203,7 +203,7 @@ def test_sentences_that_do_not_fit_are_refused(sentences, trained_checkpoint):
         measure_decoding(trained_checkpoint, sentences, [setting], 1, CPU, print)
 
 
-def test_no_setting_is_refused(trained_checkpoint):
+def test_an_empty_list_of_settings_is_refused(trained_checkpoint):
     with pytest.raises(ConfigError, match="at least one batch size and one beam size"):
         measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
 

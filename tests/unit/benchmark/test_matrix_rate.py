@@ -1,4 +1,4 @@
-"""Matrix rate by a fake clock, and products by PyTorch's count."""
+"""Matrix rates by a fake clock, and products by PyTorch's FLOP counter."""
 
 from dataclasses import replace
 from itertools import count
@@ -50,7 +50,7 @@ def test_products_are_in_the_hardwares_precision(monkeypatch, cpu, dtype):
     assert dtypes == {dtype}
 
 
-def test_the_fastest_product_counts(monkeypatch, cpu):
+def test_the_rate_is_that_of_the_fastest_product(monkeypatch, cpu):
     monkeypatch.setattr(module, "FIRST_SIZE", 16)
     monkeypatch.setattr(module, "LONG_S", 0.0)
     readings = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])

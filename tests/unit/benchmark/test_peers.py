@@ -1,4 +1,4 @@
-"""With the same weights all systems have the same loss, so all do the same work."""
+"""With the same weights all systems have the same losses."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -144,7 +144,7 @@ def marian_like(ours: Transformer) -> MarianPeer:
 
 @pytest.fixture(params=[TORCH, MARIAN])
 def peer_like(request):
-    """Makes a peer with our weights."""
+    """Make a peer with our weights."""
     if request.param == MARIAN:
         return marian_like
     return torch_like
@@ -231,7 +231,9 @@ def test_a_compiled_peer_takes_part_on_a_gpu():
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.filterwarnings("ignore")  # the compiler calls what PyTorch warns of
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # the compiler calls functions of which PyTorch warns
 def test_a_compiled_peer_computes_the_same(task, monkeypatch):
     # Compiling to machine code would take a minute.
     compile_ = partialmethod(nn.Module.compile, backend="eager")

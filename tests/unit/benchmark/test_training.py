@@ -10,7 +10,7 @@ from transduce.benchmark.measurement import Turn
 from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
 from transduce.benchmark.training_systems import MARIAN, OURS, TORCH, UpdateOutcome
 from transduce.errors import ConfigError
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 
 SECONDS = {
     OURS: [9.0, 9.0, 1.0, 2.0, 4.0],

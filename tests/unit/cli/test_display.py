@@ -1,4 +1,4 @@
-"""What stands on the terminal before the first update."""
+"""The terminal output before the first update."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
-from transduce.training.micro_batch import Fit
+from transduce.training.micro_batch import MicroBatch
 
 RUN = PRESETS["base"]
 START = RunStart(
@@ -22,12 +22,12 @@ START = RunStart(
     num_parameters=63_100_000,
     hardware=Hardware(device=torch.device("cpu"), dtype=torch.float32),
     num_processes=1,
-    fit=Fit(
+    micro_batch=MicroBatch(
         max_positions=2_000, was_cut=False, seconds=0.001, peak_bytes=3_250_000_000
     ),
     first_step=0,
 )
-"""50,000 positions an update, each of which takes a millisecond."""
+"""Task of 50,000 positions per update, at one millisecond per position."""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,11 @@ START = RunStart(
             "3.5 hours",
         ),
         (
-            replace(START, first_step=994, fit=replace(START.fit, was_cut=True)),
+            replace(
+                START,
+                first_step=994,
+                micro_batch=replace(START.micro_batch, was_cut=True),
+            ),
             "6 of about 25,000 source and 25,000 target tokens, cut to 2,000 positions "
             "at a time",
             "5 minutes",
@@ -48,7 +52,7 @@ START = RunStart(
     ],
     ids=["alone", "by several processes", "resumed and cut"],
 )
-def test_what_a_run_will_take_is_foretold(capsys, start, updates, forecast):
+def test_the_duration_of_a_run_is_forecast(capsys, start, updates, forecast):
     TrainingDisplay().started(start)
     assert capsys.readouterr().out.splitlines()[:3] == [
         "Model: 63,100,000 parameters, vocabulary of "
@@ -58,26 +62,26 @@ def test_what_a_run_will_take_is_foretold(capsys, start, updates, forecast):
     ]
 
 
-def test_layers_that_cannot_be_compiled_are_told_of(capsys):
-    fit = replace(START.fit, unfused="Failed to find C compiler.")
-    TrainingDisplay().started(replace(START, fit=fit))
+def test_uncompilable_layers_give_a_warning(capsys):
+    fit = replace(START.micro_batch, compile_error="Failed to find C compiler.")
+    TrainingDisplay().started(replace(START, micro_batch=fit))
     warning = " ".join(capsys.readouterr().out.splitlines())
     assert "PyTorch cannot compile the layers here" in warning
     assert "Failed to find C compiler." in warning
 
 
 def test_a_short_forecast_is_written_in_words(capsys):
-    fit = replace(START.fit, seconds=1e-9)
-    TrainingDisplay().started(replace(START, fit=fit))
+    fit = replace(START.micro_batch, seconds=1e-9)
+    TrainingDisplay().started(replace(START, micro_batch=fit))
     assert "process, less than a minute, checkpoints" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("share", "said"), [(0.0, False), (0.05, False), (0.5, True), (0.9, True)]
 )
-def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
-    fit = replace(START.fit, waiting_share=share)
-    TrainingDisplay().started(replace(START, fit=fit))
+def test_a_forecast_made_under_load_says_so(capsys, share, said):
+    fit = replace(START.micro_batch, waiting_share=share)
+    TrainingDisplay().started(replace(START, micro_batch=fit))
     text = capsys.readouterr().out
     assert (
         f"; other programs had the processor for {share:.0%} of the trial, and the "
@@ -95,7 +99,9 @@ def test_warnings_come_before_the_first_step(capsys):
 
 
 def test_weeks_of_training_give_a_warning(capsys):
-    TrainingDisplay().started(replace(START, fit=replace(START.fit, seconds=1.0)))
+    TrainingDisplay().started(
+        replace(START, micro_batch=replace(START.micro_batch, seconds=1.0))
+    )
     text = capsys.readouterr().out
     assert "Warning: training takes about 83 weeks here; choose a smaller pre" in text
 

@@ -29,7 +29,7 @@ def test_given_minutes_replace_a_presets_steps(
 ) -> None:
     table = tmp_path / "settings.toml"
     names = [each.removeprefix("training.") for each in settings]
-    # TOML has no word for nothing.
+    # TOML has no null value.
     in_a_file = "\n".join(["[training]", *(n for n in names if "none" not in n)])
     table.write_text(in_a_file, encoding="utf-8")
     ways = [run_config("base", None, settings).training]

@@ -77,7 +77,7 @@ def test_progress_shows_step_bar_and_time_at_any_width(width: int) -> None:
     ("width", "figures"),
     [(30, 0), (45, 0), (50, 1), (60, 1), (80, 2), (100, 3), (200, 3)],
 )
-def test_figures_are_shown_as_far_as_there_is_room(width: int, figures: int) -> None:
+def test_figures_are_shown_as_far_as_the_width_allows(width: int, figures: int) -> None:
     line = drawn(width, "step 50,000/100,000")
     assert [figure in line for figure in FIGURES] == [
         i < figures for i in range(len(FIGURES))

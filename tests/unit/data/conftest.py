@@ -1,4 +1,4 @@
-"""Who is told of a download, and corpora whose files may be anything."""
+"""Fixtures: an observer of downloads, and corpora with arbitrary files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from transduce.data.named_corpora import NamedCorpus
 
 @dataclass
 class Record:
-    """An observer that keeps what it is told."""
+    """Observer that records all calls."""
 
     received_bytes: list[tuple[int, int | None]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ def without_checks() -> Callable[[NamedCorpus], NamedCorpus]:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Callable[[], list[str]]:
-    """The names of all files there are now."""
+    """Names of all files that exist now."""
 
     def names() -> list[str]:
         paths = (path for path in tmp_path.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Lines out of archives: what a line is, and what a damaged archive says."""
+"""Lines of archives are read, and damaged archives are reported."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ lines </seg><SEG id="3"></SEG>
 
 @pytest.fixture
 def tar(tmp_path: Path) -> Callable[..., Path]:
-    """An archive of these members, in this order."""
+    """Write a tar archive with these members, in this order."""
 
     def write(name: str, members: dict[str, bytes]) -> Path:
         path = tmp_path / name
@@ -73,7 +73,7 @@ def test_only_a_line_feed_ends_a_line(tar):
     ]
 
 
-def test_a_line_knows_its_place(tar):
+def test_a_line_has_a_place_for_messages(tar):
     archive = tar("a.tgz", {"x/a.en": b"one\n\xff\n"})
     with pytest.raises(DataError, match=f"{archive}/x/a.en:2: a line must be valid UT"):
         [line.text() for line in lines_of(archive, "x/a.en")]
@@ -89,7 +89,7 @@ def test_a_segment_of_sgml_is_a_line(tar):
     ]
 
 
-def test_sgml_that_is_no_text_is_told_by_its_segment(tar):
+def test_malformed_sgml_is_reported_with_its_segment(tar):
     archive = tar("a.tgz", {"a.sgm": b'<seg id="1">a</seg>\n<seg id="2">\xe9</seg>'})
     lines = list(lines_of(archive, "a.sgm"))
     with pytest.raises(DataError, match=r"a\.sgm:2: .* byte 1 of this one is 0xe9"):
@@ -97,7 +97,7 @@ def test_sgml_that_is_no_text_is_told_by_its_segment(tar):
 
 
 @pytest.mark.parametrize("evil", ["../evil", "/tmp/../evil", "x/../../evil"])
-def test_a_member_that_points_elsewhere_is_passed_over(tar, tmp_path, listed, evil):
+def test_a_member_outside_the_archive_is_skipped(tar, tmp_path, listed, evil):
     archive = tar("a.tgz", {evil: b"bad", "a.en": b"one\n"})
     assert contents(archive, "a.en") == [b"one"]
     with pytest.raises(DataError, match="must hold a.de, but does not; delete it"):
@@ -127,7 +127,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("name", ["a.tgz", "a.gz"])
-def test_a_damaged_archive_is_one_sentence(tar, tmp_path, name, damage):
+def test_a_damaged_archive_is_reported_in_one_sentence(tar, tmp_path, name, damage):
     if name == "a.tgz":
         member, archive = "a.en", tar(name, {"a.en": TEXT})
     else:
@@ -139,12 +139,12 @@ def test_a_damaged_archive_is_one_sentence(tar, tmp_path, name, damage):
         contents(archive, member)
 
 
-def test_a_damaged_gzip_file_inside_a_tar_is_one_sentence(tar):
+def test_a_damaged_gzip_file_inside_a_tar_is_reported_in_one_sentence(tar):
     archive = tar("a.tar", {"a.gz": gzip.compress(TEXT)[:-20]})
     with pytest.raises(DataError, match="a.tar/a.gz: the archive is damaged; delete"):
         contents(archive, "a.gz")
 
 
-def test_an_archive_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_missing_archive_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(DataError, match="cannot be read .No such file or directory"):
         contents(tmp_path / "a.tgz", "a.en")

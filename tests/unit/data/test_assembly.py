@@ -1,4 +1,4 @@
-"""From archives to a folder of line-aligned files."""
+"""Named corpora are assembled from archives into line-aligned files."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ SIDES = ("en", "de")
 
 @pytest.fixture
 def make(server) -> Callable[..., NamedCorpus]:
-    """A corpus of gzip files that the server offers; by split, the two sides."""
+    """Offer a corpus as gzip files, given the two sides of each split."""
 
     def write(num_pairs: int | None = None, **texts: tuple[bytes, bytes]):
         splits = [
@@ -75,7 +75,7 @@ def test_a_corpus_is_written_side_by_side(corpus, out, observer, listed):
     ]  # fmt: skip
 
 
-def test_what_is_there_is_left_alone(corpus, out, observer, server):
+def test_an_assembled_corpus_is_not_downloaded_again(corpus, out, observer, server):
     first = assemble(corpus, out, observer)
     server.asked.clear()
     again = assemble(corpus, out, observer)
@@ -84,7 +84,7 @@ def test_what_is_there_is_left_alone(corpus, out, observer, server):
     assert not again.is_new
 
 
-def test_a_text_that_was_deleted_is_written_again(corpus, out, observer, server):
+def test_a_deleted_text_is_written_again(corpus, out, observer, server):
     assemble(corpus, out, observer)
     (out / "train.de").unlink()
     server.asked.clear()
@@ -93,7 +93,7 @@ def test_a_text_that_was_deleted_is_written_again(corpus, out, observer, server)
     assert server.asked == []
 
 
-def test_pairs_that_training_cannot_take_are_left_out_and_counted(make, out, observer):
+def test_unusable_training_pairs_are_left_out_and_counted(make, out, observer):
     lines = [
         (b"one", b"eins"),
         (b"", b"leer"),
@@ -115,14 +115,14 @@ def test_pairs_that_training_cannot_take_are_left_out_and_counted(make, out, obs
     )
 
 
-def test_of_held_out_text_each_line_is_kept(make, out, observer):
+def test_every_line_of_held_out_text_is_kept(make, out, observer):
     held_out = (b"a\n\nc\n", b"b\nd\n\n")
     assembled = assemble(make(train=(b"x\n", b"y\n"), dev=held_out), out, observer)
     assert assembled.counts["dev"] == SplitCounts(num_pairs=3)
     assert (out / "dev.en").read_bytes() == held_out[0]
 
 
-def test_held_out_text_must_be_text(make, out, observer, listed):
+def test_held_out_text_that_is_not_utf8_is_refused(make, out, observer, listed):
     corpus = make(train=(b"x\n", b"y\n"), dev=(b"a\n\xff\n", b"b\nc\n"))
     with pytest.raises(DataError, match=r"dev\.en\.gz:2: a line must be valid UTF-8"):
         assemble(corpus, out, observer)
@@ -143,13 +143,13 @@ def test_sides_of_unequal_length_are_refused(
     assert all("downloads/train" in name or "dev" in name for name in listed())
 
 
-def test_a_count_that_is_known_is_checked(make, out, observer):
+def test_a_known_number_of_pairs_is_checked(make, out, observer):
     corpus = make(num_pairs=3, train=(b"a\nb\n", b"c\nd\n"), dev=(b"a\n", b"b\n"))
     with pytest.raises(DataError, match="train must have 3 pairs, but has 2; delete"):
         assemble(corpus, out, observer)
 
 
-def test_parts_follow_one_another(make, out, observer, server):
+def test_parts_of_a_split_are_concatenated(make, out, observer, server):
     parts = make(a=(b"\xef\xbb\xbf1\n", b"2"), b=(b"3\n", b"4\n"), c=(b"5\n", b"6\n"))
     train = Split(name="train", parts=parts.train.parts + parts.dev.parts)
     corpus = NamedCorpus(
@@ -161,14 +161,14 @@ def test_parts_follow_one_another(make, out, observer, server):
     assert (out / "train.de").read_bytes() == b"2\n4\n"
 
 
-def test_the_observer_is_told_of_many_lines(make, out, observer):
+def test_the_observer_gets_the_progress_of_many_lines(make, out, observer):
     corpus = make(train=(b"a\n" * 25_000, b"b\n" * 25_000), dev=(b"a\n", b"b\n"))
     assemble(corpus, out, observer)
     assert observer.lines == [("train", 10_000), ("train", 20_000)]
 
 
 @pytest.mark.parametrize("content", ["a file", "something", "another corpus"])
-def test_a_folder_that_holds_something_else_is_refused(
+def test_a_folder_with_other_contents_is_refused(
     corpus, out, observer, server, listed, content
 ):
     if content == "a file":
@@ -189,14 +189,14 @@ def test_a_folder_that_holds_something_else_is_refused(
 @pytest.mark.parametrize(
     "record", ["", "{", "[]", "{}", '{"corpus": "tiny", "splits": {"train": {"x": 1}}}']
 )
-def test_a_damaged_record_is_one_sentence(corpus, out, observer, record):
+def test_a_damaged_record_is_reported_in_one_sentence(corpus, out, observer, record):
     assemble(corpus, out, observer)
     (out / "corpus.json").write_text(record)
     with pytest.raises(DataError, match=r"corpus\.json: the file is damaged; delete"):
         assemble(corpus, out, observer)
 
 
-def test_a_download_that_fails_leaves_no_texts_and_is_gone_on_with(
+def test_a_failed_download_leaves_no_texts_and_can_be_continued(
     corpus, out, observer, server, listed
 ):
     content = server.files.pop("/dev.de.gz")
@@ -210,9 +210,7 @@ def test_a_download_that_fails_leaves_no_texts_and_is_gone_on_with(
     assert [path for path, _ in server.asked] == ["/dev.de.gz"]
 
 
-def test_a_disk_too_small_for_the_texts_keeps_the_downloads(
-    make, out, observer, server, listed
-):
+def test_a_full_disk_keeps_the_downloads(make, out, observer, server, listed):
     corpus = make(train=(b"a\n" * 9_000, b"b\n" * 9_000), dev=(b"a\n", b"b\n"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
@@ -227,7 +225,7 @@ def test_a_disk_too_small_for_the_texts_keeps_the_downloads(
     assert (out / "train.en").read_bytes() == b"a\n" * 9_000
 
 
-def test_an_interruption_between_the_moves_is_mended(
+def test_an_interruption_between_the_moves_is_repaired(
     corpus, out, observer, monkeypatch
 ):
     move, moves = Path.replace, []
@@ -260,7 +258,7 @@ def packed(files: dict[str, bytes], mode: str) -> bytes:
 
 
 def content_of(text: Text, number: int) -> bytes:
-    """A line that says where it stood."""
+    """Line with the name and number of its place."""
     line = f"{text.member or text.file.name} {number}"
     if text.member and text.member.endswith(".sgm"):
         return f'<seg id="1">{line} &amp; so on</seg>\n'.encode()
@@ -282,7 +280,7 @@ def archive_of(file: RemoteFile, corpus: NamedCorpus) -> bytes:
 
 
 @pytest.mark.parametrize("name", NAMED_CORPORA)
-def test_every_corpus_is_found_in_archives_of_its_members(
+def test_every_named_corpus_is_assembled_from_its_archive_members(
     server, out, observer, without_checks, name
 ):
     corpus = without_checks(NAMED_CORPORA[name])
@@ -304,7 +302,7 @@ def test_every_corpus_is_found_in_archives_of_its_members(
     ]
 
 
-def test_a_wrong_mirror_is_refused_before_anything_is_done(
+def test_a_malformed_mirror_is_refused_before_any_download(
     corpus, out, observer, server
 ):
     with pytest.raises(ConfigError, match="The mirror must be an address"):

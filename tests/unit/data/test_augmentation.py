@@ -1,4 +1,4 @@
-"""Variants of trees are trees, of the same words and labels, the same for a seed."""
+"""Variants of trees are sound trees and depend on the seed alone."""
 
 from dataclasses import replace
 from itertools import islice
@@ -22,16 +22,16 @@ def variants(trees: list[Tree], config: AugmentationConfig) -> list[Tree]:
     return made[len(trees) :]
 
 
-def test_by_default_there_are_none() -> None:
+def test_there_are_no_variants_by_default() -> None:
     assert variants(TREES, AugmentationConfig()) == []
 
 
-def test_copies_without_a_change_are_the_trees() -> None:
+def test_copies_without_changes_equal_the_trees() -> None:
     assert variants(TREES, replace(NOTHING, copies=2)) == TREES * 2
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_variant_is_a_sound_tree(seed: int) -> None:
+def test_a_variant_is_a_valid_tree(seed: int) -> None:
     config = AugmentationConfig(copies=3, replaced_words=0.3, seed=seed)
     for tree in variants(TREES, config):
         assert parse_tree(str(tree)) == tree
@@ -45,7 +45,7 @@ def test_the_same_seed_makes_the_same_variants() -> None:
     assert one == again != other
 
 
-def test_words_are_replaced_by_words_of_their_tag() -> None:
+def test_words_are_replaced_by_words_with_the_same_tag() -> None:
     config = replace(NOTHING, replaced_words=1.0)
     leaves = {leaf for tree in TREES for leaf in tree.leaves}
     changed = variants(TREES, config)
@@ -66,7 +66,7 @@ def test_a_cut_is_a_constituent_of_its_tree() -> None:
         assert inner in str(before)
 
 
-def test_a_constituent_gives_way_to_one_of_its_label() -> None:
+def test_a_constituent_is_replaced_by_one_with_the_same_label() -> None:
     one = parse_tree("(TOP (S (NP (N a)) (VP (V b) (X (N c))) (P .)))")
     other = parse_tree("(TOP (S (NP (D d) (NP (N e))) (Y (V f) (V g))))")
     made = [
@@ -85,7 +85,7 @@ def test_a_constituent_gives_way_to_one_of_its_label() -> None:
     }
 
 
-def test_a_tree_of_one_word_stays() -> None:
+def test_a_tree_of_one_word_is_unchanged() -> None:
     tree = parse_tree("(TOP (UH Yes))")
     config = AugmentationConfig(copies=1, cut=1.0, replaced_constituents=1.0)
     assert variants([tree], config) == [tree]

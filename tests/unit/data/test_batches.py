@@ -1,4 +1,4 @@
-"""Updates and batches: every pair once, budgets kept, an order that repeats."""
+"""An epoch's updates and batches hold every pair once, within their budgets."""
 
 import threading
 from itertools import pairwise
@@ -42,7 +42,7 @@ def drawn(updates) -> list[list[list[int]]]:
 @pytest.mark.parametrize("batch_tokens", [1, 50, 10_000])
 @pytest.mark.parametrize("budget", [1, 150, 1_000_000])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_every_pair_comes_exactly_once_an_epoch(
+def test_an_epoch_has_every_pair_exactly_once(
     make_batcher, batch_tokens, budget, epoch
 ):
     batcher = make_batcher(
@@ -54,17 +54,17 @@ def test_every_pair_comes_exactly_once_an_epoch(
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("budget", [50, 200, 900, 2_300, 10_000])
-def test_updates_keep_about_their_budget(make_batcher, side, budget):
+def test_updates_have_about_the_size_of_their_budget(make_batcher, side, budget):
     other = "target" if side == "source" else "source"
     budgets = {f"{side}_tokens": budget, f"{other}_tokens": 1_000_000}
     updates = list(make_batcher(**budgets).epoch(0))
     counts = [getattr(update, f"num_{side}_tokens") for update in updates]
-    # Their number is rounded, and what is dealt out are whole batches.
+    # The number of updates is rounded, and each gets whole batches.
     assert max(counts) <= budget * (1 + 0.5 / len(counts)) + BATCH_TOKENS
 
 
 @pytest.mark.parametrize("budget", [100, 200, 900])
-def test_updates_are_filled_alike(make_batcher, budget):
+def test_updates_have_similar_sizes(make_batcher, budget):
     updates = make_batcher(source_tokens=budget, target_tokens=1_000_000).epoch(0)
     counts = [update.num_source_tokens for update in updates]
     assert len(counts) > 1
@@ -85,24 +85,24 @@ def _few_planned_pairs(monkeypatch):
 
 @pytest.mark.usefixtures("_few_planned_pairs")
 class TestALargeCorpusIsPlannedInParts:
-    def test_every_pair_comes_exactly_once_an_epoch(self, make_batcher):
+    def test_an_epoch_has_every_pair_exactly_once(self, make_batcher):
         seen = [i for update in make_batcher().epoch(3) for i in indices(update)]
         assert sorted(seen) == list(range(PAIRS))
 
-    def test_the_parts_are_random(self, make_batcher):
+    def test_the_parts_of_an_epoch_are_random(self, make_batcher):
         updates = list(make_batcher().epoch(0))
         first = [i for update in updates[: len(updates) // 5] for i in indices(update)]
         assert min(first) < PAIRS / 5
         assert max(first) > PAIRS * 4 / 5
 
     @pytest.mark.parametrize("first", [0, 1, 9, 15, 1_000])
-    def test_beginning_later_is_skipping_updates(self, make_batcher, first):
+    def test_a_later_start_skips_updates(self, make_batcher, first):
         batcher = make_batcher()
         whole = drawn(batcher.epoch(1))
         assert len(whole) > 15
         assert drawn(batcher.epoch(1, first=first)) == whole[first:]
 
-    def test_in_order_gives_every_pair_once(self, make_batcher):
+    def test_in_order_batches_have_every_pair_once(self, make_batcher):
         rows = sum(len(batch.source) for batch in make_batcher().in_order())
         assert rows == PAIRS
 
@@ -121,7 +121,7 @@ def test_another_seed_has_another_order(make_batcher):
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 1_000])
-def test_beginning_later_is_skipping_updates(make_batcher, first):
+def test_a_later_start_skips_updates(make_batcher, first):
     batcher = make_batcher()
     assert drawn(batcher.epoch(1, first=first)) == drawn(batcher.epoch(1))[first:]
 
@@ -151,7 +151,7 @@ def test_batches_are_filled(make_batcher, dataset):
 
 
 def test_little_of_a_batch_is_padding(make_dataset):
-    # Lengths about as those of news text, and targets about as long as their sources.
+    # Lengths as in news text, with targets about as long as their sources.
     random = np.random.default_rng(1)
     source = random.lognormal(3.0, 0.6, 100_000).clip(1, 100)
     target = (source * random.lognormal(0.0, 0.2, len(source))).clip(1, 120)
@@ -212,7 +212,7 @@ def test_a_batch_is_padded_at_the_end_with_its_special_tokens(make_dataset):
     assert batch.source.dtype == torch.int64
 
 
-def test_in_order_gives_every_pair_once(make_batcher, dataset):
+def test_in_order_batches_have_every_pair_once(make_batcher, dataset):
     batcher = make_batcher()
     loaded = list(batcher.in_order())
     rows = [
@@ -255,11 +255,11 @@ def test_a_batch_is_pinned_without_a_change():
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_what_is_read_ahead_comes_in_order(count):
+def test_items_read_ahead_come_in_order(count):
     assert list(read_ahead(iter(range(count)))) == list(range(count))
 
 
-def test_one_is_read_ahead_while_another_is_in_use():
+def test_one_item_is_read_ahead():
     begun = [threading.Event() for _ in range(4)]
 
     def items():
@@ -272,14 +272,14 @@ def test_one_is_read_ahead_while_another_is_in_use():
         assert not any(event.is_set() for event in begun[number + 2 :])
 
 
-def test_an_error_comes_where_its_item_would_have_come():
+def test_an_error_is_raised_in_place_of_its_item():
     ahead = read_ahead(12 // number for number in (3, 2, 0, 1))
     assert [next(ahead), next(ahead)] == [4, 6]
     with pytest.raises(ZeroDivisionError):
         next(ahead)
 
 
-def test_whoever_stops_early_leaves_no_thread():
+def test_stopping_early_leaves_no_thread():
     before = threading.active_count()
     ahead = read_ahead(iter(range(9)))
     assert next(ahead) == 0
@@ -314,7 +314,7 @@ def test_a_setting_below_one_is_refused(name, value):
         (2, [1] * 10),
     ],
 )
-def test_updates_are_rounded_in_number_and_filled_alike(make_dataset, budget, sizes):
+def test_the_number_of_updates_is_rounded(make_dataset, budget, sizes):
     dataset = make_dataset([([5], [6])] * 10)
     config = BatchingConfig(source_tokens=budget, target_tokens=budget, batch_tokens=2)
     found = [
@@ -324,7 +324,7 @@ def test_updates_are_rounded_in_number_and_filled_alike(make_dataset, budget, si
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_the_side_that_fills_its_budget_first_decides(make_dataset, side):
+def test_the_side_that_fills_its_budget_first_decides_the_size(make_dataset, side):
     longer, shorter = [5, 6, 7], [8]
     pair = (longer, shorter) if side == "source" else (shorter, longer)
     config = BatchingConfig(source_tokens=8, target_tokens=8, batch_tokens=4)

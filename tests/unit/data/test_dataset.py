@@ -1,4 +1,4 @@
-"""An encoded corpus: what is written is what is read, empty sentences included."""
+"""An encoded corpus is read as it was written, with its empty sentences."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_lengths_count_the_ids_of_each_sentence(tmp_path):
     assert written.target.lengths(np.array([1, 0])).tolist() == [3, 1]
 
 
-def test_one_sentence_can_be_picked(tmp_path):
+def test_a_single_sentence_can_be_read(tmp_path):
     written = write_dataset(encoded([([3, 4], [5]), ([9], [6, 7, 8])]), tmp_path)
     assert written.source[1].tolist() == [9]
     assert written.target[1].tolist() == [6, 7, 8]
@@ -99,7 +99,7 @@ def test_a_damaged_dataset_is_refused(tmp_path, side, kind, left):
         open_dataset(tmp_path)
 
 
-def test_what_fills_several_chunks_is_one_dataset(tmp_path, monkeypatch):
+def test_several_chunks_are_one_dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "CHUNK_PAIRS", 3)
     pairs = encoded([([i] * i, [i] * (7 - i)) for i in range(8)])
     assert pairs_of(write_dataset(pairs, tmp_path)) == pairs

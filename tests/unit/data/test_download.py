@@ -1,4 +1,4 @@
-"""One file over HTTP, from a server of the test's own."""
+"""A file is downloaded over HTTP from a server of the test."""
 
 import hashlib
 import resource
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def part(path: Path) -> Callable[[bytes], Path]:
-    """Write what an earlier attempt left."""
+    """Write the partial file of an earlier attempt."""
 
     def write(content: bytes) -> Path:
         path.parent.mkdir()
@@ -43,18 +43,20 @@ def part(path: Path) -> Callable[[bytes], Path]:
 
 @pytest.fixture
 def file(server) -> RemoteFile:
-    """Known by its size and checksum."""
+    """Remote file of known size and checksum."""
     offered = server.offer("wmt/file.tgz", CONTENT)
     return replace(offered, size_bytes=SIZE, checksum=sum_of(CONTENT, "sha256"))
 
 
 @pytest.fixture
 def unknown(file: RemoteFile) -> RemoteFile:
-    """The same, with nothing known of it."""
+    """The same file without size or checksum."""
     return replace(file, size_bytes=None, checksum=None)
 
 
-def test_a_file_is_brought_whole_and_nothing_else(file, path, observer, listed):
+def test_a_file_is_downloaded_whole_and_nothing_else_is_left(
+    file, path, observer, listed
+):
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
     assert listed() == ["downloads/file.tgz"]
@@ -62,7 +64,7 @@ def test_a_file_is_brought_whole_and_nothing_else(file, path, observer, listed):
     assert observer.reasons == []
 
 
-def test_a_file_that_is_there_is_not_asked_for(file, path, observer, server):
+def test_an_existing_file_is_not_requested(file, path, observer, server):
     fetch(file, path, observer)
     fetch(file, path, observer)
     assert server.ranges == [None]
@@ -72,7 +74,7 @@ def test_a_file_that_is_there_is_not_asked_for(file, path, observer, server):
     ("content", "fault"),
     [(b"short", f"must be {SIZE:,} bytes long, but is 5"), (b"x" * SIZE, "sha256 sum")],
 )
-def test_a_file_that_is_there_is_checked(file, path, observer, content, fault):
+def test_an_existing_file_is_checked(file, path, observer, content, fault):
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(DataError, match=fault) as raised:
@@ -91,7 +93,7 @@ def test_either_kind_of_checksum_is_checked(unknown, path, observer, algorithm):
         fetch(wrong, path, observer)
 
 
-def test_what_a_broken_connection_brought_is_not_asked_for_again(
+def test_after_a_broken_connection_only_the_rest_is_requested(
     file, path, observer, server
 ):
     server.answer_once(breaks_after=HALF)
@@ -103,9 +105,7 @@ def test_what_a_broken_connection_brought_is_not_asked_for_again(
     ]
 
 
-def test_a_later_call_goes_on_where_an_earlier_one_ended(
-    file, path, part, observer, server
-):
+def test_a_later_call_continues_an_earlier_one(file, path, part, observer, server):
     part(CONTENT[:HALF])
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
@@ -113,16 +113,16 @@ def test_a_later_call_goes_on_where_an_earlier_one_ended(
     assert observer.received_bytes[0][0] > HALF
 
 
-def test_a_file_that_lacks_only_its_name_is_not_asked_for(
-    file, path, part, observer, server
-):
+def test_a_complete_partial_file_is_not_requested(file, path, part, observer, server):
     part(CONTENT)
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
     assert server.asked == []
 
 
-def test_a_server_without_ranges_begins_anew(file, path, part, observer, server):
+def test_a_server_without_ranges_sends_the_whole_file_again(
+    file, path, part, observer, server
+):
     server.knows_ranges = False
     part(b"?" * HALF)
     server.answer_once(breaks_after=100)
@@ -132,7 +132,7 @@ def test_a_server_without_ranges_begins_anew(file, path, part, observer, server)
 
 
 @pytest.mark.parametrize("size", [SIZE, SIZE + 9])
-def test_a_part_as_long_as_the_file_or_longer_is_brought_anew(
+def test_a_partial_file_that_is_too_long_is_downloaded_again(
     unknown, path, part, observer, server, size
 ):
     part(b"?" * size)
@@ -141,7 +141,7 @@ def test_a_part_as_long_as_the_file_or_longer_is_brought_anew(
     assert server.ranges == [f"bytes={size}-", None]
 
 
-def test_attempts_are_counted_from_the_last_that_brought_something(
+def test_attempts_are_counted_from_the_last_successful_read(
     file, path, observer, server
 ):
     for _ in range(6):
@@ -153,7 +153,7 @@ def test_attempts_are_counted_from_the_last_that_brought_something(
 
 
 @pytest.mark.parametrize("status", [500, 503, 408, 429])
-def test_a_fault_that_may_pass_is_tried_again_and_then_told(
+def test_a_temporary_error_is_retried_and_then_reported(
     file, path, part, observer, server, status
 ):
     partial = part(CONTENT[:HALF])
@@ -168,7 +168,7 @@ def test_a_fault_that_may_pass_is_tried_again_and_then_told(
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
-def test_a_refusal_is_told_at_once(file, path, observer, server, status, listed):
+def test_a_refusal_is_reported_at_once(file, path, observer, server, status, listed):
     server.answer_once(status=status)
     with pytest.raises(DataError, match=f"answers {status} .*by --mirror"):
         fetch(file, path, observer)
@@ -176,7 +176,9 @@ def test_a_refusal_is_told_at_once(file, path, observer, server, status, listed)
     assert listed() == []
 
 
-def test_no_server_is_one_sentence(path, observer, server, listed):
+def test_an_unreachable_server_is_reported_in_one_sentence(
+    path, observer, server, listed
+):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/file.tgz"
@@ -190,7 +192,7 @@ def test_no_server_is_one_sentence(path, observer, server, listed):
     assert listed() == []
 
 
-def test_a_server_that_says_nothing_is_one_sentence(path, observer, server):
+def test_a_silent_server_is_reported_in_one_sentence(path, observer, server):
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.MonkeyPatch.context() as patch,
@@ -202,14 +204,14 @@ def test_a_server_that_says_nothing_is_one_sentence(path, observer, server):
 
 
 @pytest.mark.parametrize("raw", [b"", b"HELLO\r\n"])
-def test_an_answer_that_is_no_http_may_pass(file, path, observer, server, raw):
+def test_an_answer_that_is_no_http_is_retried(file, path, observer, server, raw):
     server.answer_once(raw=raw)
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
     assert len(observer.reasons) == 1
 
 
-def test_a_wrong_announcement_is_told_before_anything_comes(
+def test_a_wrong_announced_size_is_reported_before_the_download(
     file, path, part, observer, server
 ):
     partial = part(CONTENT[:HALF])
@@ -222,14 +224,14 @@ def test_a_wrong_announcement_is_told_before_anything_comes(
     assert partial.read_bytes() == CONTENT[:HALF]
 
 
-def test_a_wrong_content_is_removed(file, path, observer, server, listed):
+def test_a_file_of_wrong_content_is_removed(file, path, observer, server, listed):
     server.files["/wmt/file.tgz"] = b"?" * SIZE
     with pytest.raises(DataError, match="must have the sha256 sum .* is removed"):
         fetch(file, path, observer)
     assert listed() == []
 
 
-def test_more_than_there_should_be_is_removed(file, path, observer, server, listed):
+def test_a_file_that_is_too_long_is_removed(file, path, observer, server, listed):
     server.announces_length = False
     server.files["/wmt/file.tgz"] = CONTENT + b"more"
     with pytest.raises(DataError, match=f"bytes long, but is {SIZE + 4:,}"):
@@ -250,7 +252,7 @@ def test_a_download_stops_at_the_known_size(
 
 
 @pytest.mark.parametrize("announces", [True, False])
-def test_a_file_of_unknown_size_is_bounded(
+def test_a_file_of_unknown_size_has_a_maximum(
     unknown, path, observer, server, listed, monkeypatch, announces
 ):
     monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
@@ -263,7 +265,7 @@ def test_a_file_of_unknown_size_is_bounded(
     assert listed() == []
 
 
-def test_a_part_beyond_the_bound_is_removed(
+def test_a_partial_file_beyond_the_maximum_is_removed(
     unknown, path, part, observer, server, listed, monkeypatch
 ):
     monkeypatch.setattr(download, "MAX_BYTES", HALF)
@@ -275,13 +277,13 @@ def test_a_part_beyond_the_bound_is_removed(
 
 
 @pytest.mark.parametrize("digits", ["9" * 30, "9" * 6_000, "-1", "ten"])
-def test_a_malformed_length_counts_as_none(unknown, path, observer, server, digits):
+def test_a_malformed_content_length_is_ignored(unknown, path, observer, server, digits):
     server.answer_once(announced=digits)
     fetch(unknown, path, observer)
     assert path.read_bytes() == CONTENT
 
 
-def test_what_the_server_announces_is_checked_where_no_size_is_known(
+def test_the_announced_size_is_checked_if_no_size_is_known(
     unknown, path, observer, server
 ):
     server.answer_once(breaks_after=HALF)
@@ -290,14 +292,16 @@ def test_what_the_server_announces_is_checked_where_no_size_is_known(
     assert server.ranges == [None, f"bytes={HALF}-"]
 
 
-def test_a_server_may_announce_nothing(unknown, path, observer, server):
+def test_a_server_may_announce_no_size(unknown, path, observer, server):
     server.announces_length = False
     fetch(unknown, path, observer)
     assert path.read_bytes() == CONTENT
     assert observer.received_bytes[-1] == (SIZE, None)
 
 
-def test_a_known_size_says_what_an_unannounced_one_lacks(file, path, observer, server):
+def test_a_truncated_answer_without_a_length_is_found_by_the_known_size(
+    file, path, observer, server
+):
     server.announces_length = False
     server.answer_once(breaks_after=HALF)
     fetch(file, path, observer)
@@ -306,9 +310,7 @@ def test_a_known_size_says_what_an_unannounced_one_lacks(file, path, observer, s
 
 
 @pytest.mark.parametrize("place", ["bytes 9999-10239/10240", "all of it"])
-def test_other_bytes_than_asked_for_are_not_taken(
-    file, path, part, observer, server, place
-):
+def test_a_wrong_range_is_refused(file, path, part, observer, server, place):
     part(CONTENT[:HALF])
     server.answer_once(content_range=place)
     fetch(file, path, observer)
@@ -325,7 +327,7 @@ def test_a_log_in_page_is_not_taken_for_the_file(
     assert listed() == []
 
 
-def test_a_full_disk_is_one_sentence_and_the_next_call_goes_on(
+def test_a_full_disk_is_reported_and_the_next_call_continues(
     file, path, observer, server
 ):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -340,7 +342,9 @@ def test_a_full_disk_is_one_sentence_and_the_next_call_goes_on(
     assert server.ranges == [None, "bytes=3000-"]
 
 
-def test_an_interruption_keeps_what_came(file, path, server, observer, monkeypatch):
+def test_an_interruption_keeps_the_partial_file(
+    file, path, server, observer, monkeypatch
+):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -355,7 +359,7 @@ def test_an_interruption_keeps_what_came(file, path, server, observer, monkeypat
 
 
 @pytest.mark.parametrize("mirror", ["http://m.org:8/a/b", "http://m.org:8/a/b/"])
-def test_a_mirror_stands_for_the_host(mirror):
+def test_a_mirror_replaces_the_host(mirror):
     file = RemoteFile(url="https://www.statmt.org/wmt13/test.tgz", size_bytes=1)
     moved = RemoteFile(url="http://m.org:8/a/b/wmt13/test.tgz", size_bytes=1)
     assert file.on(mirror) == moved
@@ -367,6 +371,6 @@ def test_a_mirror_stands_for_the_host(mirror):
     ["m.org", "ftp://m.org", "file:///etc", "http://", "http://[::1", "http://m:x/",
      "http://m:0/", "http://m.org/a b", ""],
 )  # fmt: skip
-def test_a_mirror_that_is_no_address_is_refused(mirror):
+def test_a_malformed_mirror_is_refused(mirror):
     with pytest.raises(ConfigError, match="The mirror must be an address such as"):
         RemoteFile(url="https://www.statmt.org/a").on(mirror)

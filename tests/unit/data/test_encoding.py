@@ -1,4 +1,4 @@
-"""Pairs to ids: in order, a few chunks ahead and no more."""
+"""Pairs are encoded in order, a few chunks ahead."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small_chunks")
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 8, 9, 10, 40])
-def test_pairs_come_in_their_order(tokenizer: Tokenizer, count: int) -> None:
+def test_encoded_pairs_keep_their_order(tokenizer: Tokenizer, count: int) -> None:
     pairs = [
         SentencePair(source="one " * i, target="eins " * (count - i))
         for i in range(count)
@@ -36,7 +36,7 @@ def test_pairs_come_in_their_order(tokenizer: Tokenizer, count: int) -> None:
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_no_more_is_read_than_is_soon_asked_for(tokenizer: Tokenizer) -> None:
+def test_the_input_is_read_only_a_few_chunks_ahead(tokenizer: Tokenizer) -> None:
     read = []
 
     def pairs() -> Iterator[SentencePair]:
@@ -61,7 +61,7 @@ def test_the_end_token_counts_towards_the_maximum_length(
     assert fate_of(pair, max_length=12) == fate
 
 
-def test_symbols_cut_the_target_alone(tokenizer: Tokenizer) -> None:
+def test_only_the_target_is_encoded_as_symbols(tokenizer: Tokenizer) -> None:
     symbols = SymbolVocabulary("xx", ("(S", ")S", "XX"))
     encoder = PairEncoder(tokenizer=tokenizer, symbols=symbols)
     pair = SentencePair(source="one two", target="(S XX XX )S")

@@ -40,7 +40,7 @@ def test_one_in_a_hundred_is_held_out_between_bounds(
     assert usual_number(num_pairs) == number
 
 
-def test_the_same_seed_chooses_the_same_whatever_the_order() -> None:
+def test_the_same_seed_holds_out_the_same_pairs_in_any_order() -> None:
     one, again = choose(LINES, None, 1), choose(reversed(LINES), None, 1)
     other = choose(LINES, None, 2)
     assert one is not None
@@ -57,7 +57,7 @@ def test_parts_have_no_source_in_common() -> None:
     assert found == {None: 450, 0: 30, 1: 20}
 
 
-def test_a_corpus_of_few_sources_has_nothing_to_hold_out() -> None:
+def test_nothing_is_held_out_of_a_corpus_with_few_sources() -> None:
     assert choose(LINES[:100] * 50, None, 1) is None
     assert choose(LINES[:399], None, 1) is None
 
@@ -84,7 +84,7 @@ def test_no_copy_of_a_held_out_pair_is_in_training(
     assert parts is not None
     training = [" ".join(line.split()) for line in lines(parts.source[0])]
     dev = lines(parts.dev_source[0])
-    assert len(dev) in (199, 200)  # one may have no translation
+    assert len(dev) in (199, 200)  # one pair may have no translation
     assert len(set(dev)) == len(dev)
     assert not set(dev) & set(training)
     assert {*dev, *training} - {"", "lonely"} == set(LINES)
@@ -95,7 +95,7 @@ def test_no_copy_of_a_held_out_pair_is_in_training(
             assert target == f"Satz {source.split()[1]}"
 
 
-def test_too_few_pairs_leave_the_corpus_as_it_is(tmp_path: Path) -> None:
+def test_too_few_pairs_are_not_split(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text("\n".join(LINES[:399]))
     files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
@@ -127,12 +127,14 @@ def test_a_seed_out_of_range_is_refused(files: CorpusFiles, seed: int) -> None:
         require_choice(files.source, files.target, (1,), seed)
 
 
-def test_more_than_half_is_not_held_out(files: CorpusFiles) -> None:
+def test_at_most_half_is_held_out(files: CorpusFiles) -> None:
     with pytest.raises(DataError, match="holding out 400 pairs needs as many"):
         require_choice(files.source, files.target, (300, 100), 1)
 
 
-def test_the_counts_are_those_of_the_files(files: CorpusFiles, tmp_path: Path) -> None:
+def test_the_reported_counts_equal_those_of_the_files(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
     choice = require_choice(files.source, files.target, (20, 10), 3)
     outputs = [(tmp_path / f"{i}.s", tmp_path / f"{i}.t") for i in range(3)]
     counts = write_split(files.source, files.target, choice, outputs)

@@ -1,4 +1,4 @@
-"""The corpora as they are written down."""
+"""The definitions of the named corpora are complete."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ def names(corpora):
 
 
 @pytest.mark.parametrize("corpus", CORPORA, ids=names(CORPORA))
-def test_a_corpus_is_whole(corpus):
+def test_a_corpus_definition_is_consistent(corpus):
     assert NAMED_CORPORA[corpus.name] is corpus
     parts = [part for split in corpus.splits for part in split.parts]
     assert {len(part) for part in parts} == {len(corpus.languages)}
@@ -77,7 +77,7 @@ def test_multi30k_is_held_out_by_year():
         ("wmt14-enfr", "wmt14-en-fr"),
     ],
 )
-def test_an_unknown_name_is_told_the_nearest(name, nearest):
+def test_an_unknown_name_suggests_the_nearest(name, nearest):
     with pytest.raises(ConfigError) as raised:
         named_corpus(name)
     assert str(raised.value) == (

@@ -58,9 +58,7 @@ def with_dev(files: CorpusFiles, source: list[str], target: list[str]) -> Corpus
     )
 
 
-def test_pairs_are_counted_by_what_became_of_them(
-    files: CorpusFiles, folder: Path
-) -> None:
+def test_pairs_are_counted_by_outcome(files: CorpusFiles, folder: Path) -> None:
     counts = prepare(files, TOKENIZER, MAX_LENGTH, folder).training
     assert counts == PairCounts(kept=2, empty=2, overlong=1)
     assert str(counts) == "2 of 5 pairs kept (2 empty and 1 overlong left out)"
@@ -139,12 +137,12 @@ def test_a_fault_in_the_last_file_is_found_before_anything_is_written(
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file by its name."""
+    """Contents of all files by name."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_what_a_neighbour_has_made_of_the_same_is_shared(
+def test_the_prepared_corpus_of_a_sibling_run_is_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path
 ) -> None:
     files = with_dev(files, ["one"], ["eins"])
@@ -159,7 +157,7 @@ def test_what_a_neighbour_has_made_of_the_same_is_shared(
     assert (second / ids).samefile(folder / ids)
 
 
-def test_where_there_are_no_links_the_files_are_copied(
+def test_files_are_copied_if_links_are_not_supported(
     files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_link(*_: object) -> None:
@@ -172,7 +170,7 @@ def test_where_there_are_no_links_the_files_are_copied(
     assert content(second) == content(folder)
 
 
-def test_the_lines_are_the_key_however_they_are_cut_into_files(
+def test_sharing_depends_on_the_lines_not_on_the_files(
     files: CorpusFiles, folder: Path, tmp_path: Path
 ) -> None:
     cut = CorpusFiles(
@@ -191,7 +189,7 @@ def test_the_lines_are_the_key_however_they_are_cut_into_files(
     "change",
     ["a line", "a dev corpus", "swapped sides", "the vocabulary", "the filter"],
 )
-def test_nothing_is_shared_if_anything_differs(
+def test_a_corpus_with_any_difference_is_not_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path, change: str
 ) -> None:
     prepare(files, TOKENIZER, MAX_LENGTH, folder)
@@ -224,7 +222,7 @@ def test_nothing_is_shared_if_anything_differs(
     ],
 )
 @pytest.mark.parametrize("how", ["cut short", "missing", "of another"])
-def test_nothing_damaged_is_shared(
+def test_a_damaged_corpus_is_not_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path, damaged: str, how: str
 ) -> None:
     files = with_dev(files, ["one", "two"], ["eins", "zwei"])
@@ -245,7 +243,7 @@ def test_nothing_damaged_is_shared(
     assert content(second) == before
 
 
-def test_what_lies_on_another_disk_is_shared(
+def test_a_corpus_on_another_disk_is_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path
 ) -> None:
     prepare(files, TOKENIZER, MAX_LENGTH, folder)
@@ -264,7 +262,7 @@ def test_what_lies_on_another_disk_is_shared(
     assert content(second) == before
 
 
-def test_a_corpus_cut_into_other_words_is_not_shared(
+def test_a_corpus_of_another_word_pattern_is_not_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(files, TOKENIZER, MAX_LENGTH, folder)
@@ -276,7 +274,7 @@ def test_a_corpus_cut_into_other_words_is_not_shared(
 
 
 @pytest.mark.parametrize("side", ["source", "dev_source"])
-def test_a_file_that_changes_while_it_is_prepared_is_told_of(
+def test_a_file_that_changes_during_preparation_is_reported(
     files: CorpusFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
     files = with_dev(files, ["one"], ["eins"])

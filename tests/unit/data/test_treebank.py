@@ -79,12 +79,12 @@ def test_dev_trees_are_kept_whole(files: TreebankFiles, tmp_path: Path) -> None:
     corpus = prepared(files, tmp_path / "run")
     text = (tmp_path / "run" / DEV_TREES).read_text(encoding="utf-8")
     assert list(read_parses(text.splitlines(), "dev")) == read_treebank(files.dev_trees)
-    # A label that training had not is unknown, but no reason to leave out a sentence.
+    # A label outside the training trees is unknown, but its sentence is kept.
     assert corpus.dev is not None
     assert corpus.dev.kept == 1
 
 
-def test_nothing_is_left_but_what_a_run_needs(
+def test_only_files_that_a_run_needs_are_left(
     files: TreebankFiles, tmp_path: Path
 ) -> None:
     prepared(replace(files, dev_trees=()), tmp_path / "run")
@@ -93,7 +93,9 @@ def test_nothing_is_left_but_what_a_run_needs(
     assert not (tmp_path / "run" / DEV_TREES).exists()
 
 
-def test_variants_are_trained_on_too(files: TreebankFiles, tmp_path: Path) -> None:
+def test_variants_are_part_of_the_training_data(
+    files: TreebankFiles, tmp_path: Path
+) -> None:
     config = TreebankConfig(augmentation=AugmentationConfig(copies=3))
     corpus = prepared(files, tmp_path / "run", config)
     assert corpus.training.total == 2 * (1 + 3)
@@ -133,7 +135,7 @@ def test_an_unknown_style_is_refused() -> None:
 
 
 @pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan])
-def test_a_weight_of_guidance_that_is_none_is_refused(weight: float) -> None:
+def test_a_guidance_weight_out_of_range_is_refused(weight: float) -> None:
     bound = "at most 1,000" if weight > 0 else "at least 0"
     message = f"`treebank.guidance` must be {bound}, but is {weight}"
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -1,5 +1,4 @@
-"""Beam search over hand-written tables, in which a missing word has probability
-zero."""
+"""Beam search over hand-written tables; a missing word has probability zero."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -57,13 +56,11 @@ CUT_BEHIND_ENDS: Table = {
     (A,): {EOS: 0.6, A: 0.4},
     (B,): {EOS: 0.6, B: 0.4},
 }
-"""With a limit of two tokens, the two likeliest hypotheses finish and others are
-cut."""
+"""With a limit of two tokens, the two likeliest finish and others are cut."""
 
 
 class TableModel:
-    """Model with one table per sentence: probabilities of the next word by the
-    prefix."""
+    """Model with one table per sentence: next-word probabilities by prefix."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._rows = [(table, ()) for table in tables]

@@ -8,8 +8,7 @@ from transduce.decoding.cache import DecodingState, LayerCache
 
 
 def state_of(num_sentences: int) -> DecodingState:
-    """State whose sentence s has a memory of value s with s + 1 positions in its
-    mask."""
+    """State whose sentence s has a memory of value s and s + 1 unmasked positions."""
     memory = torch.arange(num_sentences).float()[:, None, None, None]
     layer = LayerCache(
         key=torch.empty(num_sentences, 2, 0, 3),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.decoding.candidates import find_candidates, native_logits
-from transduce.decoding.torch_logits import find_by_torch
+from transduce.decoding.torch_model import find_by_torch
 from transduce.native import api
 
 pytestmark = pytest.mark.skipif(api() is None, reason="there is no native library")

@@ -43,8 +43,7 @@ searches = st.builds(
 def random_logits(
     generator: torch.Generator, shape: tuple[int, int, int], damage: int
 ) -> Tensor:
-    """Random logits: with impossible tokens (1), with NaN (2), or with equal ones
-    (3)."""
+    """Random logits with impossible tokens (1), NaN (2) or equal values (3)."""
     logits = torch.randn(shape, generator=generator)
     if damage == 3:
         logits = logits.round()  # many are equal

@@ -1,5 +1,4 @@
-"""Sentences distributed among processes are all translated, whatever happens to
-them."""
+"""Sentences are all translated, whatever happens to the processes."""
 
 import gc
 import os
@@ -68,7 +67,7 @@ def shared(trained_checkpoint: Checkpoint, others: set[int]) -> Translator:
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_processes_find_what_one_finds(
+def test_several_processes_find_what_one_finds(
     alone: Translator, shared: Translator, beam_size: int
 ) -> None:
     expected = alone.translate(SENTENCES, beam_size=beam_size)
@@ -127,7 +126,7 @@ def test_an_abandoned_stream_does_not_delay_the_next_translation(
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
-def test_copies_can_count_coverage(
+def test_workers_can_sum_attention(
     trained_checkpoint: Checkpoint,
     others: set[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -149,9 +148,7 @@ def test_copies_can_count_coverage(
     assert before == after[0] == after[1]
 
 
-def test_copies_draw_the_same_translations(
-    alone: Translator, shared: Translator
-) -> None:
+def test_workers_draw_the_same_samples(alone: Translator, shared: Translator) -> None:
     config = SamplingConfig(number=2, seed=3)
     expected = [each.text for each in alone.sample(SENTENCES, config)]
     assert [each.text for each in shared.sample(SENTENCES, config)] == expected
@@ -295,7 +292,7 @@ def test_processes_yield_the_processor_to_the_first(others: set[int]) -> None:
         wait_until(lambda pid=pid: os.sched_getscheduler(pid) == os.SCHED_BATCH)
 
 
-def test_the_copies_end_with_the_translator(
+def test_workers_end_with_the_translator(
     trained_checkpoint: Checkpoint, others: set[int]
 ) -> None:
     translator = Translator(trained_checkpoint, CPU, num_processes=2)
@@ -361,7 +358,7 @@ def _translate_kept(sentences: list[str]) -> list[str]:
     return [each.text for each in _kept[0].translate(sentences)]
 
 
-def test_a_copy_holds_no_file_open(shared: Translator, others: set[int]) -> None:
+def test_a_worker_holds_no_file_open(shared: Translator, others: set[int]) -> None:
     copies = children() - others
     assert len(copies) == 3
 

@@ -301,7 +301,7 @@ def test_a_model_folder_is_loaded_to_translate(
 
 @pytest.mark.skipif(api() is None, reason="no native library")
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_kernels_translate_without_pytorch(
+def test_the_native_library_translates_without_pytorch(
     trained_checkpoint: Checkpoint, tmp_path: Path, precision: DecodingPrecision
 ) -> None:
     """Importing PyTorch would take most of the time of a short translation."""

@@ -33,7 +33,7 @@ GOOD = ([b"one", b"two three", b"four"], [b"eins", b"zwei drei", b"vier"])
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., CorpusFiles]:
-    """Writes the given lines to files named by their side."""
+    """Write the given lines to files named by their side."""
 
     def write(
         source: Lines, target: Lines, dev_source: Lines = (), dev_target: Lines = ()
@@ -58,7 +58,7 @@ def files(tmp_path: Path) -> Callable[..., CorpusFiles]:
 
 @pytest.fixture
 def check(files: Callable[..., CorpusFiles], monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Checks a corpus of the given lines; its places are bare file names."""
+    """Check a corpus of the given lines; places are bare file names."""
 
     def run(*sides: Lines, config: RunConfig = TINY) -> CorpusReport:
         corpus = files(*sides)
@@ -150,7 +150,7 @@ def test_a_file_that_training_refuses_is_refused(sides, check, files, tmp_path):
 
 
 @pytest.mark.parametrize("sides", ACCEPTED.values(), ids=ACCEPTED)
-def test_a_file_that_training_accepts_is_not_refused(sides, check, files, tmp_path):
+def test_a_file_that_training_accepts_is_accepted(sides, check, files, tmp_path):
     (tmp_path / "run").mkdir()
     prepare(files(*sides), TINY.tokenizer, 256, tmp_path / "run")
     assert not any(advice.is_refusal for advice in advise(check(*sides)))
@@ -267,12 +267,12 @@ def test_repeats_are_named_with_the_first_of_them(check):
     assert pairs.ambiguous_sources == 1
 
 
-def test_pairs_left_out_are_no_repeats(check):
+def test_omitted_pairs_do_not_count_as_repeats(check):
     pairs = check([b"one", b"", b""], [b"eins", b"x", b"x"]).training.pairs
     assert (pairs.repeated.count, pairs.empty_source.count) == (0, 2)
 
 
-def test_dev_pairs_and_dev_sources_in_training_are_told_apart(check):
+def test_dev_pairs_and_dev_sources_in_training_are_distinguished(check):
     report = check(*GOOD, [b"new", b"four", b"one"], [b"neu", b"VIER", b"eins"])
     assert report.overlap is not None
     assert report.overlap.pairs.examples == ("dev_source:3 is source:1",)
@@ -312,7 +312,7 @@ def test_suspicious_lines_are_counted_by_their_kind(text, kind, code, check):
     assert f"corpus with a {kind}: 1" in _problems(report)
 
 
-def test_there_is_a_remedy_for_each_mark():
+def test_every_suspicious_mark_has_a_remedy():
     assert REMEDIES.keys() == MARKS.keys()
 
 

@@ -23,7 +23,7 @@ from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 def survey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Sequence[bytes], Sequence[bytes]], Survey]:
-    """Surveys a corpus of the given lines; its places are bare file names."""
+    """Survey a corpus of the given lines; places are bare file names."""
 
     def run(source: Sequence[bytes], target: Sequence[bytes]) -> Survey:
         monkeypatch.chdir(tmp_path)

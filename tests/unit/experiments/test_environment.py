@@ -1,4 +1,4 @@
-"""A run records its hardware and software, and reports their changes."""
+"""A run records its hardware and software and reports changes."""
 
 from dataclasses import asdict, replace
 
@@ -58,7 +58,7 @@ def test_changes_of_the_environment_are_reported(
     assert said in found
 
 
-def test_nothing_is_reported_if_nothing_changed(here: Environment) -> None:
+def test_an_unchanged_environment_gives_no_report(here: Environment) -> None:
     assert environment_changes(here, here) is None
 
 

@@ -22,8 +22,8 @@ from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume,
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import micro_batch
-from transduce.training.averaging import average
-from transduce.training.optimizer import scheduled_rate
+from transduce.training.checkpoints import average
+from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
 
 TINY = replace(
@@ -270,7 +270,7 @@ def test_a_resumed_run_remembers_its_spent_patience(
     assert notes.steps == [5, 6, 7, 8]
 
 
-def test_a_terminated_preparation_leaves_nothing(
+def test_a_terminated_preparation_leaves_no_files(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def terminated(*_: object) -> None:
@@ -283,7 +283,9 @@ def test_a_terminated_preparation_leaves_nothing(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_patience_must_have_a_dev_corpus(files: CorpusFiles, tmp_path: Path) -> None:
+def test_patience_without_a_dev_corpus_is_refused(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
     without = replace(files, dev_source=(), dev_target=())
     with pytest.raises(ConfigError, match="`training.patience` needs a dev corpus"):
         train(without, with_training(patience=3), tmp_path / "run", CPU, Notes())
@@ -306,7 +308,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_a_diverged_run_goes_back_and_on_at_a_lower_rate(
+def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
     files: CorpusFiles, tmp_path: Path, diverging: list[int]
 ) -> None:
     diverging.append(7)
@@ -324,7 +326,7 @@ def test_a_diverged_run_goes_back_and_on_at_a_lower_rate(
     )
 
 
-def test_a_diverged_run_goes_back_to_before_the_loss_rose(
+def test_a_diverged_run_restarts_before_the_loss_rose(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Trainer._watch
@@ -351,7 +353,7 @@ def test_a_diverged_run_goes_back_to_before_the_loss_rose(
     assert load_model(spoiled).step == 8  # a new one
 
 
-def test_a_diverged_run_without_an_older_checkpoint_goes_back_to_the_newest(
+def test_a_diverged_run_without_an_older_checkpoint_restarts_from_the_newest(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Trainer._watch
@@ -440,7 +442,7 @@ OLDER = [{"loss": 3.0, "bleu": 8.1}, {"loss": 3.1, "bleu": 8.2}]
 @pytest.mark.parametrize(
     ("best_by", "entries", "best", "since_best"),
     [
-        # Among equal scores the loss decides.
+        # The loss decides among equal scores.
         ("bleu", FALLING, 2, 0),
         ("bleu", [*FALLING, entry(3.0)], 2, 1),
         ("bleu", [*FALLING, entry(3.5), entry(None)], 2, 2),
@@ -473,7 +475,7 @@ def test_the_best_checkpoint_is_chosen_by_score_and_then_by_loss(
     assert DevHistory(entries=entries, best_by=best_by).since_best() == since_best
 
 
-def test_a_loss_within_the_tolerance_is_no_gain() -> None:
+def test_a_loss_within_the_tolerance_is_no_improvement() -> None:
     entries = [entry(3.0), entry(2.999)]
     assert DevHistory(entries=entries, best_by="auto").since_best() == 1
     assert DevHistory(entries=entries, best_by="loss").since_best() == 0
@@ -500,7 +502,7 @@ def test_the_log_has_the_environment_of_the_run(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
-    fit = run[2].starts[0].fit
+    fit = run[2].starts[0].micro_batch
     assert start == {
         "kind": "start",
         "step": 0,

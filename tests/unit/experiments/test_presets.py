@@ -15,7 +15,7 @@ from transduce.experiments.presets import (
     preset,
     require_task,
 )
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 from transduce.model.transformer import Transformer
 
 BASE_PARAMETERS = 63_082_496
@@ -133,7 +133,7 @@ def test_a_row_of_table_3_has_its_number_of_parameters(
     assert model.num_parameters() == parameters
 
 
-def test_every_row_of_table_3_is_counted() -> None:
+def test_the_tests_cover_every_row_of_table_3() -> None:
     assert set(PARAMETERS) == set(TABLE_3) == set(PAPER_MILLIONS)
 
 
@@ -159,12 +159,12 @@ def test_the_papers_own_vocabulary_gives_the_papers_column(
 
 
 @pytest.mark.parametrize(("key", "value"), BASE_FIELDS.items())
-def test_base_is_the_papers(key: str, value: object) -> None:
+def test_the_base_preset_has_the_papers_settings(key: str, value: object) -> None:
     assert field(BASE, key) == value
 
 
 @pytest.mark.parametrize(("key", "value"), BIG_FIELDS.items())
-def test_big_is_the_papers(key: str, value: object) -> None:
+def test_the_big_preset_has_the_papers_settings(key: str, value: object) -> None:
     assert field(BIG, key) == value
 
 
@@ -180,9 +180,7 @@ def test_a_row_changes_nothing_but_what_table_3_says(
 @pytest.mark.parametrize(
     ("row", "smoothing"), [("D-smooth0", 0.0), ("D-smooth0.2", 0.2)]
 )
-def test_rows_of_label_smoothing_change_nothing_else(
-    row: str, smoothing: float
-) -> None:
+def test_rows_of_label_smoothing_change_only_that(row: str, smoothing: float) -> None:
     training = replace(BASE.training, label_smoothing=smoothing)
     assert TABLE_3[row] == replace(BASE, training=training)
 
@@ -222,7 +220,9 @@ SEMI_CHANGES = PARSING_CHANGES | {
         for key, value in (BASE_FIELDS | changes).items()
     ],
 )
-def test_a_preset_of_parsing_is_the_papers(name: str, key: str, value: object) -> None:
+def test_a_parsing_preset_has_the_papers_settings(
+    name: str, key: str, value: object
+) -> None:
     assert field(PRESETS[name], key) == value
 
 
@@ -249,18 +249,20 @@ def test_a_parser_has_its_number_of_parameters(name: str, parameters: int) -> No
 @pytest.mark.parametrize(
     "name", [name for name in PRESETS if name.startswith("parsing-")]
 )
-def test_every_parser_is_chosen_by_f1_and_searches_as_the_papers(name: str) -> None:
+def test_every_parsing_preset_selects_by_f1_and_searches_as_in_the_paper(
+    name: str,
+) -> None:
     assert PRESETS[name].training.best_by == "f1"
     assert PRESETS[name].search == PRESETS["parsing-wsj"].search
 
 
 @pytest.mark.parametrize("name", ["base-en-fr", "big-en-fr"])
-def test_french_has_32000_word_pieces(name: str) -> None:
+def test_french_presets_have_32000_word_pieces(name: str) -> None:
     assert PRESETS[name].tokenizer.kind == "word-piece"
     assert PRESETS[name].tokenizer.vocab_size == 32_000
 
 
-def test_big_french_has_less_dropout() -> None:
+def test_the_big_french_preset_has_less_dropout() -> None:
     assert PRESETS["big-en-fr"].model == replace(BIG.model, dropout=0.1)
 
 
@@ -272,7 +274,7 @@ def test_a_preset_is_found_by_its_name() -> None:
     ("name", "nearest"),
     [("tyni", "tiny"), ("multi30", "multi30k"), ("C-n2", "C-N2"), ("", "")],
 )
-def test_an_unknown_preset_causes_a_suggestion(name: str, nearest: str) -> None:
+def test_an_unknown_preset_suggests_the_nearest(name: str, nearest: str) -> None:
     pattern = rf"must be one of base, .*, but is '{name}'; did you mean '{nearest}"
     with pytest.raises(ConfigError, match=pattern):
         preset(name)
@@ -316,7 +318,7 @@ def test_a_preset_is_for_one_task(name, task):
     assert f"but the corpus has {given}; {wanted}" in str(refused.value)
 
 
-def test_an_unknown_preset_is_for_no_task():
+def test_an_unknown_preset_has_no_task():
     with pytest.raises(ConfigError, match="did you mean 'parsing-small'"):
         require_task("parsing-smal", "translation")
 
@@ -324,6 +326,6 @@ def test_an_unknown_preset_is_for_no_task():
 @pytest.mark.parametrize("name", ["base", "big", "base-en-fr", "big-en-fr"])
 def test_the_average_covers_the_papers_share_of_training(name: str) -> None:
     training, is_big = PRESETS[name].training, name.startswith("big")
-    seconds = 1.0 if is_big else 0.4  # of an update, as the paper has it
+    seconds = 1.0 if is_big else 0.4  # per update, as in the paper
     assert training.checkpoint_steps is not None
     assert training.checkpoint_steps * seconds == pytest.approx(600)

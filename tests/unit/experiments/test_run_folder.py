@@ -87,7 +87,7 @@ def test_an_existing_file_or_folder_is_not_overwritten(
     assert there.read_text() == "precious"
 
 
-def test_a_folder_with_a_similar_name_is_left_alone(
+def test_a_folder_with_a_similar_name_is_not_touched(
     tmp_path: Path, files: CorpusFiles
 ) -> None:
     (tmp_path / "run.new").mkdir()
@@ -96,9 +96,7 @@ def test_a_folder_with_a_similar_name_is_left_alone(
     assert (tmp_path / "run.new" / "mine").read_text() == "precious"
 
 
-def test_a_faulty_corpus_leaves_nothing_behind(
-    tmp_path: Path, files: CorpusFiles
-) -> None:
+def test_a_faulty_corpus_leaves_no_files(tmp_path: Path, files: CorpusFiles) -> None:
     faulty = replace(files, target=(tmp_path / "missing",))
     with pytest.raises(DataError, match="missing: the file cannot be read"):
         create(tmp_path / "a" / "run", faulty)
@@ -115,7 +113,7 @@ def test_the_current_folder_may_hold_a_new_run(
 
 
 @pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
-def test_a_folder_that_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(run: RunFolder, missing: str) -> None:
     (run.path / missing).rename(run.path.parent / "elsewhere")
     with pytest.raises(
         CheckpointError, match="must be a run to resume, but holds none"
@@ -123,7 +121,7 @@ def test_a_folder_that_is_no_run_is_not_resumed(run: RunFolder, missing: str) ->
         RunFolder.open(run.path)
 
 
-def test_a_run_of_another_version_is_not_resumed(run: RunFolder) -> None:
+def test_a_run_of_another_version_is_refused(run: RunFolder) -> None:
     change_record(run, format=99)
     message = r"config\.json: the format must be 1, but is 99; the run was started by"
     with pytest.raises(CheckpointError, match=message):

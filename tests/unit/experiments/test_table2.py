@@ -1,4 +1,4 @@
-"""Training costs of the paper, our count of them, and forecasts."""
+"""Training costs of the paper, our own counts, and forecasts."""
 
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ def test_an_unknown_preset_is_an_error() -> None:
         training_cost("bsae")
 
 
-def test_transformers_are_best_for_german_by_themselves() -> None:
+def test_transformers_lead_for_german_without_ensembles() -> None:
     german = {row.model: row.bleu_en_de for row in PAPER_ROWS if row.bleu_en_de}
     assert max(german, key=german.__getitem__) == "Transformer (big)"
     others = [score for model, score in german.items() if "Transformer" not in model]
@@ -188,7 +188,7 @@ def told_utilisation(table: Table2) -> tuple[str, str]:
 
 def test_utilisation_is_shown_for_a_run_on_the_measured_hardware() -> None:
     assert told_utilisation(MEASURED) == ("10.0%", "")
-    two = replace(HERE, num_processes=2, num_threads=1)  # as many threads
+    two = replace(HERE, num_processes=2, num_threads=1)  # the same number of threads
     same = replace(MEASURED, ours=(replace(RUN_HERE, computing=two),))
     assert told_utilisation(same)[0] == "10.0%"
 

@@ -47,7 +47,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 @pytest.fixture
 def log(experiment: Experiment) -> Callable[..., RowRun]:
-    """Writes a run with the given log."""
+    """Write a run with the given log."""
 
     def write(*entries: tuple[str, int]) -> RowRun:
         [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
@@ -157,7 +157,7 @@ def test_a_setting_missing_from_the_record_had_its_default(
         other.begin()
 
 
-def test_another_experiment_is_refused(experiment: Experiment) -> None:
+def test_a_folder_of_another_experiment_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     other = replace(experiment, base=scaled_base(0.25, 300))
     pattern = r"`training.steps` of the experiment in this folder is 200, but 300 is re"
@@ -165,7 +165,7 @@ def test_another_experiment_is_refused(experiment: Experiment) -> None:
         other.begin()
 
 
-def test_other_files_are_refused(experiment: Experiment) -> None:
+def test_other_corpus_files_are_refused(experiment: Experiment) -> None:
     experiment.begin()
     files = replace(experiment.files, dev_source=(Path("/other.en"),))
     pattern = (
@@ -176,14 +176,14 @@ def test_other_files_are_refused(experiment: Experiment) -> None:
         replace(experiment, files=files).begin()
 
 
-def test_another_precision_is_refused(experiment: Experiment) -> None:
+def test_resuming_with_another_precision_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     pattern = r"experiment in this folder is fp32, but bf16 is requested; give"
     with pytest.raises(ConfigError, match=pattern):
         replace(experiment, precision="bf16").begin()
 
 
-def test_another_version_is_refused(experiment: Experiment) -> None:
+def test_an_experiment_of_another_format_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     (experiment.folder / "experiment.json").write_text('{"format": 0}')
     with pytest.raises(ConfigError, match="format must be 2, but is 0; the experiment"):
@@ -192,7 +192,7 @@ def test_another_version_is_refused(experiment: Experiment) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
-    refuse_other_contents(tmp_path)  # a download that broke off
+    refuse_other_contents(tmp_path)  # an interrupted download
     refuse_other_contents(tmp_path / "new")
     (tmp_path / "mine").touch()
     for folder in (tmp_path, tmp_path / "mine"):

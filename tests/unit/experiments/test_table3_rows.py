@@ -14,7 +14,7 @@ from transduce.experiments.table3_rows import (
     scaled_base,
     settings,
 )
-from transduce.model.cost import count_parameters
+from transduce.model.sizes import count_parameters
 
 SCALES = [part / 8 for part in range(1, 9)]
 SIZES = {"model.d_model", "model.d_ff", "model.d_k", "model.d_v"} | {
@@ -29,7 +29,7 @@ def without_averaging(config: RunConfig) -> RunConfig:
 
 
 @pytest.mark.parametrize("row", TABLE_3)
-def test_a_row_at_full_scale_is_the_papers(row: str) -> None:
+def test_a_row_at_full_scale_has_the_papers_settings(row: str) -> None:
     assert row_config(scaled_base(), row) == without_averaging(TABLE_3[row])
 
 
@@ -75,7 +75,7 @@ def test_the_number_of_heads_does_not_change_the_parameters(
 
 
 @pytest.mark.parametrize("corpus", ["wmt14-en-de", None])
-def test_the_base_without_a_scale_is_the_papers(corpus: str | None) -> None:
+def test_the_base_without_a_scale_has_the_papers_settings(corpus: str | None) -> None:
     assert base_for(corpus, None, None) == scaled_base()
     assert base_for(corpus, None, 50) == scaled_base(1.0, 50)
 
@@ -86,7 +86,7 @@ def test_multi30k_has_a_base_of_its_own_unless_a_scale_is_named() -> None:
     assert (base.training.steps, base.batching.target_tokens) == (2_000, 1_024)
     assert base_for("multi30k", None, 50).training.steps == 50
     for row in TABLE_3:
-        row_config(base, row)  # each can be tried
+        row_config(base, row)  # must not raise an error
     assert base_for("multi30k", 1.0, None) == scaled_base()
 
 
@@ -129,6 +129,6 @@ def test_rows_are_in_the_papers_order_after_base() -> None:
     assert require_rows(()) == list(TABLE_3)
 
 
-def test_an_unknown_row_causes_a_suggestion() -> None:
+def test_an_unknown_row_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="A row must be .* is 'A-h2'; did you mean"):
         require_rows(("base", "A-h2"))

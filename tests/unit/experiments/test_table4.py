@@ -35,8 +35,8 @@ def parses(tmp_path: Path) -> Path:
     return tmp_path / "parses"
 
 
-def test_only_parsers_that_the_text_names_beat_the_papers() -> None:
-    # All earlier ones but the Recurrent Neural Network Grammar (section 6.3).
+def test_only_the_parsers_named_in_the_text_beat_the_papers() -> None:
+    # All earlier parsers but the Recurrent Neural Network Grammar (section 6.3).
     alone = {row.parser: row.f1 for row in PAPER_ROWS if "WSJ only" in row.training}
     assert alone["Transformer (4 layers)"] == 91.3
     assert [name for name, f1 in alone.items() if f1 > 91.3] == ["Dyer et al. (2016)"]
@@ -49,7 +49,7 @@ def test_parses_are_scored_without_traces_and_by_gold_tags(
     gold: Path, parses: Path
 ) -> None:
     row = our_parses("WSJ only", gold, parses)
-    # Of three brackets each, one of the first tree is right and all of the second.
+    # Each tree has three brackets; one of the first is right and all of the second.
     assert (row.figures.matched, row.figures.gold, row.figures.predicted) == (4, 6, 6)
     assert row.figures.f1 == pytest.approx(200 / 3)
     assert row.mended is None

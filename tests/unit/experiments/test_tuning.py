@@ -60,7 +60,7 @@ def test_the_best_is_the_fastest_of_equal_scores(
     assert found.cells.index(found.best) == best
 
 
-def test_settings_that_were_not_tuned_stay() -> None:
+def test_settings_that_were_not_tuned_are_unchanged() -> None:
     best = replace(NOW, beam_size=2, length_penalty=1.0, num_best=1, extra_length=7)
     chosen = tuned(NOW, best)
     assert chosen == replace(NOW, beam_size=2, length_penalty=1.0, num_best=2)

@@ -1,4 +1,4 @@
-"""The built-in corpus: its German by hand, and what holds for every sentence."""
+"""The built-in corpus: translations by hand, and properties of every sentence."""
 
 import re
 from collections import Counter
@@ -124,11 +124,11 @@ BY_HAND = {
 
 
 class AstrayError(Exception):
-    """The derivation says another sentence than the wanted one."""
+    """The derivation produces another sentence than the wanted one."""
 
 
 class Guided(Derivation):
-    """Stops as soon as its English is not the wanted one."""
+    """Derivation that stops as soon as its English differs from the wanted sentence."""
 
     def __init__(self, book: RuleBook, rng: Random, wanted: tuple[str, ...]) -> None:
         super().__init__(book, rng)
@@ -141,7 +141,7 @@ class Guided(Derivation):
 
 
 class Repeated(Random):
-    """Repeats given numbers before it draws new ones."""
+    """Random numbers that repeat given ones before they draw new ones."""
 
     def repeat(self, numbers: list[float]) -> None:
         self.given = numbers
@@ -157,8 +157,8 @@ class Repeated(Random):
 def from_grammar(file: GrammarFile, source: str) -> GrammarSentence:
     """Derive a given sentence.
 
-    The lexicon is cut down to its words, and a random derivation changed for as long
-    as it gets no less far.
+    The lexicon is restricted to the sentence's words. Random changes of a derivation
+    are kept if it matches at least as many words as before.
     """
     words = re.findall(r"'s|\w+|[,.?]", source.lower().replace("cannot", "can not"))
     wanted = tuple("a" if word == "an" else word for word in words)
@@ -222,7 +222,7 @@ def grammar() -> Grammar:
 
 
 @pytest.mark.parametrize(("source", "target"), BY_HAND.items())
-def test_the_german_is_what_a_german_would_write(
+def test_german_translations_equal_those_by_hand(
     grammar_file: GrammarFile, source: str, target: str
 ) -> None:
     sentence = from_grammar(grammar_file, source)
@@ -272,7 +272,7 @@ CHINESE_BY_HAND = {
     "Our small dog is hungry.": "我们的小狗很饿。",
     "The aunt has a fast car.": "那位阿姨有一辆快速的汽车。",
     "The small elephant saw a small coat.": "那头小象看见了一件小外套。",
-    # comparison and what somebody is
+    # comparison and predicate nouns
     "The king is not as tall as the queen.": "那位国王没有那位女王那么高。",
     "The house is as old as the temple.": "那座房子跟那座寺庙一样旧。",
     "Lili is a doctor.": "丽丽是一位医生。",
@@ -313,7 +313,7 @@ def chinese_file() -> GrammarFile:
 
 
 @pytest.mark.parametrize(("source", "target"), CHINESE_BY_HAND.items())
-def test_the_chinese_is_what_a_chinese_would_write(
+def test_chinese_translations_equal_those_by_hand(
     chinese_file: GrammarFile, source: str, target: str
 ) -> None:
     sentence = from_grammar(chinese_file, source)
@@ -327,7 +327,9 @@ def chinese() -> list[GrammarSentence]:
     return [*training, *islice(grammar.held_out_sentences(2), 300)]
 
 
-def test_one_english_sentence_has_one_chinese(chinese_file: GrammarFile) -> None:
+def test_an_english_sentence_always_has_the_same_chinese(
+    chinese_file: GrammarFile,
+) -> None:
     words = "a the this his he her she man women dog lamp saw opened it old because big"
     file = with_words(chinese_file, tuple(words.split()))
     grammar, book, rng = Grammar(file), RuleBook(file), Random(3)
@@ -341,13 +343,13 @@ def test_one_english_sentence_has_one_chinese(chinese_file: GrammarFile) -> None
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_sentences_have_one_chinese_each() -> None:
+def test_a_hundred_thousand_sentences_have_one_chinese_translation_each() -> None:
     said: dict[str, str] = {}
     for sentence in islice(Grammar.built_in("en-zh").training_sentences(4), 100_000):
         assert said.setdefault(sentence.source, sentence.target) == sentence.target
 
 
-def test_chinese_is_written_without_spaces_and_with_its_own_stops(
+def test_chinese_has_no_spaces_and_its_own_punctuation(
     chinese: list[GrammarSentence],
 ) -> None:
     for sentence in chinese:
@@ -438,7 +440,7 @@ def sentences(
     return training + held_out
 
 
-def test_one_english_sentence_has_one_german_and_one_tree(
+def test_an_english_sentence_always_has_the_same_german_and_tree(
     grammar_file: GrammarFile,
 ) -> None:
     words = "a the this his her its man women lamp dog saw turned off old because it"
@@ -454,7 +456,9 @@ def test_one_english_sentence_has_one_german_and_one_tree(
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_sentences_have_one_german_each(grammar: Grammar) -> None:
+def test_a_hundred_thousand_sentences_have_one_german_translation_each(
+    grammar: Grammar,
+) -> None:
     said: dict[str, str] = {}
     for sentence in islice(grammar.training_sentences(4), 100_000):
         assert said.setdefault(sentence.source, sentence.target) == sentence.target
@@ -486,7 +490,7 @@ def test_a_tree_is_balanced_and_has_one_child_below_top(
 
 
 def depths_of(tree: str) -> list[int]:
-    """The depth after each bracket."""
+    """Depths after each bracket."""
     brackets = re.findall(r"[()]", tree)
     return list(accumulate(1 if bracket == "(" else -1 for bracket in brackets))
 
@@ -564,7 +568,7 @@ def test_words_are_aligned_to_their_translations(
         ("The king helps his friend.", [("his", "king")]),
     ],
 )
-def test_pronouns_know_their_antecedents(
+def test_pronouns_record_their_antecedents(
     grammar_file: GrammarFile, source: str, pairs: list[tuple[str, str]] | None
 ) -> None:
     sentence = from_grammar(grammar_file, source)
@@ -593,7 +597,7 @@ def test_it_has_the_gender_of_its_antecedent(
     assert min(seen[gender] for gender in pronouns) >= 10
 
 
-def test_als_is_about_one_time(
+def test_als_is_used_for_single_events_only(
     grammar_file: GrammarFile, sentences: list[GrammarSentence]
 ) -> None:
     adverbs = {adverb.english for adverb in grammar_file.tables["adverb"]}
@@ -621,7 +625,7 @@ def test_each_held_out_sentence_has_a_held_out_combination(
         assert any(map(is_held_out, sentence.combinations))
 
 
-def test_held_out_sentences_are_different(held_out: list[GrammarSentence]) -> None:
+def test_held_out_sentences_are_distinct(held_out: list[GrammarSentence]) -> None:
     assert len({sentence.source for sentence in held_out}) == len(held_out)
 
 
@@ -690,7 +694,7 @@ target = "?noun und ?other"
 """
 
 
-def test_the_count_is_that_of_all_sentences() -> None:
+def test_the_count_equals_the_number_of_all_sentences() -> None:
     grammar = Grammar(read_grammar(TINY, "tiny.toml"))
     said = {one.source for one in islice(grammar.training_sentences(1), 500)}
     assert grammar.num_sentences() == len(said) == 3 + 2 * 3
@@ -717,7 +721,7 @@ def test_the_count_is_that_of_all_sentences() -> None:
         ("in noun[kind=?kind]", "in nuon[kind=?kind]", "but chooses from `nuon`"),
     ],
 )
-def test_a_malformed_file_is_refused_in_one_sentence(
+def test_a_malformed_grammar_file_is_refused_in_one_sentence(
     old: str, new: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as raised:

@@ -1,4 +1,4 @@
-"""The built-in grammar's trees: those of its sentences, and sensible ones."""
+"""The built-in grammar's trees belong to its sentences and are well formed."""
 
 from itertools import islice
 
@@ -44,7 +44,7 @@ def test_the_trees_need_no_normalisation(trees: list[Tree]) -> None:
     assert list(map(normalized, trees)) == trees
 
 
-def test_phrases_begin_as_phrases_of_their_kind_do(trees: list[Tree]) -> None:
+def test_phrases_start_like_phrases_of_their_label(trees: list[Tree]) -> None:
     first = {
         (one.label, tree.leaves[one.start].tag)
         for tree in trees

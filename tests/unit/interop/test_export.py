@@ -1,5 +1,4 @@
-"""Exported models are proven by each target's own library; unsupported ones are
-refused."""
+"""Each target's own library proves an exported model; others are refused."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Unsupported or damaged Marian folders are refused in one sentence; nothing is
-written."""
+"""Unsupported or damaged Marian folders are refused, and nothing is written."""
 
 import json
 import shutil

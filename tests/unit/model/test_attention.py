@@ -1,4 +1,4 @@
-"""Attention against plain loops over heads, queries and keys; masks; its start."""
+"""Attention equals plain loops over heads, queries and keys; masks; initial weights."""
 
 import math
 
@@ -24,7 +24,7 @@ D_MODEL = 12
 def plain_attention(
     module: MultiHeadAttention, query: Tensor, memory: Tensor, mask: Tensor
 ) -> Tensor:
-    """Equation 1 and section 3.2.2 in double precision, one number after the other."""
+    """Equation 1 and section 3.2.2 by loops over numbers in double precision."""
     weights = {name: w.detach().double() for name, w in module.state_dict().items()}
     h, d_k, d_v = module.num_heads, module.d_k, module.d_v
     projected = memory.double() @ weights["project_key_value.weight"].T
@@ -71,7 +71,7 @@ def random_attention(num_heads: int, d_k: int, d_v: int, scores: str):
 
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_is_that_of_plain_loops(scores, sizes):
+def test_attention_equals_plain_loops(scores, sizes):
     module = random_attention(*sizes, scores)
     query, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 5, D_MODEL)
     mask = torch.rand(2, 1, 3, 5) < 0.6
@@ -83,7 +83,7 @@ def test_attention_is_that_of_plain_loops(scores, sizes):
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_attention_that_a_hook_listens_to_is_that_of_plain_loops(scores):
+def test_attention_with_a_hook_equals_plain_loops(scores):
     module = random_attention(2, 4, 3, scores)
     module.weights_tap.register_forward_hook(lambda *_: None)
     query, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 5, D_MODEL)
@@ -95,7 +95,7 @@ def test_attention_that_a_hook_listens_to_is_that_of_plain_loops(scores):
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_without_a_mask_all_keys_are_seen(scores):
+def test_without_a_mask_queries_attend_to_all_keys(scores):
     module = random_attention(2, 4, 3, scores)
     query, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 5, D_MODEL)
     everywhere = torch.ones(1, 1, 3, 5, dtype=torch.bool)
@@ -105,7 +105,7 @@ def test_without_a_mask_all_keys_are_seen(scores):
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_keys_and_values_kept_serve_later_queries(scores):
+def test_cached_keys_and_values_give_the_same_attention(scores):
     module = random_attention(2, 4, 3, scores)
     query, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 5, D_MODEL)
     key, value = module.keys_and_values(memory)
@@ -115,7 +115,7 @@ def test_keys_and_values_kept_serve_later_queries(scores):
     )
 
 
-def test_scaled_attention_is_pytorchs():
+def test_scaled_attention_equals_pytorchs():
     module = random_attention(2, 6, 6, "scaled")
     oracle = torch.nn.MultiheadAttention(D_MODEL, 2, batch_first=True)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_scaled_attention_is_pytorchs():
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_a_listening_hook_sees_weights_that_sum_to_one(scores):
+def test_a_hook_gets_weights_that_sum_to_one(scores):
     module = random_attention(3, 4, 2, scores)
     seen = []
     module.weights_tap.register_forward_hook(
@@ -180,7 +180,7 @@ def test_scaling_is_by_the_root_of_d_k():
     )
 
 
-def test_weights_are_a_softmax_of_what_the_mask_lets_through():
+def test_weights_are_the_softmax_of_unmasked_scores():
     scores = torch.tensor([1.0, 5.0, 2.0, 3.0]).expand(1, 1, 1, 4)
     mask = torch.tensor([True, False, True, True]).expand(1, 1, 1, 4)
     total = math.e + math.e**2 + math.e**3
@@ -188,21 +188,21 @@ def test_weights_are_a_softmax_of_what_the_mask_lets_through():
     torch.testing.assert_close(attention_weights(scores, mask)[0, 0, 0], expected)
 
 
-def test_weights_without_a_mask_are_the_softmax():
+def test_weights_without_a_mask_are_the_softmax_of_all_scores():
     scores = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(
         attention_weights(scores, None), functional.softmax(scores, dim=-1)
     )
 
 
-def test_a_query_that_sees_no_key_sees_all_alike():
+def test_a_query_without_keys_has_uniform_weights():
     mask = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
     weights = attention_weights(torch.randn(1, 2, 3, 4), mask)
     torch.testing.assert_close(weights, torch.full((1, 2, 3, 4), 0.25))
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_a_query_that_sees_no_key_spoils_no_gradient(scores):
+def test_a_query_without_keys_has_finite_gradients(scores):
     module = random_attention(2, 4, 4, scores)
     query = torch.randn(1, 2, D_MODEL, requires_grad=True)
     mask = torch.tensor([[True, True], [False, False]])[None, None]
@@ -217,7 +217,7 @@ def test_padding_is_masked():
     assert mask.tolist() == [[[[True, True, False]]], [[[True, False, False]]]]
 
 
-def test_a_position_sees_itself_and_those_before():
+def test_the_causal_mask_allows_a_position_and_earlier_ones():
     assert causal_mask(3, 3, CPU)[0, 0].int().tolist() == [
         [1, 0, 0],
         [1, 1, 0],
@@ -225,7 +225,7 @@ def test_a_position_sees_itself_and_those_before():
     ]
 
 
-def test_the_queries_are_the_last_of_the_keys():
+def test_masks_align_queries_with_the_last_keys():
     assert causal_mask(2, 4, CPU)[0, 0].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert neighbourhood_mask(2, 4, 1, CPU)[0, 0].int().tolist() == [
         [0, 1, 1, 1],

@@ -1,4 +1,4 @@
-"""The model's settings: the paper's by default, impossible ones refused."""
+"""Model settings default to the paper's, and impossible ones are refused."""
 
 from dataclasses import FrozenInstanceError, asdict
 
@@ -47,20 +47,20 @@ def test_a_size_below_one_is_refused(name, value):
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5, float("nan")])
-def test_a_dropout_that_is_no_share_is_refused(dropout):
+def test_a_dropout_rate_outside_0_to_1_is_refused(dropout):
     message = f"`model.dropout` must be at least 0 and below 1, but is {dropout}\\."
     with pytest.raises(ConfigError, match=message):
         ModelConfig(dropout=dropout)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, 1.0, float("nan")])
-def test_an_epsilon_that_is_not_small_is_refused(epsilon):
+def test_an_epsilon_outside_its_range_is_refused(epsilon):
     message = f"`model.norm_epsilon` must be above 0 and below 1, but is {epsilon}\\."
     with pytest.raises(ConfigError, match=message):
         ModelConfig(norm_epsilon=epsilon)
 
 
-def test_the_decoder_has_as_many_layers_unless_told_otherwise():
+def test_the_decoder_has_as_many_layers_by_default():
     assert ModelConfig(num_layers=4).num_decoder_layers == 4
     assert ModelConfig(num_layers=4, decoder_layers=2).num_decoder_layers == 2
 

@@ -1,4 +1,4 @@
-"""Costs against what PyTorch counts while it computes, and against the paper."""
+"""Costs of a model against PyTorch's FLOP counter and against the paper."""
 
 from collections import Counter
 from dataclasses import asdict, replace
@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.experiments.presets import PRESETS, TABLE_3
 from transduce.model.config import ModelConfig
-from transduce.model.cost import count_parameters, forward_flops, update_flops
+from transduce.model.sizes import count_parameters, forward_flops, update_flops
 from transduce.model.transformer import Transformer
 
 
 def small(config: ModelConfig) -> ModelConfig:
-    """The same row with narrow layers; heads and layers stay as they are."""
+    """Narrow config with the heads and layers of another."""
     return replace(
         config,
         vocab_size=41,
@@ -57,14 +57,14 @@ CASES = {
 
 
 def show_products(model: Transformer) -> None:
-    """Have the scores formed by products that are counted, not by a fused kernel."""
+    """Compute attention by counted matrix products, not by a fused kernel."""
     for name, module in model.named_modules():
         if name.endswith("weights_tap"):
             module.register_forward_hook(lambda *_: None)
 
 
 def counted(model: Transformer, shape: tuple[int, int, int]) -> tuple[int, int]:
-    """What PyTorch counts in a forward pass, and in forward and backward together."""
+    """FLOPs by PyTorch's counter in a forward pass, and in forward and backward."""
     pairs, source, target = shape
     with FlopCounterMode(display=False) as counter:
         logits = model(
@@ -81,7 +81,7 @@ def lengths(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("config", "shape"), CASES.values(), ids=CASES.keys())
-def test_flops_are_those_of_the_products_that_are_formed(config, shape):
+def test_flops_equal_those_of_pytorchs_counter(config, shape):
     model = Transformer(config).train()
     show_products(model)
     forward, both = counted(model, shape)
@@ -89,14 +89,14 @@ def test_flops_are_those_of_the_products_that_are_formed(config, shape):
     assert both == update_flops(config, *lengths(shape))
 
 
-def test_a_fused_kernel_hides_nothing_but_attention():
+def test_pytorchs_counter_misses_at_most_fused_attention():
     model = Transformer(ODD)
     forward, _ = counted(model, SHAPE)
     ours = forward_flops(ODD, *lengths(SHAPE))
     assert forward in (ours.total, ours.total - ours.attention)
 
 
-def test_flops_are_told_by_what_they_are_for():
+def test_flops_are_grouped_by_component():
     # One layer of one head, one pair of two source tokens and three target tokens.
     config = ModelConfig(
         vocab_size=10, num_layers=1, d_model=4, d_ff=5, num_heads=1, d_k=2, d_v=3
@@ -111,12 +111,12 @@ def test_flops_are_told_by_what_they_are_for():
 
 
 def multiply_adds(config: ModelConfig, length: int) -> float:
-    """Of a source and a target token in sentences of that length, counted by layer.
+    """Multiply-adds of a source and a target token in sentences of a given length.
 
-    The decoder's own scores are taken as causal, so that half of them are not needed.
+    Decoder self-attention is causal, so only half of its scores count.
     """
     d, ff = config.d_model, config.d_ff
-    heads = config.num_heads * (config.d_k + config.d_v)  # 2 d where h * d_k is d
+    heads = config.num_heads * (config.d_k + config.d_v)  # 2 d if h * d_k is d
     encoder = 2 * d * heads + 2 * d * ff + length * heads
     memory = d * heads
     decoder = 3 * d * heads + length * heads / 2 + length * heads + 2 * d * ff
@@ -130,18 +130,18 @@ def flops_a_token(row):
 
 
 @pytest.mark.parametrize("row", TABLE_3)
-def test_flops_a_token_are_those_of_an_independent_formula(row):
+def test_flops_per_token_equal_an_independent_formula(row):
     config = replace(PRESETS[row].model, vocab_size=37_000)
     expected = 6 * multiply_adds(config, 27)
     assert flops_a_token(row) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(("row", "giga"), [("base", 0.380), ("big", 1.29)])
-def test_flops_a_token_are_known_of_the_papers_models(row, giga):
+def test_flops_per_token_of_the_papers_models_are_these(row, giga):
     assert flops_a_token(row) == pytest.approx(giga * 1e9, rel=0.01)
 
 
-def test_the_flops_of_an_update_are_those_of_its_pairs():
+def test_the_flops_of_an_update_are_the_sum_over_its_pairs():
     source, target = np.array([4, 9, 1]), np.array([6, 2, 5])
     each = [
         update_flops(ODD, source[i : i + 1], target[i : i + 1])
@@ -159,7 +159,7 @@ def test_short_integers_do_not_overflow():
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *VARIANTS])
-def test_parameters_are_as_many_as_the_model_has(name):
+def test_the_parameter_count_is_that_of_the_model(name):
     config = PRESETS[name].model if name in PRESETS else CONFIGS[name]
     with torch.device("meta"):
         model = Transformer(config)
@@ -174,7 +174,7 @@ def group_of(name: str, modules: dict[str, nn.Module]) -> str:
 
 
 @pytest.mark.parametrize("name", ["base", "E-learned", *VARIANTS])
-def test_parameters_are_told_by_what_they_are_for(name):
+def test_parameters_are_grouped_by_component(name):
     config = CONFIGS[name]
     model = Transformer(config)
     modules, counts = dict(model.named_modules()), Counter()

@@ -15,7 +15,7 @@ from transduce.model.embedding import (
 CPU = torch.device("cpu")
 
 
-def test_sinusoids_of_four_dimensions_by_hand():
+def test_sinusoids_of_four_dimensions_equal_values_by_hand():
     # Pair 0 turns by 1 a position, pair 1 by 1 / 10000^(2 / 4) = 1 / 100.
     expected = [
         [0.0, 1.0, 0.0, 1.0],
@@ -30,7 +30,7 @@ def test_sinusoids_of_four_dimensions_by_hand():
 
 @pytest.mark.parametrize("position", [0, 1, 7, 1_000, 50_000])
 @pytest.mark.parametrize("pair", [0, 1, 7, 15])
-def test_sinusoids_are_those_of_section_3_5(position, pair):
+def test_sinusoids_equal_the_formula_of_section_3_5(position, pair):
     angle = position / 10_000 ** (2 * pair / 32)
     told = sinusoids(position + 1, 32)[position, 2 * pair : 2 * pair + 2]
     expected = torch.tensor([math.sin(angle), math.cos(angle)])
@@ -53,12 +53,12 @@ def test_positions_of_any_length_are_the_sinusoids(lengths):
     torch.testing.assert_close(known, expected, atol=0, rtol=0)
 
 
-def test_positions_may_begin_later():
+def test_positions_may_start_at_an_offset():
     positions = SinusoidalPositions(8)
     torch.testing.assert_close(positions(150, 3, CPU), sinusoids(153, 8)[150:])
 
 
-def test_positions_follow_the_device():
+def test_positions_are_on_the_device_of_the_model():
     positions = SinusoidalPositions(8)
     assert positions(0, 2, torch.device("meta")).device.type == "meta"
     torch.testing.assert_close(positions(0, 2, CPU), sinusoids(2, 8))

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers against PyTorch's own with the same weights."""
+"""Encoder and decoder layers equal PyTorch's with the same weights."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_an_encoder_layer_is_pytorchs(config):
+def test_an_encoder_layer_equals_pytorchs(config):
     ours = EncoderLayer(config)
     randomize(ours)
     theirs = as_pytorchs(nn.TransformerEncoderLayer, config)
@@ -73,7 +73,7 @@ def test_an_encoder_layer_is_pytorchs(config):
     assert_close(ours(x, SOURCE_MASK), expected)
 
 
-def test_a_decoder_layer_is_pytorchs(config):
+def test_a_decoder_layer_equals_pytorchs(config):
     ours = DecoderLayer(config)
     randomize(ours)
     theirs = as_pytorchs(nn.TransformerDecoderLayer, config)
@@ -91,7 +91,7 @@ def test_a_decoder_layer_is_pytorchs(config):
     assert_close(ours(x, memory, mask, SOURCE_MASK), expected)
 
 
-def test_gradients_of_an_encoder_layer_are_pytorchs(config):
+def test_gradients_of_an_encoder_layer_equal_pytorchs(config):
     ours = EncoderLayer(config)
     theirs = as_pytorchs(nn.TransformerEncoderLayer, config)
     copy_attention(ours.self_attention, theirs.self_attn)
@@ -117,7 +117,7 @@ def test_the_feed_forward_network_is_equation_2():
         "outer.bias": torch.tensor([0.25, -0.25]),
     }
     network.load_state_dict(state)
-    # Inside: 1 + 0.5, max(0, -2), max(0, 4 - 10); then 3 - 2 and their like.
+    # Hidden units: 1 + 0.5, max(0, -2), max(0, 4 - 10); then 3 - 2 and so on.
     x = torch.tensor([[[1.0, 2.0], [1.0, -2.0]]])
     assert network(x).tolist() == [[[1.75, -1.75], [5.75, 0.25]]]
 
@@ -139,14 +139,14 @@ def test_post_norm_normalizes_the_sum():
     assert_close(residual(x, lambda x: 2 * x), expected)
 
 
-def test_pre_norm_leaves_the_sum_alone():
+def test_pre_norm_does_not_normalize_the_sum():
     residual = ResidualConnection(4, dropout=0.0, norm="pre", norm_epsilon=1e-6)
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
     normal = torch.tensor([[[-1.5, -0.5, 0.5, 1.5]]]) / (1.25 + 1e-6) ** 0.5
     assert_close(residual(x, lambda x: 2 * x), x + 2 * normal)
 
 
-def test_dropout_falls_on_the_sublayers_output_alone():
+def test_dropout_applies_to_the_sublayer_output_only():
     residual = ResidualConnection(8, dropout=0.5, norm="pre", norm_epsilon=1e-6).train()
     x = torch.ones(1, 100, 8)
     added = residual(x, torch.ones_like) - x

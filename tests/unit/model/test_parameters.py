@@ -1,4 +1,4 @@
-"""The names and shapes of weights are those that the model has."""
+"""Names and shapes of parameters computed from a config equal those of the model."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_they_are_those_of_the_model(
+def test_names_and_shapes_equal_those_of_the_model(
     tiny: ModelConfig, variant: dict[str, object]
 ) -> None:
     config = replace(tiny, **variant)

@@ -1,4 +1,4 @@
-"""The whole model against the paper's formulas, its sizes against Table 3."""
+"""The model equals the paper's formulas, and its sizes those of Table 3."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ VARIANTS = {
 
 
 class PaperModel:
-    """Section 3 in double precision, one sentence pair, head and position at a time."""
+    """Section 3 by loops over pairs, heads and positions in double precision."""
 
     def __init__(self, model: Transformer) -> None:
         self.config = model.config
@@ -174,7 +174,7 @@ def config(request, tiny):
 
 
 def random_model(config: ModelConfig) -> Transformer:
-    """All weights random, so that a bias or a gain left out shows."""
+    """Model with random biases and gains too, so that a missing one is noticed."""
     model = Transformer(config)
     for name, parameter in model.named_parameters():
         if not name.endswith(("embedding.weight", "positions.weight")):
@@ -183,7 +183,7 @@ def random_model(config: ModelConfig) -> Transformer:
 
 
 @torch.no_grad()
-def test_the_model_is_the_papers_formulas(config):
+def test_the_model_equals_the_papers_formulas(config):
     model = random_model(config)
     logits = model(SOURCE, TARGET_IN)
     paper = PaperModel(model)
@@ -205,7 +205,7 @@ def test_a_later_target_token_changes_nothing_before_it(config):
 
 
 @torch.no_grad()
-def test_every_source_token_counts(config):
+def test_every_source_token_changes_the_output(config):
     model = random_model(config)
     before = model(SOURCE, TARGET_IN)[0]
     changed = SOURCE.clone()
@@ -213,7 +213,7 @@ def test_every_source_token_counts(config):
     assert not torch.allclose(before, model(changed, TARGET_IN)[0])
 
 
-def test_nothing_unfinite_flows_back_through_padding(config):
+def test_padding_gives_no_infinite_gradients(config):
     model = random_model(config).train()
     model(SOURCE, TARGET_IN)[TARGET_IN != PAD].logsumexp(-1).sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
@@ -248,21 +248,20 @@ ROWS = [row[0] for row in TABLE_3]
 @pytest.mark.parametrize(
     ("sizes", "expected"), [(sizes, n) for _, sizes, n, _ in TABLE_3], ids=ROWS
 )
-def test_parameters_of_table_3_with_37000_words(sizes, expected):
+def test_models_of_table_3_with_37000_tokens_have_these_sizes(sizes, expected):
     assert count(vocab_size=37_000, **sizes) == expected
 
 
 @pytest.mark.parametrize(
     ("sizes", "expected"), [(sizes, n) for _, sizes, _, n in TABLE_3], ids=ROWS
 )
-def test_parameters_of_table_3_with_the_papers_own_vocabulary(sizes, expected):
-    # The paper's code had 32 more rows, of which we have none: one for each kind of
-    # target text.
+def test_models_of_table_3_with_the_papers_vocabulary_have_its_sizes(sizes, expected):
+    # The paper's code had 32 more rows, one for each kind of target text; we have none.
     width = sizes.get("d_model", 512)
     assert count(vocab_size=40_960, **sizes) == expected - 32 * width
 
 
-def test_learned_positions_and_final_norms_are_counted():
+def test_learned_positions_and_final_norms_count_as_parameters():
     assert count(positions="learned", max_positions=100) == 63_082_496 + 100 * 512
     assert count(norm="pre") == 63_082_496 + 2 * 2 * 512
 
@@ -274,7 +273,7 @@ def test_only_pre_norm_normalizes_after_the_stacks(tiny):
 
 
 @torch.no_grad()
-def test_the_first_loss_is_that_of_guessing():
+def test_the_initial_loss_is_that_of_uniform_guessing():
     config = ModelConfig(
         vocab_size=4_000,
         num_layers=4,
@@ -291,7 +290,7 @@ def test_the_first_loss_is_that_of_guessing():
     assert loss == pytest.approx(math.log(4_000) + 0.5, abs=0.25)
 
 
-def test_dropout_falls_on_the_sum_of_embedding_and_position(tiny):
+def test_dropout_applies_to_the_sum_of_embedding_and_position(tiny):
     model = Transformer(replace(tiny, dropout=0.5, num_layers=1)).train()
     seen = []
     model.encoder_layers[0].register_forward_pre_hook(
@@ -307,7 +306,7 @@ def test_dropout_falls_on_the_sum_of_embedding_and_position(tiny):
 
 
 @torch.no_grad()
-def test_dropout_acts_in_training_alone(tiny):
+def test_dropout_is_active_in_training_only(tiny):
     model = Transformer(replace(tiny, dropout=0.3))
     trained = [model.train()(SOURCE, TARGET_IN) for _ in range(2)]
     evaluated = [model.eval()(SOURCE, TARGET_IN) for _ in range(2)]
@@ -323,14 +322,14 @@ def test_forward_is_encoding_decoding_and_logits(tiny):
 
 
 @torch.no_grad()
-def test_sentences_longer_than_any_before_are_read(tiny):
+def test_sentences_may_be_longer_than_any_before(tiny):
     model = Transformer(tiny).eval()
     short = model(SOURCE, TARGET_IN)
     model(torch.full((1, 300), 5), torch.full((1, 400), 6))
     assert torch.equal(model(SOURCE, TARGET_IN), short)
 
 
-def test_the_memory_knows_its_padding(tiny):
+def test_the_memory_has_a_padding_mask(tiny):
     memory = Transformer(tiny).encode(SOURCE)
     assert memory.states.shape == (2, 5, tiny.d_model)
     assert torch.equal(memory.mask[:, 0, 0, :], SOURCE != PAD)

@@ -20,8 +20,7 @@ from transduce.model.layers import (
 from transduce.nn import fuse as module
 from transduce.nn import layer_stack
 from transduce.nn.fuse import fuse
-from transduce.nn.native_operators import has_sgemm
-from transduce.nn.packed_weights import unchanged_weights
+from transduce.nn.native_operators import has_sgemm, unchanged_weights
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 

@@ -1,4 +1,4 @@
-"""One report in all formats: each has all of it, and no text breaks the format."""
+"""Every format of a report is complete, and no text breaks a format."""
 
 import io
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""A server of two directions and a parser, for all tests of a module."""
+"""Server of two directions and a parser, for all tests of a module."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ def http(
     trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
 ) -> Iterator[RunningServer]:
     models = [served(trained_checkpoint, name) for name in ("en-de", "de-en")]
-    # The paper's search would take its time with a model that never ends.
+    # With a model that never ends, the paper's search would take long.
     narrow = SearchConfig(beam_size=2, extra_length=5)
     parser = replace(parsing_checkpoint, search=narrow)
     with running([*models, served(parser, "trees")]) as server:

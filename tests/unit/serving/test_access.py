@@ -74,7 +74,7 @@ def test_a_local_server_does_not_answer_to_other_names(
         ("127.0.0.1:5000", "https://proxy.example", 200),
     ],
 )
-def test_a_local_server_answers_its_own_pages_and_those_of_allowed_origins(
+def test_a_local_server_answers_its_own_pages_and_allowed_origins(
     local: RunningServer, host: str, origin: str, status: int
 ) -> None:
     form = b"q=one&source=en&target=de"
@@ -95,7 +95,7 @@ def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answe
     )
 
 
-def test_an_allowed_origin_may_read(local: RunningServer) -> None:
+def test_an_allowed_origin_may_read_answers(local: RunningServer) -> None:
     asked = preflight(local, "https://friend.example")
     assert asked.status == 200
     allowed = asked.headers["access-control-allow-headers"].lower()
@@ -109,7 +109,7 @@ def test_an_allowed_origin_may_read(local: RunningServer) -> None:
         assert answer.headers["vary"] == "Origin"
 
 
-def test_no_other_origin_may_read(
+def test_other_origins_may_not_read_answers(
     trained_checkpoint: Checkpoint, http: RunningServer
 ) -> None:
     """Without CORS, or from an unlisted origin, a preflight gets no permission."""
@@ -125,7 +125,7 @@ def test_no_other_origin_may_read(
         assert preflight(server, "https://friend.example", "DELETE").status == 400
 
 
-def test_every_origin_may_read_if_all_are_allowed(
+def test_every_origin_may_read_answers_if_all_are_allowed(
     trained_checkpoint: Checkpoint,
 ) -> None:
     access = AccessConfig(is_local=True, cors_origins=("*",))
@@ -156,7 +156,9 @@ def test_a_server_on_the_network_answers_to_any_name(
         ({"cors_origins": ("https://a.example:x",)}, "must be origins such as"),
     ],
 )
-def test_an_impossible_name_is_refused(setting: dict[str, Any], message: str) -> None:
+def test_a_malformed_host_name_is_refused(
+    setting: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         AccessConfig(**setting)
 
@@ -181,12 +183,12 @@ def test_a_trusted_proxy_may_state_the_clients_address(
     config = AdmissionConfig(requests_per_minute=1)
     taking = ServerConfig(trusted_proxies=("127.0.0.0/8", "10.0.0.1"))
     with running([served(trained_checkpoint, "en-de")], config, None, taking) as server:
-        # The last address that is not a proxy's is the client's, whatever it says.
+        # The last address that is not a proxy's counts as the client's.
         told = ["1.1.1.1", "2.2.2.2", "9.9.9.9, 1.1.1.1, 10.0.0.1", "3.3.3.3"]
         assert statuses(server, told) == [200, 200, 429, 200]
 
 
-def test_a_network_of_ipv6_is_one_client(trained_checkpoint: Checkpoint) -> None:
+def test_an_ipv6_network_counts_as_one_client(trained_checkpoint: Checkpoint) -> None:
     config = AdmissionConfig(requests_per_minute=1)
     taking = ServerConfig(trusted_proxies=("127.0.0.1",))
     with running([served(trained_checkpoint, "en-de")], config, None, taking) as server:

@@ -26,7 +26,9 @@ from waiting import wait_until
 BODY = {"q": "one", "source": "en", "target": "de"}
 
 
-def test_with_keys_only_they_are_admitted(trained_checkpoint: Checkpoint) -> None:
+def test_only_requests_with_a_known_key_are_admitted(
+    trained_checkpoint: Checkpoint,
+) -> None:
     config = AdmissionConfig(api_keys=("sesame", "ключ"))
     with running([served(trained_checkpoint, "en-de")], config) as server:
         refused = server.post("/translate", BODY)
@@ -47,7 +49,7 @@ def test_with_keys_only_they_are_admitted(trained_checkpoint: Checkpoint) -> Non
         assert server.get("/health").status == 200
 
 
-def test_a_client_that_asks_too_often_is_told_when_to_come_back(
+def test_a_client_above_its_rate_gets_a_retry_time(
     trained_checkpoint: Checkpoint,
 ) -> None:
     config = AdmissionConfig(requests_per_minute=2)
@@ -81,7 +83,7 @@ def test_malformed_requests_count_towards_the_limit(
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/score", "/v1/attention"])
-def test_a_request_is_answered_in_time_though_the_model_is_busy(
+def test_a_request_to_a_busy_model_times_out(
     trained_checkpoint: Checkpoint, path: str
 ) -> None:
     model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=0.3))
@@ -109,7 +111,7 @@ def test_a_request_is_answered_in_time_though_the_model_is_busy(
     assert stream.json["error"] == late.json["error"]
 
 
-def test_a_full_queue_is_told_as_such(trained_checkpoint: Checkpoint) -> None:
+def test_a_full_queue_is_reported(trained_checkpoint: Checkpoint) -> None:
     model = served(trained_checkpoint, "en-de", QueueConfig(max_waiting=1))
     opened, held = threading.Event(), threading.Event()
 
@@ -132,7 +134,7 @@ def test_a_full_queue_is_told_as_such(trained_checkpoint: Checkpoint) -> None:
     assert first[0].done()
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(
+def test_a_body_that_does_not_arrive_times_out(
     trained_checkpoint: Checkpoint,
 ) -> None:
     config = AdmissionConfig(body_timeout_s=0.2)
@@ -150,10 +152,10 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 @pytest.mark.parametrize(
     ("path", "status"), [("/translate", "499"), ("/v1/translate", "200")]
 )
-def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
+def test_sentences_of_a_disconnected_client_are_not_translated(
     trained_checkpoint: Checkpoint, path: str, status: str
 ) -> None:
-    """A stream has begun to be answered by then."""
+    """The answer to a stream has begun by then."""
     model = served(trained_checkpoint, "en-de")
     opened, held = threading.Event(), threading.Event()
     batches = []
@@ -182,14 +184,14 @@ def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
     assert batches == [1, 1]
 
 
-def test_work_is_over_before_it_is_said_that_the_client_has_gone() -> None:
+def test_work_ends_before_a_disconnection_is_reported() -> None:
     given_up = []
 
     async def work() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(0)  # as what it waits for hears of it a turn later
+            await asyncio.sleep(0)  # as the awaited work is cancelled one turn later
             given_up.append(True)
 
     async def leave() -> dict[str, str]:
@@ -204,13 +206,13 @@ def test_work_is_over_before_it_is_said_that_the_client_has_gone() -> None:
     assert given_up == [True]
 
 
-def test_a_key_is_known_or_not() -> None:
+def test_known_keys_are_accepted_and_others_are_not() -> None:
     assert is_known("b", ["a", "b"])
     assert not is_known("", ["a"])
     assert not is_known("\udcff", ["a"])
 
 
-def test_keys_are_lines(tmp_path: Path) -> None:
+def test_a_file_of_keys_has_one_per_line(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(" one \n\ntwo\n", encoding="utf-8")
     assert read_keys(tmp_path / "keys") == ("one", "two")
     (tmp_path / "none").write_text("\n", encoding="utf-8")

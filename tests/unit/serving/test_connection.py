@@ -82,7 +82,7 @@ def num_connections(server: RunningServer) -> int:
     return len(server.server.server_state.connections)
 
 
-def test_an_accepted_socket_sends_at_once(http: RunningServer) -> None:
+def test_an_accepted_socket_sends_without_delay(http: RunningServer) -> None:
     with connected(http) as client:
         client.sendall(HEALTH)
         client.recv(1)
@@ -109,7 +109,7 @@ def test_requests_in_a_row_are_answered_in_their_order(http: RunningServer) -> N
     assert first < answer.index(b'"models"') < answer.rindex(b"translatedText")
 
 
-def test_a_half_closed_client_may_wait(
+def test_a_half_closed_client_can_wait_for_its_answer(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LEFT_AFTER_S", 0.05)
@@ -233,7 +233,7 @@ def few(number: int) -> ServerConfig:
     return ServerConfig(connections=ConnectionConfig(max_connections=number))
 
 
-def test_a_new_connection_replaces_the_one_idle_longest(
+def test_a_new_connection_replaces_the_longest_idle_one(
     trained_checkpoint: Checkpoint,
 ) -> None:
     model = served(trained_checkpoint, "en-de")
@@ -278,7 +278,7 @@ def test_connections_are_limited_by_open_files(
         _that_can_be_open(wanted)
 
 
-def test_a_lack_of_files_is_logged_once_a_minute(
+def test_a_lack_of_file_descriptors_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell, told = AcceptFailures(), []

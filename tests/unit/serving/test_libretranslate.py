@@ -36,7 +36,9 @@ def post_form_data(server: RunningServer, fields: dict[str, str]) -> Any:
     return server.post("/translate", multipart(fields), content_type=kind).json
 
 
-def test_mastodon_has_lists_of_html_and_of_languages(http: RunningServer) -> None:
+def test_mastodons_requests_for_lists_of_html_and_languages_are_answered(
+    http: RunningServer,
+) -> None:
     texts = ["<p>one two</p>", "", "three &amp; four"]
     body = {"q": texts, "source": "auto", "target": "de", "format": "html"}
     answer = http.post("/translate", body | {"api_key": None}).json
@@ -108,7 +110,7 @@ def test_form_data_that_cannot_be_read_is_refused(
     assert caplog.text == ""
 
 
-def test_fields_may_be_in_the_address_and_in_the_form(http: RunningServer) -> None:
+def test_fields_may_be_in_the_query_and_in_the_form(http: RunningServer) -> None:
     path = "/translate?source=en&target=de"
     answer = http.post(path, b"q=one+two", content_type=FORM)
     assert answer.json == http.post("/translate", FIELDS).json
@@ -137,7 +139,7 @@ def test_fields_may_be_in_the_address_and_in_the_form(http: RunningServer) -> No
         ("🙂", "de", None),
     ],
 )
-def test_a_language_is_found_by_each_of_its_tags(
+def test_a_language_is_found_by_any_of_its_tags(
     many: RunningServer, source: str, target: str, served_pair: str | None
 ) -> None:
     chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""The page in a browser, as people use it."""
+"""The page in a browser."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -48,7 +48,7 @@ def offline(http: RunningServer, text: str) -> str:
     return http.models[0].queue.translator.translate([text])[0].text
 
 
-def test_what_is_typed_is_translated(page: Page, http: RunningServer) -> None:
+def test_typed_text_is_translated(page: Page, http: RunningServer) -> None:
     page.locator("#source").press_sequentially("one two. \n\nthree")
     expected = f"{offline(http, 'one two.')} \n\n{offline(http, 'three')}"
     expect(page.locator("#target")).to_have_js_property("textContent", expected)
@@ -126,7 +126,9 @@ def test_a_tree_is_drawn_over_its_words(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_the_interface_is_told_without_network(page: Page, http: RunningServer) -> None:
+def test_the_interface_page_is_accessible_and_fits_a_phone(
+    page: Page, http: RunningServer
+) -> None:
     page.click("footer a")
     expect(page.locator("h1")).to_contain_text("The interface of transduce")
     found = Axe().run(page).response["violations"]
@@ -134,7 +136,7 @@ def test_the_interface_is_told_without_network(page: Page, http: RunningServer) 
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_a_server_that_was_not_there_can_be_come_back_to(
+def test_the_page_recovers_once_the_server_is_reachable(
     browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
     page = browser.new_page()
@@ -167,7 +169,7 @@ def test_the_translation_is_copied(page: Page) -> None:
     assert copied == page.locator("#target").text_content()
 
 
-def test_nothing_typed_is_nothing_translated(page: Page) -> None:
+def test_an_empty_text_clears_the_translation(page: Page) -> None:
     page.fill("#source", "one")
     expect(page.locator("#target .sentence")).to_have_count(1)
     page.fill("#source", " ")
@@ -176,7 +178,7 @@ def test_nothing_typed_is_nothing_translated(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_can_be_used_by_all(page: Page, scheme: str) -> None:
+def test_the_page_is_accessible_and_fits_a_phone(page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type] # one of two
     page.fill("#source", "one two. \n three")
     expect(page.locator("#attention .word").first).to_be_visible()
@@ -186,7 +188,7 @@ def test_the_page_can_be_used_by_all(page: Page, scheme: str) -> None:
     assert width == 375
 
 
-def test_too_much_text_is_an_error_one_can_read(
+def test_a_text_that_is_too_long_shows_an_error(
     browser: Browser, http: RunningServer
 ) -> None:
     page = browser.new_page()
@@ -198,7 +200,7 @@ def test_too_much_text_is_an_error_one_can_read(
     page.close()
 
 
-def test_a_server_that_has_stopped_is_said(
+def test_a_stopped_server_shows_an_error(
     browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
     page = browser.new_page()

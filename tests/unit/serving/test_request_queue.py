@@ -32,7 +32,7 @@ LINES = ["one", "two three", "", "four five six seven", "eight eight"]
 
 
 class Gate:
-    """Holds the worker up until it is opened."""
+    """Blocks the worker until it is opened."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self._open = threading.Event()
@@ -66,7 +66,7 @@ def queue(translator: Translator) -> Iterator[RequestQueue]:
 
 @pytest.fixture
 def gate(queue: RequestQueue) -> Iterator[Gate]:
-    """With a sentence before it, so that all that follows waits."""
+    """Gate that blocks the worker at a first sentence, so that all later ones wait."""
     gate = Gate(queue)
     queue.submit(["one"])
     gate.wait_until_held()
@@ -74,14 +74,14 @@ def gate(queue: RequestQueue) -> Iterator[Gate]:
     gate.open()
 
 
-def test_translations_are_those_of_the_translator(
+def test_translations_equal_those_of_the_translator(
     queue: RequestQueue, translator: Translator
 ) -> None:
     found = queue.translate_sync(LINES)
     assert [t.text for t in found] == [t.text for t in translator.translate(LINES)]
 
 
-def test_callers_of_many_tasks_each_have_their_own(
+def test_concurrent_callers_get_their_own_results(
     queue: RequestQueue, translator: Translator
 ) -> None:
     async def ask() -> list[str]:
@@ -92,7 +92,7 @@ def test_callers_of_many_tasks_each_have_their_own(
     assert asyncio.run(ask()) == expected
 
 
-def test_the_search_is_the_models_own(trained_checkpoint: Checkpoint) -> None:
+def test_the_default_search_is_the_models_own(trained_checkpoint: Checkpoint) -> None:
     own = replace(trained_checkpoint, search=SearchConfig(beam_size=2))
     with RequestQueue(Translator(own, torch.device("cpu"))) as queue:
         [found] = queue.translate_sync(["one two"])
@@ -101,11 +101,13 @@ def test_the_search_is_the_models_own(trained_checkpoint: Checkpoint) -> None:
     assert len(wider.hypotheses) == 3
 
 
-def test_nothing_asked_is_nothing_answered(queue: RequestQueue) -> None:
+def test_an_empty_request_has_an_empty_answer(queue: RequestQueue) -> None:
     assert queue.translate_sync([]) == []
 
 
-def test_what_waits_is_gathered(queue: RequestQueue, gate: Gate) -> None:
+def test_waiting_sentences_are_gathered_into_batches(
+    queue: RequestQueue, gate: Gate
+) -> None:
     futures = [queue.submit([line])[0] for line in LINES]
     assert queue.num_waiting == 5
     gate.open()
@@ -113,7 +115,9 @@ def test_what_waits_is_gathered(queue: RequestQueue, gate: Gate) -> None:
     assert gate.batches == [1, 3, 2]
 
 
-def test_other_searches_are_other_batches(queue: RequestQueue, gate: Gate) -> None:
+def test_different_search_settings_have_separate_batches(
+    queue: RequestQueue, gate: Gate
+) -> None:
     greedy, several = SearchConfig(beam_size=1), SearchConfig(num_best=4)
     futures = [
         *queue.submit(["one", "two"], several), *queue.submit(["one"], greedy),
@@ -133,12 +137,12 @@ def test_a_full_queue_refuses(queue: RequestQueue, gate: Gate) -> None:
     queue.submit(["two"])
 
 
-def test_what_would_never_have_room_is_too_long(queue: RequestQueue) -> None:
+def test_a_request_larger_than_the_queue_is_too_long(queue: RequestQueue) -> None:
     with pytest.raises(TooLongError, match="at most 5 sentences, but has 6"):
         queue.submit(["one"] * 6)
 
 
-def test_a_sentence_whose_caller_has_gone_is_not_translated(
+def test_a_cancelled_sentence_is_not_translated(
     queue: RequestQueue, gate: Gate
 ) -> None:
     async def give_up() -> None:
@@ -152,7 +156,7 @@ def test_a_sentence_whose_caller_has_gone_is_not_translated(
     assert gate.batches == [1, 1]
 
 
-def test_a_sentence_has_its_turn_in_time_or_never(translator: Translator) -> None:
+def test_a_sentence_that_waits_too_long_times_out(translator: Translator) -> None:
     with RequestQueue(translator, QueueConfig(timeout_s=0.05)) as queue:
         gate = Gate(queue)
         queue.submit(["one"])
@@ -164,7 +168,7 @@ def test_a_sentence_has_its_turn_in_time_or_never(translator: Translator) -> Non
             late.result()
 
 
-def test_an_error_reaches_all_who_wait_for_it_and_no_one_else(
+def test_an_error_reaches_the_callers_of_its_batch_only(
     queue: RequestQueue, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -180,7 +184,7 @@ def explode(*_: object) -> Iterator[object]:
     raise MemoryError("no room")
 
 
-def test_closing_finishes_what_was_taken(translator: Translator) -> None:
+def test_closing_finishes_accepted_sentences(translator: Translator) -> None:
     queue = RequestQueue(translator)
     gate = Gate(queue)
     futures = queue.submit(LINES)
@@ -193,7 +197,7 @@ def test_closing_finishes_what_was_taken(translator: Translator) -> None:
         queue.submit(["one"])
 
 
-def test_other_work_is_done_in_turn_and_not_without_end(
+def test_other_work_waits_its_turn_in_a_bounded_queue(
     queue: RequestQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "MAX_WORK", 2)
@@ -209,14 +213,12 @@ def test_other_work_is_done_in_turn_and_not_without_end(
     assert asyncio.run(ask()) == 3
 
 
-def test_other_work_has_its_turn_between_batches(
-    queue: RequestQueue, gate: Gate
-) -> None:
+def test_other_work_runs_between_batches(queue: RequestQueue, gate: Gate) -> None:
     async def ask() -> int:
         before = queue.submit(["one"])
         work = asyncio.create_task(queue.run(lambda: len(gate.batches)))
         await asyncio.sleep(0)
-        # More than a batch, which would have kept the model from all else.
+        # More than one batch, which would have blocked all other work.
         later = queue.submit(["two", "three", "four", "five"])
         gate.open()
         found = await work
@@ -227,7 +229,7 @@ def test_other_work_has_its_turn_between_batches(
     assert gate.batches == [1, 3, 2]
 
 
-def test_other_work_has_its_turn_in_time_or_never(translator: Translator) -> None:
+def test_other_work_that_waits_too_long_times_out(translator: Translator) -> None:
     with RequestQueue(translator, QueueConfig(timeout_s=0.05)) as queue:
         gate = Gate(queue)
         queue.submit(["one"])
@@ -272,7 +274,7 @@ def hasty(translator: Translator) -> Iterator[RequestQueue]:
         yield queue
 
 
-def test_a_caller_is_answered_in_time_though_the_model_is_busy(
+def test_a_caller_of_a_busy_model_times_out(
     hasty: RequestQueue,
 ) -> None:
     gate = Gate(hasty)
@@ -290,7 +292,7 @@ def test_a_caller_is_answered_in_time_though_the_model_is_busy(
     assert after.result().text
 
 
-def test_other_work_is_answered_in_time_though_it_does_not_end(
+def test_other_work_that_does_not_end_times_out(
     hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "STUCK_AFTER_S", 0.0)
@@ -311,7 +313,9 @@ def test_other_work_is_answered_in_time_though_it_does_not_end(
     asyncio.run(ask())
 
 
-def test_a_turn_gives_a_request_no_more_time(queue: RequestQueue, gate: Gate) -> None:
+def test_starting_work_does_not_extend_its_deadline(
+    queue: RequestQueue, gate: Gate
+) -> None:
     ends = threading.Event()
 
     async def ask() -> None:
@@ -326,7 +330,7 @@ def test_a_turn_gives_a_request_no_more_time(queue: RequestQueue, gate: Gate) ->
     asyncio.run(ask())
 
 
-def test_all_that_a_document_needs_has_one_deadline(
+def test_all_sentences_of_a_document_share_one_deadline(
     queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Deadline] = []
@@ -359,7 +363,7 @@ def test_a_cancelled_search_ends_between_two_steps(
         assert kept.result().text
 
 
-def test_a_cancelled_search_of_copies_ends(
+def test_a_cancelled_search_in_several_processes_ends(
     trained_checkpoint: Checkpoint,
 ) -> None:
     endless = SearchConfig(beam_size=2, min_length=100_000, extra_length=100_000)
@@ -375,7 +379,7 @@ def test_a_cancelled_search_of_copies_ends(
     translator.close()
 
 
-def test_others_have_turns_between_slices(queue: RequestQueue, gate: Gate) -> None:
+def test_other_requests_run_between_slices(queue: RequestQueue, gate: Gate) -> None:
     async def ask() -> list[int]:
         slices = asyncio.create_task(
             queue.run_in_slices(lambda: (len(gate.batches) for _ in range(3)))
@@ -412,7 +416,7 @@ def panic_at_two(sentences: list[str], *_: object) -> Iterator[object]:
     return iter(sentences)
 
 
-def test_a_panic_reaches_its_caller_and_no_one_else(
+def test_a_panic_reaches_its_caller_only(
     queue: RequestQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue.translator, "translate_stream", panic_at_two)
@@ -451,7 +455,7 @@ def test_counting_tokens_times_out(
     asyncio.run(ask())
 
 
-def test_trees_are_those_of_the_parser(parsing_checkpoint: Checkpoint) -> None:
+def test_trees_equal_those_of_the_parser(parsing_checkpoint: Checkpoint) -> None:
     search = SearchConfig(beam_size=2, extra_length=5)
     own = replace(parsing_checkpoint, search=search)
     translator = Translator(own, torch.device("cpu"))
@@ -465,12 +469,14 @@ def test_trees_are_those_of_the_parser(parsing_checkpoint: Checkpoint) -> None:
     assert found == list(parses)
 
 
-def test_what_the_model_does_not_do_is_refused_at_once(queue: RequestQueue) -> None:
+def test_a_task_of_another_kind_of_model_is_refused_at_once(
+    queue: RequestQueue,
+) -> None:
     with pytest.raises(RequestError, match="but this one translates"):
         queue.submit_to_parser(["one"])
 
 
-def test_waiting_can_be_given_up_by_future(queue: RequestQueue, gate: Gate) -> None:
+def test_a_future_can_be_cancelled(queue: RequestQueue, gate: Gate) -> None:
     [future] = queue.submit(["one"])
     assert future.cancel()
     with pytest.raises(CancelledError):

@@ -47,7 +47,7 @@ def test_a_pair_of_unknown_languages_is_refused() -> None:
         ModelName.parse("1:de=m")
 
 
-def test_a_folder_that_is_there_is_no_name(
+def test_an_existing_folder_is_not_taken_for_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lr=0.1").mkdir()
@@ -64,5 +64,5 @@ def test_two_models_of_one_name_are_refused() -> None:
     require_distinct(names[:2])
 
 
-def test_a_language_without_a_name_is_called_by_its_code() -> None:
+def test_a_language_without_a_name_is_shown_by_its_code() -> None:
     assert [language_name("de"), language_name("tlh")] == ["German", "tlh"]

@@ -20,7 +20,7 @@ def offline(http: RunningServer) -> Callable[[str], str]:
     return lambda text: translator.translate([text])[0].text
 
 
-def test_a_text_is_translated_as_offline(
+def test_a_text_has_its_offline_translation(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:
     answer = http.post("/translate", {"q": "one two three", **EN_DE})
@@ -28,7 +28,7 @@ def test_a_text_is_translated_as_offline(
     assert answer.json == {"translatedText": offline("one two three")}
 
 
-def test_a_list_gives_lists_in_order(
+def test_a_list_is_answered_by_lists_in_order(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:
     texts = ["one", "", "two three", "eight"]
@@ -51,7 +51,7 @@ def test_alternatives_are_the_next_best(http: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["form", "address"])
-def test_a_form_is_as_good_as_json(
+def test_a_form_is_read_like_json(
     http: RunningServer, offline: Callable[[str], str], kind: str
 ) -> None:
     fields = "q=one+two&source=en&target=de&format=text&api_key=none"
@@ -61,7 +61,7 @@ def test_a_form_is_as_good_as_json(
     assert answer.json == {"translatedText": offline("one two")}
 
 
-def test_sentences_are_translated_alone_and_lines_survive(
+def test_sentences_are_translated_one_by_one_and_line_ends_are_kept(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:
     text = "  one two. three!\n\n\tfour\r\n"
@@ -112,7 +112,7 @@ def test_sentences_are_split_by_the_language_of_the_model(
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
-def test_a_client_may_have_lines_translated_whole(
+def test_splitting_into_sentences_can_be_switched_off(
     http: RunningServer, offline: Callable[[str], str], path: str
 ) -> None:
     asked = {"q": "one. Two. Three\nfour", "split_sentences": False}
@@ -125,7 +125,7 @@ def test_a_client_may_have_lines_translated_whole(
 
 
 @pytest.mark.parametrize("auto", ["auto", "AUTO", " Auto ", None])
-def test_a_source_that_is_not_told_is_the_only_one_there_is(
+def test_an_unset_source_is_the_only_language_available(
     http: RunningServer, auto: str | None
 ) -> None:
     answer = http.post("/translate", {"q": "one", "source": auto, "target": "de"})
@@ -139,14 +139,14 @@ def test_languages_are_those_of_the_models(http: RunningServer) -> None:
     ]
 
 
-def test_detection_says_that_it_knows_nothing(http: RunningServer) -> None:
+def test_detection_reports_no_confidence(http: RunningServer) -> None:
     assert http.post("/detect", {"q": "one"}).json == [
         {"confidence": 0.0, "language": "en"},
         {"confidence": 0.0, "language": "de"},
     ]
 
 
-def test_models_are_named(http: RunningServer) -> None:
+def test_the_list_of_models_has_names_and_tasks(http: RunningServer) -> None:
     models = http.get("/v1/models").json
     assert [each["name"] for each in models] == ["en-de", "de-en", "trees"]
     assert [each["task"] for each in models] == ["translate", "translate", "parse"]
@@ -192,7 +192,7 @@ def test_a_text_is_parsed_sentence_by_sentence(
     assert constrained <= (first["num_repairs"] == 0)
 
 
-def test_what_has_no_letter_is_parsed_as_offline(http: RunningServer) -> None:
+def test_text_without_a_letter_has_its_offline_parse(http: RunningServer) -> None:
     answer = http.post("/v1/parse", {"q": "1995\n \n-- 3.\n…"})
     pieces = [json.loads(line) for line in answer.body.splitlines()]
     parser = http.models[2].queue.translator.parser()
@@ -210,7 +210,7 @@ def test_attention_of_a_tree_is_between_words_and_symbols(http: RunningServer) -
     assert "".join(answer["keys"]) == " one two </s>"
 
 
-def test_what_no_model_does_is_refused(
+def test_a_task_of_no_served_model_is_refused(
     trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
 ) -> None:
     with running([served(parsing_checkpoint, "en-de")]) as server:
@@ -225,7 +225,7 @@ def test_what_no_model_does_is_refused(
         assert server.post("/v1/parse", {"q": "one"}).json == refused.json
 
 
-def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
+def test_a_translation_has_its_offline_score(http: RunningServer) -> None:
     body = {"source": ["one", "two"], "target": ["eins", "drei"], "model": "en-de"}
     [one, two] = http.post("/v1/score", body).json
     translator = http.models[0].queue.translator
@@ -269,7 +269,7 @@ def test_attention_is_answered_by_layer_head_query_and_key(http: RunningServer) 
     assert sum(heads[0][0]) == pytest.approx(1, abs=1e-3)
 
 
-def test_figures_are_in_the_text_format_of_prometheus(http: RunningServer) -> None:
+def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None:
     http.post("/translate", {"q": "one", **EN_DE})
     http.get("/no/such/path")
     text = http.get("/metrics").body.decode()
@@ -364,7 +364,7 @@ def test_hostile_json_is_refused_in_a_sentence(
     assert len(answer.json["error"]) < 200
 
 
-def test_a_long_field_is_not_repeated_whole(http: RunningServer) -> None:
+def test_a_long_field_is_truncated_in_the_message(http: RunningServer) -> None:
     for body in ({"source": "x" * 9000}, {"target": "\n" * 9000}):
         answer = http.post("/translate", {"q": "a", **EN_DE, **body})
         assert answer.status == 400
@@ -403,7 +403,7 @@ def test_a_form_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/nix", "/page.css/../../server.py", "/redoc"])
-def test_there_is_nothing_else(http: RunningServer, path: str) -> None:
+def test_other_paths_are_not_found(http: RunningServer, path: str) -> None:
     answer = http.get(path)
     assert answer.status == 404
     message = "The path must be one that /docs describes, but is not."
@@ -463,7 +463,9 @@ def test_the_page_loads_nothing_from_elsewhere(http: RunningServer, path: str) -
     assert set(links) <= {b"http://www.w3.org/2000/svg"}
 
 
-def test_all_is_told_on_a_page_that_loads_nothing(http: RunningServer) -> None:
+def test_the_documentation_page_has_every_path_and_loads_nothing(
+    http: RunningServer,
+) -> None:
     answer = http.get("/docs")
     assert answer.status == 200
     text = answer.body.decode()
@@ -474,6 +476,6 @@ def test_all_is_told_on_a_page_that_loads_nothing(http: RunningServer) -> None:
     assert "default-src 'none'" in text
 
 
-def test_other_sites_may_not_read(http: RunningServer) -> None:
+def test_other_sites_may_not_read_answers(http: RunningServer) -> None:
     answer = http.post("/translate", {"q": "one", **EN_DE}, origin="http://evil.test")
     assert "access-control-allow-origin" not in map(str.lower, answer.headers)

@@ -1,4 +1,4 @@
-"""Line-aligned files: where a line ends, and what is said of a file that is none."""
+"""Line-aligned files: the ends of lines, and messages about malformed files."""
 
 import gzip
 import os
@@ -64,7 +64,7 @@ def test_only_one_cr_belongs_to_the_line_end(file):
         b"\r\n\r\n",
     ],
 )
-def test_line_counts_agree_with_wc(file, content):
+def test_line_counts_equal_those_of_wc(file, content):
     path = file("text", content)
     told = subprocess.run(
         ["wc", "-l", path], capture_output=True, check=True, text=True
@@ -73,11 +73,11 @@ def test_line_counts_agree_with_wc(file, content):
 
 
 @pytest.mark.parametrize("last", ["b", "b\r", "\r"], ids=ascii)
-def test_the_last_line_needs_no_end(file, last):
+def test_the_last_line_needs_no_line_feed(file, last):
     assert texts(file("text", b"a\n" + last.encode())) == ["a", last]
 
 
-def test_lines_are_numbered_from_one_and_know_their_place(file):
+def test_lines_have_a_place_numbered_from_one(file):
     path = file("text", b"a\n\nc\n")
     assert [line.place for line in read_lines(path)] == [
         f"{path}:{n}" for n in (1, 2, 3)
@@ -93,7 +93,7 @@ def test_a_byte_order_mark_is_text_after_the_first_line(file):
     assert texts(file("text", content)) == ["a", "\ufeffb"]
 
 
-def test_a_gzip_file_is_told_by_its_content_not_its_name(file):
+def test_a_gzip_file_is_recognised_by_its_content_not_its_name(file):
     path = file("text", gzip.compress("ä\r\nb\u2028c\n".encode()))
     assert texts(path) == ["ä", "b\u2028c"]
 
@@ -107,7 +107,7 @@ def test_a_gzip_file_may_begin_with_a_byte_order_mark(file):
     assert texts(path) == ["a"]
 
 
-def test_gzip_files_put_end_to_end_are_one_file(file):
+def test_concatenated_gzip_files_are_one_file(file):
     path = file("text", gzip.compress(b"a\n") + gzip.compress(b"b\n"))
     assert texts(path) == ["a", "b"]
 
@@ -123,7 +123,7 @@ def test_a_stream_is_read_like_a_file(file):
         assert list(read_stream(stream)) == ["a", "b\u2028c", "", "d"]
 
 
-def test_a_stream_gives_its_first_line_before_its_second_is_there():
+def test_the_first_line_of_a_stream_does_not_wait_for_the_second():
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as pipe:
         pipe.write(b"a\n")
@@ -133,7 +133,7 @@ def test_a_stream_gives_its_first_line_before_its_second_is_there():
         assert next(lines) == "b"
 
 
-def test_a_bad_line_of_a_stream_is_told_with_its_number(file):
+def test_a_malformed_line_of_a_stream_is_reported_with_its_number(file):
     with file("text", b"a\n\xff\n").open("rb") as stream:
         lines = read_stream(stream)
         assert next(lines) == "a"
@@ -178,25 +178,25 @@ def test_unequal_counts_name_the_place_and_both_totals(
         list(read_pairs([paths["source"]], [paths["target"]]))
 
 
-def test_unequal_counts_are_found_in_the_file_that_has_them(file):
+def test_unequal_counts_are_reported_for_the_pair_of_files(file):
     source = [file("one.en", b"a\nb\n"), file("two.en", b"c\n")]
     target = [file("one.de", b"A\n"), file("two.de", b"C\nD\n")]
     with pytest.raises(DataError, match=f"^{target[0]}:2: "):
         list(read_pairs(source, target))
 
 
-def test_pairs_before_the_end_of_the_shorter_side_are_given(file):
+def test_pairs_before_the_end_of_the_shorter_side_are_returned(file):
     pairs = read_pairs([file("s", b"a\nb\n")], [file("t", b"A\n")])
     assert next(pairs) == SentencePair(source="a", target="A")
 
 
-def test_both_sides_must_have_equally_many_files(file):
+def test_sides_with_unequal_numbers_of_files_are_refused(file):
     path = file("text", b"a\n")
     with pytest.raises(DataError, match="equally many files, but have 2 and 1"):
         list(read_pairs([path, path], [path]))
 
 
-def test_bytes_that_are_no_utf8_are_told_with_file_line_and_byte(file):
+def test_invalid_utf8_is_reported_with_file_line_and_byte(file):
     path = file("text", b"a\nb\ncaf\xe9 au lait\n")
     message = f"^{path}:3: a line must be valid UTF-8, but byte 4 .* 0xe9; convert"
     with pytest.raises(DataError, match=message):
@@ -206,13 +206,13 @@ def test_bytes_that_are_no_utf8_are_told_with_file_line_and_byte(file):
 @pytest.mark.parametrize(
     "content", [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82"]
 )
-def test_surrogates_overlong_and_unfinished_forms_are_no_utf8(file, content):
+def test_surrogates_overlong_and_unfinished_forms_are_invalid_utf8(file, content):
     path = file("text", b"a\n" + content + b"\n")
     with pytest.raises(DataError, match=f"^{path}:2: a line must be valid UTF-8"):
         texts(path)
 
 
-def test_a_nul_byte_is_told_with_file_and_line(file):
+def test_a_nul_byte_is_reported_with_file_and_line(file):
     path = file("text", b"a\nb\0c\n")
     with pytest.raises(DataError, match=f"^{path}:2: .* holds a NUL byte; remove it"):
         texts(path)
@@ -233,31 +233,31 @@ def test_the_longest_line_allowed_is_read_whole(file, begin, end):
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"", b"a" * 10 + b"\n"])
 @pytest.mark.parametrize("begin", [b"", BYTE_ORDER_MARK])
-def test_a_longer_line_is_told_with_file_and_line(file, begin, end):
+def test_a_line_that_is_too_long_is_reported_with_file_and_line(file, begin, end):
     path = file("text", begin + b"a" * (MAX_LINE_BYTES + 1) + end)
     with pytest.raises(DataError, match=f"^{path}:1: .* at most 1,000,000 bytes long"):
         texts(path)
 
 
-def test_a_longer_line_is_told_wherever_it_stands(file):
+def test_a_line_that_is_too_long_is_found_anywhere(file):
     path = file("text", b"a\nb\n" + b"c" * (2 * MAX_LINE_BYTES))
     with pytest.raises(DataError, match=f"^{path}:3: .* one sentence a line\\?$"):
         texts(path)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     path = tmp_path / "absent"
     with pytest.raises(DataError, match=f"^{path}: .*No such file or directory"):
         texts(path)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(DataError, match=f"^{tmp_path}: .*Is a directory"):
         texts(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
-def test_a_file_that_may_not_be_read_is_told(file):
+def test_a_file_without_read_permission_is_reported(file):
     path = file("text", b"a\n")
     path.chmod(0)
     with pytest.raises(DataError, match=f"^{path}: .*Permission denied"):
@@ -279,13 +279,13 @@ WHOLE = gzip.compress(bytes(range(10, 250)) * 20 + b"\n", mtime=0)
     ],
     ids=["no end", "half", "magic alone", "payload", "checksum", "something after"],
 )
-def test_a_damaged_gzip_file_is_told(file, content):
+def test_a_damaged_gzip_file_is_reported(file, content):
     path = file("text.gz", content)
     with pytest.raises(DataError, match=f"^{path}: the gzip file is damaged or cut"):
         list(read_lines(path))
 
 
-def test_lines_written_are_the_lines_read(file, tmp_path):
+def test_written_lines_are_read_back(file, tmp_path):
     lines = ["", "ä\u2028b", "a\u0085b\fc", "d "]
     write_lines(tmp_path / "text", lines)
     assert texts(tmp_path / "text") == lines

@@ -1,4 +1,4 @@
-"""Tags are read, compared, named and guessed as BCP 47 and its users have them."""
+"""Language tags of BCP 47 are read, compared, named and guessed."""
 
 import pytest
 
@@ -153,12 +153,12 @@ def test_a_language_has_an_english_name(tag: str, name: str) -> None:
 @pytest.mark.parametrize(
     "tag", ["zh", "zh-Hant", "yue", "ja", "th", "lo", "km", "my", "bo", "ZH_cn"]
 )
-def test_a_script_without_spaces_is_known(tag: str) -> None:
+def test_scripts_without_spaces_are_recognised(tag: str) -> None:
     assert is_unspaced(tag)
 
 
 @pytest.mark.parametrize("tag", ["en", "ko", "vi", "zh-Latn", "ja-Latn", "hi", "xyz"])
-def test_a_script_with_spaces_is_known(tag: str) -> None:
+def test_scripts_with_spaces_are_recognised(tag: str) -> None:
     assert not is_unspaced(tag)
 
 
@@ -184,7 +184,7 @@ def test_a_script_identifies_the_language(text: str, tag: str | None) -> None:
     assert detect_unspaced([text]) == tag
 
 
-def test_a_quoted_line_of_another_script_does_not_decide() -> None:
+def test_a_single_line_of_another_script_does_not_decide() -> None:
     assert detect_unspaced(["我们走吧。", "好的。", "OK", "他说 yes。"]) == "zh"
 
 

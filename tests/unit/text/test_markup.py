@@ -20,7 +20,7 @@ def same(html: str) -> str:
 
 
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
-    """Each word of the translation linked to the word that it is paired with."""
+    """Links from words of the translation to their paired source words."""
     source, target = units(sentence), units(translation)
     words = [sentence[slice(*span)] for span in source]
     return WordLinks(
@@ -110,12 +110,12 @@ def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> N
         "x </p> y </b> z",
     ],
 )
-def test_a_document_of_its_own_text_is_unchanged(html: str) -> None:
+def test_joining_the_source_text_restores_the_document(html: str) -> None:
     assert same(html) == html
 
 
 @given(TEXTS)
-def test_stretches_join_to_the_html(html: str) -> None:
+def test_stretches_concatenate_to_the_html(html: str) -> None:
     assert "".join(each.text for each in split_html(html)) == html
 
 
@@ -125,12 +125,12 @@ def test_white_space_in_a_block_is_one_space() -> None:
     assert same(html) == expected
 
 
-def test_a_translation_is_no_markup() -> None:
+def test_markup_in_a_translation_is_escaped() -> None:
     [start, text, end] = split_html("<p>a</p>")
     assert join_html([start, text, end], ["<b> & c"]) == "<p>&lt;b&gt; &amp; c</p>"
 
 
-def test_sentences_without_a_translation_stay() -> None:
+def test_sentences_without_a_translation_are_unchanged() -> None:
     assert join_html(split_html("<p>a &amp; b</p>"), [" "]) == "<p>a &amp; b</p>"
 
 
@@ -193,7 +193,7 @@ def test_sentences_without_a_translation_stay() -> None:
         ),
     ],
 )
-def test_tags_go_with_the_words_around_which_they_stand(
+def test_tags_stay_around_their_words(
     html: str, translation: str, pairs: dict[str, str], expected: str
 ) -> None:
     stretches = split_html(html, "en")
@@ -245,7 +245,7 @@ def test_no_tag_is_lost_or_written_twice(
         "a<a><a><li>b<a x=1>c<div></div></a> d</li></a></a>",
     ],
 )
-def test_no_translation_becomes_markup(html: str) -> None:
+def test_no_translation_adds_markup(html: str) -> None:
     stretches = split_html(html)
     found = join_html(stretches, [INJECTION] * len(sentences(stretches)))
     assert tags(found) == tags(html)

@@ -114,7 +114,7 @@ def test_sentences_end_as_in_their_language(language: str | None, text: str) -> 
     assert sentences(split_text(text.replace("|", ""), language)) == expected
 
 
-def test_the_library_knows_abbreviations_that_the_rules_do_not(
+def test_the_library_recognises_abbreviations_beyond_the_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("sentencex")
@@ -186,7 +186,7 @@ def test_a_language_may_have_a_region() -> None:
 
 
 @given(TEXTS, LANGUAGES)
-def test_stretches_join_to_the_text(text: str, language: str | None) -> None:
+def test_stretches_concatenate_to_the_text(text: str, language: str | None) -> None:
     stretches = split_text(text, language)
     assert "".join(each.text for each in stretches) == text
     assert join_text(stretches, sentences(stretches)) == text

@@ -1,4 +1,4 @@
-"""Pieces, ids and text against SentencePiece's own, on text of every kind."""
+"""Pieces, ids and text equal SentencePiece's on text of every kind."""
 
 import functools
 import io
@@ -99,7 +99,7 @@ def ids_of(*pieces: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_hard_texts_are_cut_as_sentencepiece_cuts_them(name):
+def test_hard_texts_are_split_as_by_sentencepiece(name):
     expected = [oracle(name).encode(text, out_type=str) for text in HARD_TEXTS]
     assert unigrams(name).cut(HARD_TEXTS) == expected
 
@@ -115,11 +115,11 @@ AWKWARD = st.text(
 @settings(max_examples=60, deadline=None)
 @given(text=st.one_of(AWKWARD, st.text()))
 @example(text="\u2581a \u2581")
-def test_any_text_is_cut_as_sentencepiece_cuts_it(name, text):
+def test_any_text_is_split_as_by_sentencepiece(name, text):
     assert unigrams(name).cut([text]) == [oracle(name).encode(text, out_type=str)]
 
 
-def test_sentences_are_cut_as_sentencepiece_cuts_them():
+def test_sentences_are_split_as_by_sentencepiece():
     pairs = islice(Grammar.built_in().training_sentences(seed=6), 400)
     texts = [text for pair in pairs for text in (pair.source, pair.target)]
     assert unigrams("usual").cut(texts) == oracle("usual").encode(texts, out_type=str)
@@ -129,16 +129,16 @@ def test_half_of_a_surrogate_pair_is_a_replacement_character():
     assert unigrams("usual").cut(["a\ud800b"]) == unigrams("usual").cut(["a\ufffdb"])
 
 
-def test_what_the_vocabulary_has_not_is_unknown():
+def test_a_piece_outside_the_vocabulary_is_unknown():
     assert tokenizer().encode("龘") == ids_of("\u2581", "<unk>")
     assert tokenizer().decode(ids_of("\u2581the", "<unk>")) == "the"
 
 
-def test_what_the_vocabulary_has_is_known_even_if_no_model_has_it():
+def test_a_piece_of_the_vocabulary_needs_no_sentencepiece_model():
     assert tokenizer().encode("龘靐") == ids_of("\u2581", "龘靐")
 
 
-def test_source_and_target_are_cut_by_models_of_their_own():
+def test_source_and_target_have_their_own_sentencepiece_models():
     [source], [target] = (
         encode(["THE DOG"])
         for encode in (tokenizer().encode_sources, tokenizer().encode_targets)
@@ -149,7 +149,7 @@ def test_source_and_target_are_cut_by_models_of_their_own():
 
 
 @pytest.mark.parametrize("text", SPECIAL_PIECES)
-def test_special_tokens_that_are_typed_are_text(text):
+def test_typed_special_tokens_are_text(text):
     assert min(tokenizer().encode(f"{text} a{text}")) > EOS
 
 
@@ -162,23 +162,23 @@ def test_the_code_of_a_language_is_one_piece():
     assert ids_of(">>deu<<")[0] not in tokenizer().encode(" >>deu<< The dog")
 
 
-def test_pieces_are_told_with_a_space_before_a_word():
+def test_pieces_show_a_space_before_a_word():
     assert tokenizer().pieces(ids_of("\u2581the", "<unk>")) == [" the", "<unk>"]
     assert tokenizer().vocab_size == len(tokenizer().vocabulary)
 
 
-def test_special_tokens_are_no_text():
+def test_special_tokens_are_left_out_of_the_text():
     ids = tokenizer().encode("the dog")
     assert tokenizer().decode([1, *ids, 2, 0, 0]) == "the dog"
 
 
-def test_a_text_that_it_knows_comes_back():
+def test_a_text_of_known_pieces_is_decoded_unchanged():
     for text in ("The dog runs.", "  a   café ", "ﬁne …"):
         expected = oracle("usual").decode(oracle("usual").encode(text))
         assert tokenizer().decode(tokenizer().encode(text)) == expected
 
 
-def test_a_loaded_tokenizer_is_the_saved_one(tmp_path):
+def test_a_loaded_tokenizer_equals_the_saved_one(tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer().save(path)
     loaded = load_tokenizer(path)
@@ -202,7 +202,7 @@ def test_a_loaded_tokenizer_is_the_saved_one(tmp_path):
         lambda content: content.update(type="BPE"),
     ],
 )
-def test_a_damaged_file_is_told(damage, tmp_path):
+def test_a_damaged_file_is_reported(damage, tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer().save(path)
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_told(damage, tmp_path):
         load_tokenizer(path)
 
 
-def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
+def test_a_tokenizer_of_another_kind_is_reported(tmp_path):
     path = tmp_path / "tokenizer.json"
     other = ("<unk>", *tokenizer().vocabulary[1:3], "the")
     replace(tokenizer(), vocabulary=other).save(path)

@@ -1,4 +1,4 @@
-"""Over-long text in parts: nothing lost, nothing too long, cut where it hurts least."""
+"""Long text is split without loss at the least harmful places."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from transduce.text.splitting import is_within_word, split_long
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
-    """A token for each begun four characters of a word."""
+    """Count one token for each four characters of a word, rounded up."""
     return [sum(-(-len(word) // 4) for word in text.split()) for text in texts]
 
 
@@ -44,7 +44,7 @@ CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，
         ("I saw Dr. Who. He saw me too.", ["I saw Dr. Who.", "He saw me too."]),
     ],
 )
-def test_text_is_cut_where_it_hurts_least(text: str, parts: list[str]) -> None:
+def test_text_is_cut_at_the_least_harmful_places(text: str, parts: list[str]) -> None:
     assert split_long(text, 6, count_words) == parts
 
 
@@ -53,11 +53,11 @@ def test_text_is_cut_where_it_hurts_least(text: str, parts: list[str]) -> None:
     text=st.text(alphabet='ab .,!?"。，', min_size=1, max_size=80),
     max_tokens=st.integers(1, 6),
 )
-def test_nothing_is_lost_and_nothing_too_long(text: str, max_tokens: int) -> None:
+def test_no_text_is_lost_and_no_part_is_too_long(text: str, max_tokens: int) -> None:
     parts = split_long(text, max_tokens, count_words)
     assert "".join("".join(parts).split()) == "".join(text.split())
     place = 0
-    for part in parts:  # nothing is put in where there was nothing
+    for part in parts:  # no space is added where there was none
         place = text.index(part, place) + len(part)
     assert all(count <= max_tokens for count in count_words(parts))
 
@@ -77,7 +77,7 @@ def test_no_letter_is_separated_from_its_marks(text: str, parts: list[str]) -> N
     assert split_long(text, 5, count_letters) == parts
 
 
-def test_a_text_may_begin_with_what_counts_no_tokens() -> None:
+def test_a_text_may_begin_with_characters_of_no_tokens() -> None:
     def count_seen(texts: Sequence[str]) -> list[int]:
         return [len(text.replace("\u200b", "")) for text in texts]
 
@@ -95,7 +95,7 @@ def test_a_text_may_begin_with_what_counts_no_tokens() -> None:
         ("ភាសាខ្មែរ", 4, False),
     ],
 )
-def test_a_place_within_a_spaced_word_is_recognised(
+def test_a_cut_within_a_spaced_word_is_recognised(
     text: str, place: int, is_within: bool
 ) -> None:
     assert is_within_word(text, place) is is_within
@@ -115,7 +115,9 @@ def test_a_place_within_a_spaced_word_is_recognised(
         ("هل هو هنا الآن؟ نعم هو", ["هل هو هنا الآن؟", "نعم هو"]),
     ],
 )
-def test_sentence_ends_of_other_scripts_are_known(text: str, parts: list[str]) -> None:
+def test_sentence_ends_of_other_scripts_are_recognised(
+    text: str, parts: list[str]
+) -> None:
     assert split_long(text, 12, count_letters) == parts
 
 

@@ -1,4 +1,4 @@
-"""A smaller run of `benchmarks/text_fuzz.py`."""
+"""Small run of `benchmarks/text_fuzz.py`."""
 
 import importlib.util
 import random
@@ -28,7 +28,7 @@ def fuzz() -> ModuleType:
     return module
 
 
-def test_documents_of_their_own_text_are_unchanged(fuzz: ModuleType) -> None:
+def test_joining_the_source_text_restores_random_documents(fuzz: ModuleType) -> None:
     for number in range(400):
         html = fuzz.random_document(random.Random(f"test {number}"))
         assert fuzz.check_document(html) is None, html
@@ -46,7 +46,7 @@ def test_the_fuzz_finds_time_that_grows_faster_than_the_text(fuzz: ModuleType) -
     assert fuzz.exponent([0.01, 0.1, 10.0]) == pytest.approx(2)
 
 
-def test_time_grows_with_the_text(fuzz: ModuleType) -> None:
+def test_time_grows_linearly_with_the_text(fuzz: ModuleType) -> None:
     for name, entry in fuzz.entries().items():
         for part, recipe in fuzz.recipes().items():
             text = recipe(LONG)

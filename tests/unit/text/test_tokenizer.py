@@ -1,4 +1,4 @@
-"""Tokenizers: nothing is unknown, nothing typed is special, learning is repeatable."""
+"""Tokenizers encode any text without special ids and are learned reproducibly."""
 
 import functools
 import json
@@ -117,7 +117,7 @@ def test_white_space_alone_has_no_ids(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_encoding_many_texts_is_encoding_each(kind):
+def test_encoding_many_texts_equals_encoding_each(kind):
     tokenizer = learned(kind)
     texts = [*HARD_TEXTS, "", *CORPUS]
     assert tokenizer.encode_sources(texts) == [tokenizer.encode(text) for text in texts]
@@ -127,16 +127,16 @@ def test_encoding_many_texts_is_encoding_each(kind):
 @settings(deadline=None, max_examples=150)
 @given(texts=st.lists(st.text() | AWKWARD | st.sampled_from(CORPUS)))
 @example(texts=HARD_TEXTS)
-def test_words_are_cut_alone_as_in_their_text(kind, texts):
+def test_words_are_split_alone_as_in_their_text(kind, texts):
     tokenizer = learned(kind)
     library = tokenizers.Tokenizer.from_str(tokenizer.json())
     spelt = [tokenizer._spell(text) for text in texts]
     whole = [library.encode(" " + text).ids if text else [] for text in spelt]
     assert tokenizer.encode_sources(texts) == whole
-    assert tokenizer.encode_sources(texts) == whole  # when they are known
+    assert tokenizer.encode_sources(texts) == whole  # from the cache
 
 
-def test_few_words_are_remembered_and_no_long_ones(monkeypatch):
+def test_the_cache_holds_few_words_and_no_long_ones(monkeypatch):
     monkeypatch.setattr(module, "KNOWN_WORDS", 5)
     tokenizer = learn_tokenizer(CORPUS, TokenizerConfig(vocab_size=500))
     for text in [*CORPUS, "a b c d " + "x" * 30, " ".join("abcdefghijk"), "a b", "c"]:
@@ -158,21 +158,21 @@ def test_special_ids_come_first():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_character_outside_the_alphabet_is_spelt_in_bytes(kind):
+def test_a_character_outside_the_alphabet_is_encoded_in_bytes(kind):
     tokenizer = learned(kind)
     pieces = tokenizer.pieces(tokenizer.encode("龘"))
     assert pieces[-3:] == [f"<0x{byte:02X}>" for byte in "龘".encode()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_a_character_is_decoded_as_a_replacement_character(kind):
+def test_an_incomplete_character_is_decoded_as_a_replacement_character(kind):
     tokenizer = learned(kind)
     ids = tokenizer.encode("龘")
     assert tokenizer.decode(ids[:-1]) == "\ufffd"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_pieces_of_a_text_spell_it(kind):
+def test_the_pieces_of_a_text_concatenate_to_it(kind):
     tokenizer = learned(kind)
     pieces = tokenizer.pieces(tokenizer.encode("the cats sat on"))
     assert "".join(pieces) == " the cats sat on"
@@ -217,7 +217,7 @@ def test_pieces_never_join_letters_digits_and_signs(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_tokenizer_encodes_as_the_saved_one(kind, tmp_path):
+def test_a_loaded_tokenizer_encodes_like_the_saved_one(kind, tmp_path):
     learned(kind).save(tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     texts = [*CORPUS, *HARD_TEXTS]
@@ -229,14 +229,14 @@ def test_a_loaded_tokenizer_encodes_as_the_saved_one(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saving_what_was_loaded_gives_the_same_file(kind, tmp_path):
+def test_saving_a_loaded_tokenizer_gives_the_same_file(kind, tmp_path):
     learned(kind).save(tmp_path / "one.json")
     load_tokenizer(tmp_path / "one.json").save(tmp_path / "two.json")
     one, two = (tmp_path / "one.json", tmp_path / "two.json")
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is missing or"):
         load_tokenizer(path)
@@ -253,7 +253,7 @@ def test_a_missing_file_is_told(tmp_path):
     ],
     ids=["empty", "half", "no UTF-8", "unknown model", "no object"],
 )
-def test_a_damaged_file_is_told(damage, tmp_path):
+def test_a_damaged_file_is_reported(damage, tmp_path):
     path = tmp_path / "tokenizer.json"
     learned("bpe").save(path)
     path.write_bytes(damage(path.read_bytes()))
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_told(damage, tmp_path):
         load_tokenizer(path)
 
 
-def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
+def test_a_tokenizer_of_another_kind_is_reported(tmp_path):
     path = tmp_path / "tokenizer.json"
     learned("bpe").save(path)
     text = path.read_text(encoding="utf-8").replace('"<s>"', '"[CLS]"')
@@ -303,7 +303,7 @@ def test_learning_in_another_process_gives_the_same_tokenizer(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocab_size", [NUM_RESERVED + n for n in (1, 2, 10, 60, 200)])
-def test_the_vocabulary_keeps_its_bound(kind, vocab_size):
+def test_the_vocabulary_never_exceeds_its_size(kind, vocab_size):
     config = TokenizerConfig(kind=kind, vocab_size=vocab_size)
     tokenizer = learn_tokenizer(CORPUS, config)
     assert NUM_RESERVED < tokenizer.vocab_size <= vocab_size
@@ -327,14 +327,14 @@ def test_a_large_enough_corpus_fills_the_vocabulary(kind):
         (["猫" * 40 + "犬" * 30 + "鳥" * 20], NUM_RESERVED + 8),
     ],
 )
-def test_even_the_poorest_vocabulary_keeps_every_text(kind, lines, vocab_size):
+def test_even_the_smallest_vocabulary_encodes_any_text(kind, lines, vocab_size):
     config = TokenizerConfig(kind=kind, vocab_size=vocab_size)
     tokenizer = learn_tokenizer(lines, config)
     assert tokenizer.decode(tokenizer.encode("a cat, 猫 12")) == "a cat, 猫 12"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_full_of_special_tokens_collides_with_none(kind):
+def test_special_tokens_in_a_corpus_do_not_become_special_ids(kind):
     line = " ".join(SPECIAL_PIECES) + "".join(SPECIAL_PIECES)
     tokenizer = learn_tokenizer(
         [line] * 200, TokenizerConfig(kind=kind, vocab_size=NUM_RESERVED + 60)
@@ -347,7 +347,7 @@ def test_a_corpus_full_of_special_tokens_collides_with_none(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_full_of_byte_characters_collides_with_none(kind):
+def test_byte_characters_in_a_corpus_do_not_become_byte_pieces(kind):
     line = "".join(BYTE_PIECES) + " a\uf7c3\uf7a4 " + BYTE_PIECES[-1] * 5
     tokenizer = learn_tokenizer(
         [line, "a"] * 50, TokenizerConfig(kind=kind, vocab_size=NUM_RESERVED + 60)
@@ -364,7 +364,7 @@ def test_learning_stops_reading_after_enough_characters(monkeypatch):
     assert " ten" in learned_pieces(tokenizer)
 
 
-def test_the_language_after_the_limit_is_not_learned(monkeypatch):
+def test_text_after_the_limit_is_not_learned(monkeypatch):
     monkeypatch.setattr(module, "LEARNING_CHARACTERS", 50)
     lines = ["abcabc abc"] * 10 + ["xyzxyz xyz"] * 10
     tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=320))
@@ -402,7 +402,7 @@ def test_normal_form_is_nfc_with_single_spaces(text, normal):
 
 @settings(deadline=None, max_examples=100)
 @given(text=st.text())
-def test_normalizing_twice_is_normalizing_once(text):
+def test_normalisation_is_idempotent(text):
     assert normalize(normalize(text)) == normalize(text)
 
 
@@ -429,7 +429,7 @@ UNSPACED_TEXTS = [
 
 
 def script_of(character: str) -> str:
-    """The first word of the name of a letter: its script."""
+    """Script of a letter: the first word of its Unicode name."""
     is_letter = unicodedata.category(character)[0] in "LM"
     name = unicodedata.name(character, "") if is_letter else ""
     name = name.replace("IDEOGRAPHIC", "CJK")
@@ -437,7 +437,7 @@ def script_of(character: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clause_without_spaces_becomes_no_piece(kind):
+def test_a_clause_without_spaces_does_not_become_a_piece(kind):
     tokenizer = learn_tokenizer(CLAUSES, TokenizerConfig(kind=kind, vocab_size=2_000))
     han = [p for p in learned_pieces(tokenizer) if script_of(p[0]) == "CJK"]
     assert {"我们的", "今天"} <= {*han}
@@ -462,13 +462,13 @@ def test_pieces_without_spaces_are_short_and_of_one_script(kind, text):
     assert tokenizer.decode(tokenizer.encode(text)) == normalize(text)
 
 
-def test_a_word_without_spaces_is_the_same_at_the_beginning_of_a_text():
+def test_an_unspaced_word_has_the_same_pieces_at_the_start_of_a_text():
     tokenizer = learn_tokenizer(CLAUSES, TokenizerConfig(vocab_size=2_000))
     assert tokenizer.pieces(tokenizer.encode("今天"))[-1] == "今天"
     assert "今天" in tokenizer.pieces(tokenizer.encode("我的朋友今天需要"))
 
 
-def test_an_emoji_keeps_the_mark_of_how_it_is_drawn():
+def test_an_emoji_keeps_its_variation_selector():
     tokenizer = learn_tokenizer(["I ❤️ you"] * 5, TokenizerConfig(vocab_size=300))
     assert " ❤️" in tokenizer.pieces(tokenizer.encode("I ❤️ you"))
 
@@ -479,7 +479,7 @@ def test_most_characters_of_text_without_spaces_are_in_the_alphabet():
     assert min(tokenizer.encode(letters)) >= NUM_RESERVED
 
 
-# As such vocabularies were learned before scripts were told apart.
+# Such vocabularies were learned before scripts were distinguished.
 EARLIER_WORD = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +"
 
 
@@ -497,7 +497,7 @@ def test_the_vocabulary_of_spaced_languages_is_the_one_of_earlier_versions(
     assert now.encode_sources(lines) == earlier.encode_sources(lines)
 
 
-def test_a_tokenizer_of_earlier_versions_cuts_as_before(tmp_path, monkeypatch):
+def test_a_tokenizer_of_earlier_versions_splits_as_before(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "word_pattern", lambda _: EARLIER_WORD)
         patch.setattr(module, "is_longer_than_a_word", lambda _: False)
@@ -515,7 +515,7 @@ def test_a_tokenizer_of_earlier_versions_cuts_as_before(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["我们的邻居龘今天" * 40, *UNSPACED_TEXTS])
-def test_other_libraries_cut_text_without_spaces_alike(text):
+def test_other_libraries_split_unspaced_text_alike(text):
     tokenizer = learn_tokenizer(
         [*CLAUSES, *UNSPACED_TEXTS], TokenizerConfig(vocab_size=900)
     )
@@ -546,8 +546,8 @@ def test_a_pattern_that_might_not_end_is_refused(words, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_are_cut_in_linear_time(kind):
-    """The regex engine gives up after ten million steps, which others would take."""
+def test_words_are_split_in_linear_time(kind):
+    """The regex engine gives up after ten million steps, which other patterns take."""
     pattern = tokenizers.Regex(module.word_pattern(kind))
     words = pre_tokenizers.Split(pattern, behavior="isolated")
     for run in ("a", "a\u0301", " ", "a ", "-", "1", "世", "ÿa", "\U0001f600", "กa"):
@@ -556,7 +556,7 @@ def test_words_are_cut_in_linear_time(kind):
         assert "".join(piece for piece, _ in cut) == text
 
 
-def test_an_unspaced_run_that_occurs_once_is_no_piece():
+def test_an_unspaced_run_that_occurs_once_does_not_become_a_piece():
     lines = ["我们喜欢猫", "我们需要水", "你听见雷声"] + ["a cat"] * 3
     tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=2_000))
     pieces = learned_pieces(tokenizer)

@@ -8,7 +8,7 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
-from transduce.training.averaging import average
+from transduce.training.checkpoints import average
 from transduce.trees.vocabulary import SymbolVocabulary
 
 

@@ -15,18 +15,17 @@ from torch.nn import functional
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.model.transformer import Transformer
+from transduce.nn.cross_entropy import Loss
 from transduce.nn.dropout import Dropout, dropout_in_use
 from transduce.nn.fuse import FusedAttention, fuse
 from transduce.training.compiled_layers import (
-    LEAST_UPDATES,
-    fuse_layers,
-    is_worth_fusing,
+    MIN_UPDATES,
+    compile_layers,
+    is_worth_compiling,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.cross_entropy import Loss
 from transduce.training.distributed import Processes
-from transduce.training.guided_attention import Guidance
-from transduce.training.loss import BatchLoss
+from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer
 
 COMPILE = nn.Module.compile
@@ -112,7 +111,7 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
     batch_loss, batcher, cpu
 ):
     expected = losses_and_gradients(batch_loss, batcher)
-    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert compile_layers(batch_loss, batcher, cpu) is None
     assert counters["stats"]["unique_graphs"] == NUM_KINDS
     actual = losses_and_gradients(batch_loss, batcher)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
@@ -126,7 +125,7 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
 
 def test_compiled_layers_compute_the_same_in_evaluation(batch_loss, batcher, cpu):
     expected = losses_at_rest(batch_loss, batcher)
-    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert compile_layers(batch_loss, batcher, cpu) is None
     actual = losses_at_rest(batch_loss, batcher)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert not counters["graph_break"]
@@ -139,7 +138,7 @@ def test_layers_stay_uncompiled_if_pytorch_cannot_compile_them(
     compile_ = partialmethod(nn.Module.compile, backend=fail)
     with monkeypatch.context() as patches:
         patches.setattr(nn.Module, "compile", compile_)
-        reason = fuse_layers(batch_loss, batcher, cpu)
+        reason = compile_layers(batch_loss, batcher, cpu)
     assert reason is not None
     assert "There is no compiler." in reason
     assert "Look elsewhere." not in reason
@@ -160,17 +159,17 @@ def test_a_later_compilation_failure_falls_back_to_plain_layers(
         return fail() if is_broken else graph.forward
 
     monkeypatch.setattr(nn.Module, "compile", partialmethod(COMPILE, backend=backend))
-    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert compile_layers(batch_loss, batcher, cpu) is None
     is_broken = True
     assert losses_at_rest(batch_loss, batcher) == expected
 
 
 def test_no_process_compiles_if_one_cannot(batch_loss, batcher, cpu):
     class WithOther(Processes):
-        def any(self, is_so: bool, device: torch.device) -> bool:
+        def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
             return True
 
-    reason = fuse_layers(batch_loss, batcher, cpu, WithOther())
+    reason = compile_layers(batch_loss, batcher, cpu, WithOther())
     assert reason is not None
     assert "another process" in reason
     num_graphs = counters["stats"]["unique_graphs"]
@@ -191,7 +190,7 @@ def test_the_trial_batch_shrinks_until_it_fits_in_memory(
         return form(batch_loss, batch)
 
     monkeypatch.setattr(BatchLoss, "forward", forward)
-    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert compile_layers(batch_loss, batcher, cpu) is None
     assert tried[0] == len(batcher.longest_batch()) > 2
     assert tried[-1] in (1, 2)
     assert counters["stats"]["unique_graphs"] == NUM_KINDS
@@ -199,25 +198,25 @@ def test_the_trial_batch_shrinks_until_it_fits_in_memory(
 
 def test_compiling_pays_for_long_trainings_on_a_gpu(batch_loss, cpu):
     gpu = replace(cpu, device=torch.device("cuda", 0))
-    assert is_worth_fusing(batch_loss, gpu, LEAST_UPDATES)
-    assert not is_worth_fusing(batch_loss, gpu, LEAST_UPDATES - 1)
-    assert not is_worth_fusing(batch_loss, cpu, LEAST_UPDATES)
+    assert is_worth_compiling(batch_loss, gpu, MIN_UPDATES)
+    assert not is_worth_compiling(batch_loss, gpu, MIN_UPDATES - 1)
+    assert not is_worth_compiling(batch_loss, cpu, MIN_UPDATES)
 
 
 def test_attention_with_hooks_is_not_fused(batch_loss, cpu, tiny):
     is_word = torch.ones(tiny.vocab_size, dtype=torch.bool)
-    guidance = Guidance(weight=1.0, begins_word=is_word, takes_word=is_word)
+    guidance = GuidedAttention(weight=1.0, begins_word=is_word, takes_word=is_word)
     guided = BatchLoss(batch_loss.model, 0.1, cpu, guidance)
     gpu = replace(cpu, device=torch.device("cuda", 0))
-    assert not is_worth_fusing(guided, gpu, LEAST_UPDATES)
+    assert not is_worth_compiling(guided, gpu, MIN_UPDATES)
 
 
 def test_a_trainer_compiles_where_it_pays(batch_loss, batcher, cpu, monkeypatch):
     config = TrainingConfig(steps=1)
     model = Transformer(batch_loss.model.config)
     trainer = Trainer(model, batcher, config, cpu)
-    assert trainer.fit().unfused is None
+    assert trainer.find_micro_batch().compile_error is None
     module = "transduce.training.trainer"
-    monkeypatch.setattr(f"{module}.is_worth_fusing", lambda *_: True)
-    monkeypatch.setattr(f"{module}.fuse_layers", lambda *_: "It cannot.")
-    assert trainer.fit().unfused == "It cannot."
+    monkeypatch.setattr(f"{module}.is_worth_compiling", lambda *_: True)
+    monkeypatch.setattr(f"{module}.compile_layers", lambda *_: "It cannot.")
+    assert trainer.find_micro_batch().compile_error == "It cannot."

@@ -12,8 +12,8 @@ from transduce.training.distributed import (
     ALONE,
     Processes,
     ProcessLostError,
-    joined,
     local_rank,
+    process_group,
 )
 
 TWO = Processes(rank=0, count=2)
@@ -30,7 +30,7 @@ CLOSED = "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0
     ],
 )
 def test_a_lost_connection_has_a_plain_message(text):
-    with pytest.raises(ProcessLostError) as caught, TWO.in_step():
+    with pytest.raises(ProcessLostError) as caught, TWO.detecting_loss():
         raise RuntimeError(text)
     assert str(caught.value) == (
         "All processes of a run must go on together, but the connection between two of "
@@ -46,12 +46,12 @@ def test_a_lost_connection_has_a_plain_message(text):
     ],
 )
 def test_an_own_error_is_not_taken_for_a_lost_connection(text):
-    with pytest.raises(RuntimeError, match=text.splitlines()[0]), TWO.in_step():
+    with pytest.raises(RuntimeError, match=text.splitlines()[0]), TWO.detecting_loss():
         raise RuntimeError(text)
 
 
 def test_a_single_process_passes_on_connection_errors():
-    with pytest.raises(RuntimeError, match="Connection closed"), ALONE.in_step():
+    with pytest.raises(RuntimeError, match="Connection closed"), ALONE.detecting_loss():
         raise RuntimeError(CLOSED)
 
 
@@ -63,7 +63,7 @@ def variables(monkeypatch):
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     # Afterwards this process must not count as one that has joined others.
-    monkeypatch.setattr(module, "HAS_JOINED", Event())
+    monkeypatch.setattr(module, "HAS_PROCESS_GROUP", Event())
     return monkeypatch
 
 
@@ -94,7 +94,7 @@ def test_malformed_environment_variables_are_refused(variables, name, value, mes
         variables.delenv(name)
     else:
         variables.setenv(name, value)
-    with pytest.raises(ConfigError, match=message), joined(torch.device("cpu")):
+    with pytest.raises(ConfigError, match=message), process_group(torch.device("cpu")):
         pass
 
 
@@ -107,7 +107,7 @@ def test_a_machine_runs_all_processes_unless_local_world_size_is_set(
     variables.delenv("LOCAL_WORLD_SIZE", raising=False)
     if told is not None:
         variables.setenv("LOCAL_WORLD_SIZE", told)
-    with joined(torch.device("cpu")) as processes:
+    with process_group(torch.device("cpu")) as processes:
         assert (processes.count, processes.count_here) == (2, expected)
 
 

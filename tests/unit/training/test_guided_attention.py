@@ -10,15 +10,15 @@ from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training.guided_attention import (
-    Guidance,
+from transduce.training.loss import (
+    BatchLoss,
+    GuidedAttention,
     watched_attention,
     word_beginnings,
 )
-from transduce.training.loss import BatchLoss
 
 # Source: 2 ends, 3 and 4 begin words, 5 goes on. Target: 6 and 7 stand for words.
-GUIDANCE = Guidance(
+GUIDANCE = GuidedAttention(
     weight=0.5,
     begins_word=torch.tensor([False, False, True, True, True, False]),
     takes_word=torch.tensor([False] * 6 + [True, True]),

@@ -56,7 +56,7 @@ class Thread(Processes):
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """Values of each process; all share the dictionary."""
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.values[self.rank] = values
         self.barrier.wait(timeout=60)
         total = sum(self.values[rank] for rank in range(self.count))

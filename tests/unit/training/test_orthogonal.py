@@ -6,8 +6,8 @@ import torch
 from transduce.nn.native_operators import nn_api
 from transduce.training import optimizer as module
 from transduce.training.optimizer import (
-    MOST_COLUMNS,
-    MOST_ROWS,
+    MAX_COLUMNS,
+    MAX_ROWS,
     orthogonalized,
 )
 
@@ -60,8 +60,8 @@ def test_the_kernel_equals_plain_products(shape, monkeypatch):
     [
         torch.zeros(2, 5, 12),
         torch.zeros(2, 16, 24),
-        torch.zeros(1, 16, MOST_COLUMNS + 16),
-        torch.zeros(1, MOST_ROWS + 16, MOST_ROWS + 16),
+        torch.zeros(1, 16, MAX_COLUMNS + 16),
+        torch.zeros(1, MAX_ROWS + 16, MAX_ROWS + 16),
         torch.zeros(2, 16, 16, dtype=torch.float64),
         torch.zeros(2, 16, 16, dtype=torch.bfloat16),
     ],

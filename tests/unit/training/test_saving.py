@@ -8,8 +8,8 @@ import torch
 
 from transduce.checkpoint import load_model, save_tensors
 from transduce.errors import CheckpointError
-from transduce.training import saving
-from transduce.training.saving import load_training_state, save_training
+from transduce.training import checkpoints
+from transduce.training.checkpoints import load_training_state, save_training
 from transduce.training.trainer import Progress, TrainingState
 
 TENSORS, PROGRESS = "training.safetensors", "training.json"
@@ -60,7 +60,7 @@ def test_model_and_state_are_saved_together_or_not_at_all(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "save_tensors", refuse)
+    monkeypatch.setattr(checkpoints, "save_tensors", refuse)
     later = replace(state, progress=Progress(step=90))
     with pytest.raises(CheckpointError, match="free some space"):
         save_training(trained_checkpoint, later, folder)

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.training.config import TrainingConfig
-from transduce.training.optimizer import learning_rate, scheduled_rate
+from transduce.training.schedule import learning_rate, scheduled_rate
 
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
-from transduce.model.cost import update_flops
+from transduce.model.sizes import update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import micro_batch as fitting_module
 from transduce.training.config import TrainingConfig
@@ -534,7 +534,7 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
     expected = run(whole)
     tried = refuse_more_than(positions, monkeypatch)
     trainer = make_trainer()
-    fit = trainer.fit()
+    fit = trainer.find_micro_batch()
     assert fit.was_cut
     assert fit.max_positions <= positions < max(tried)
     del tried[:]
@@ -546,14 +546,14 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
 class SmallerElsewhere(Processes):
     """Processes of which another has less memory."""
 
-    def least(self, value: float, device: torch.device) -> float:
+    def all_reduce_min(self, value: float, device: torch.device) -> float:
         return min(value, 30.0)
 
 
 def test_the_micro_batch_fits_in_all_processes(make_trainer, monkeypatch):
     tried = refuse_more_than(50, monkeypatch)
     trainer = make_trainer(processes=SmallerElsewhere())
-    fit = trainer.fit()
+    fit = trainer.find_micro_batch()
     assert (fit.max_positions, fit.was_cut) == (30, True)
     del tried[:]
     run(trainer)
@@ -561,13 +561,13 @@ def test_the_micro_batch_fits_in_all_processes(make_trainer, monkeypatch):
 
 
 def test_the_micro_batch_is_cut_if_another_process_has_less_memory(make_trainer):
-    fit = make_trainer(processes=SmallerElsewhere()).fit()
+    fit = make_trainer(processes=SmallerElsewhere()).find_micro_batch()
     assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
 def test_finding_the_micro_batch_does_not_change_training(make_trainer):
     plain, tried = make_trainer(dropout=0.3), make_trainer(dropout=0.3)
-    fit = tried.fit()
+    fit = tried.find_micro_batch()
     assert not fit.was_cut
     assert 0 < fit.seconds < 1
     assert fit.peak_bytes > 1e6
@@ -597,21 +597,21 @@ def test_the_micro_batch_fits_in_the_memory_of_a_cpu(
     monkeypatch.setattr(fitting_module, "free_memory", free_memory)
     processes = Processes(count_here=num_processes)
     batching = replace(BATCHING, batch_tokens=120)
-    fit = make_trainer(batching=batching, processes=processes).fit()
+    fit = make_trainer(batching=batching, processes=processes).find_micro_batch()
     assert least <= fit.max_positions <= free - 40
     assert fit.max_positions == max(tried)
     assert fit.was_cut == (free < 1_000)
 
 
 def test_a_resumed_run_keeps_its_cut_micro_batch(make_trainer):
-    fit = make_trainer().fit(most=30)
+    fit = make_trainer().find_micro_batch(max_positions=30)
     assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
 def test_a_pair_that_does_not_fit_in_memory_is_reported(make_trainer, monkeypatch):
     refuse_more_than(0, monkeypatch)
     with pytest.raises(ConfigError, match="The longest pair must fit in memory, but"):
-        make_trainer().fit()
+        make_trainer().find_micro_batch()
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(make_trainer, monkeypatch):
@@ -620,7 +620,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(make_trainer, monkeypat
 
     monkeypatch.setattr(BatchLoss, "forward", fail)
     with pytest.raises(RuntimeError, match="something else"):
-        make_trainer().fit()
+        make_trainer().find_micro_batch()
 
 
 def test_nan_weights_are_not_saved(make_trainer):
@@ -656,7 +656,7 @@ def test_the_forecast_leaves_out_the_time_of_other_programs(
             return share
 
     monkeypatch.setattr(fitting_module, "WaitingMeter", Meter)
-    monkeypatch.setattr(fitting_module, "_try", lambda *_: 8.0)
-    fit = make_trainer().fit()
+    monkeypatch.setattr(fitting_module, "_time_gradient", lambda *_: 8.0)
+    fit = make_trainer().find_micro_batch()
     assert fit.seconds * fit.max_positions == pytest.approx(seconds)
     assert fit.waiting_share == share

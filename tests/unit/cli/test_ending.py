@@ -1,4 +1,4 @@
-"""How the process of a command ends."""
+"""The end of a command's process."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.files import discard_output, lasting_streams
+from transduce.cli.ending import discard_output, lasting_streams
 
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
-from transduce.cli.files import ended_at_once_if_joined
-from transduce.training.distributed import HAS_JOINED
+from transduce.cli.ending import ended_at_once_if_joined
+from transduce.training.distributed import HAS_PROCESS_GROUP
 
 class Aborting:
     def __del__(self):
@@ -26,14 +26,14 @@ kept = Aborting()
 atexit.register(print, "written", end="")
 with ended_at_once_if_joined():
     if {has_joined}:
-        HAS_JOINED.set()
+        HAS_PROCESS_GROUP.set()
     print("done", end=" ")
     {work}
 """
 
 
 def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
-    """In a process that is aborted while its interpreter goes down."""
+    """Run work in a process that aborts during interpreter shutdown."""
     script = SCRIPT.format(has_joined=has_joined, work=work)
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -50,7 +50,7 @@ def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
         ("main(['train', '--preset', 'none'])", 2, "--out must be given."),
     ],
 )
-def test_a_joined_process_ends_before_it_can_be_aborted(
+def test_a_joined_process_ends_before_the_shutdown_can_abort(
     work: str, code: int, told: str
 ) -> None:
     result = ended(has_joined=True, work=work)
@@ -60,13 +60,13 @@ def test_a_joined_process_ends_before_it_can_be_aborted(
     assert bool(told) == bool(result.stderr)
 
 
-def test_another_ends_as_it_would() -> None:
+def test_a_process_that_has_not_joined_ends_as_usual() -> None:
     result = ended(has_joined=False, work="sys.exit(2)")
     assert result.returncode == -signal.SIGABRT
     assert result.stdout == "done written"
 
 
-def test_one_that_had_joined_before_goes_on() -> None:
+def test_a_process_that_joined_before_the_block_continues() -> None:
     work = "\n    ".join(
         ["with ended_at_once_if_joined():", "    pass", "print('on', end=' ')"]
     )
@@ -75,14 +75,14 @@ def test_one_that_had_joined_before_goes_on() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
-def test_output_that_cannot_be_written_is_no_success() -> None:
+def test_unwritable_output_gives_a_failing_exit_code() -> None:
     script = SCRIPT.format(has_joined=True, work="pass")
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [sys.executable, "-c", script],
             stdout=full,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},  # else it is told before
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # else the error comes earlier
             text=True,
             check=False,
         )
@@ -92,7 +92,7 @@ def test_output_that_cannot_be_written_is_no_success() -> None:
 
 @contextmanager
 def unread() -> Iterator[int]:
-    """The writing end of a pipe that nobody reads from."""
+    """Writing end of a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -101,7 +101,7 @@ def unread() -> Iterator[int]:
 
 @contextmanager
 def full() -> Iterator[int]:
-    """A file on a disk that is full."""
+    """File on a full disk."""
     descriptor = os.open("/dev/full", os.O_WRONLY)
     yield descriptor
     os.close(descriptor)
@@ -114,7 +114,7 @@ Lost = Callable[[], "contextmanager[int]"]
     ("lost", "reason"),
     [(unread, "Broken pipe"), (full, "No space left on device")],
 )
-def test_a_lost_display_is_reported_once_and_the_command_goes_on(
+def test_a_lost_display_is_reported_once_and_the_command_continues(
     lost: Lost, reason: str, capsys, monkeypatch
 ) -> None:
     with lost() as descriptor, open(descriptor, "w", closefd=False) as stream:
@@ -131,7 +131,7 @@ def test_a_lost_display_is_reported_once_and_the_command_goes_on(
     )
 
 
-def test_a_command_goes_on_without_standard_error(capsys, monkeypatch) -> None:
+def test_a_command_continues_without_standard_error(capsys, monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stderr", stream)
         with lasting_streams(is_output_display=False):
@@ -140,7 +140,7 @@ def test_a_command_goes_on_without_standard_error(capsys, monkeypatch) -> None:
     assert capsys.readouterr().out == "done\n"
 
 
-def test_a_command_goes_on_without_both_streams(monkeypatch) -> None:
+def test_a_command_continues_without_both_streams(monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stdout", stream)
         monkeypatch.setattr("sys.stderr", stream)
@@ -156,11 +156,11 @@ def test_a_lost_result_ends_the_command(monkeypatch) -> None:
             pytest.raises(BrokenPipeError),
             lasting_streams(is_output_display=False),
         ):
-            print("said")  # which is found out when it is flushed, at the end
+            print("said")  # fails when it is flushed at the end
         discard_output()
 
 
-def test_modules_that_a_full_disk_cut_short_are_named(tmp_path: Path) -> None:
+def test_modules_truncated_by_a_full_disk_are_named(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 

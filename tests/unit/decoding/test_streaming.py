@@ -1,21 +1,84 @@
-"""Every sentence is in one share, and all shares take about equally long."""
+"""Windows of a stream, results in order, and shares of sentences of equal cost."""
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, permutations
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transduce.decoding import streaming
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming import (
     MIN_SHARE,
     SearchTask,
     StepRows,
+    Windows,
+    arriving_windows,
+    batch_positions,
+    full_windows,
+    in_order,
     mixed_shares,
     similar_shares,
 )
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "WINDOW_LINES", 3)
+    monkeypatch.setattr(streaming, "PAUSE_S", 0.2)
+
+
+@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_available_lines_are_cut_into_full_windows(kind: Windows, count: int) -> None:
+    found = list(kind(iter(range(count))))
+    assert found == [list(range(i, min(i + 3, count))) for i in range(0, count, 3)]
+
+
+def test_arrived_lines_do_not_wait_for_later_ones() -> None:
+    asked = Event()
+
+    def lines() -> Iterator[str]:
+        yield "one"
+        yield "two"
+        # Like a user who writes the next line after the answer to this one.
+        assert asked.wait(timeout=60)
+        yield "three"
+
+    found = arriving_windows(lines())
+    assert next(found) == ["one", "two"]
+    asked.set()
+    assert list(found) == [["three"]]
+
+
+@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+def test_an_error_of_a_stream_is_raised(kind: Windows) -> None:
+    def lines() -> Iterator[str]:
+        yield "one"
+        raise ValueError("no second")
+
+    with pytest.raises(ValueError, match="no second"):
+        list(kind(lines()))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_early_results_wait_for_those_before_them(order: tuple[int, ...]) -> None:
+    come: list[int] = []
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        for number in order:
+            come.append(number)
+            yield number, "abcd"[number]
+
+    for number, letter in enumerate(in_order(numbered())):
+        assert letter == "abcd"[number]
+        assert len(come) == 1 + max(order.index(each) for each in range(number + 1))
+
 
 Sharing = Callable[[Sequence[int], StepRows, int], list[list[int]]]
 BEAM = StepRows(per_sentence=4, overhead=16)
@@ -107,3 +170,15 @@ def test_no_share_is_smaller_than_the_minimum(sentences: int, number: int) -> No
 
 def _unused(_: object, __: object) -> Decoding:
     raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("device", "gibibytes", "positions"),
+    [("cpu", 0, 2_048), ("cuda", 1, 2_048), ("cuda", 16, 16_384), ("cuda", 80, 81_920)],
+)
+def test_a_larger_gpu_decodes_more_together(
+    device: str, gibibytes: int, positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=gibibytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert batch_positions(device) == positions

@@ -9,23 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce import native
-from transduce.nn.native_operators import nn_api
-from transduce.nn.packed_weights import unchanged_weights
-from transduce.training import cross_entropy
-from transduce.training import output_loss as module
-from transduce.training.cross_entropy import smoothed_cross_entropy
-from transduce.training.output_loss import (
+from transduce.nn import cross_entropy
+from transduce.nn import cross_entropy as module
+from transduce.nn.cross_entropy import (
     LossGradients,
     has_output_loss,
     output_loss,
+    smoothed_cross_entropy,
 )
+from transduce.nn.native_operators import nn_api, unchanged_weights
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 
 
 def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor]:
-    """States and weights exact in bf16, so that only logits and gradients are
-    rounded."""
+    """Random inputs exact in bf16, so that only logits and gradients are rounded."""
     torch.manual_seed(rows * vocab)
     return (
         torch.randn(rows, width).bfloat16().float(),
@@ -86,8 +84,8 @@ def test_the_width_may_be_no_multiple_of_a_panel(amx, width):
 
 
 def test_a_batch_may_have_more_rows_than_one_sum_takes(amx, monkeypatch):
-    monkeypatch.setattr(module, "LOGITS", 0)
-    monkeypatch.setattr(module, "LEAST_ROWS", 4_100)
+    monkeypatch.setattr(module, "AMX_LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_AMX_ROWS", 4_100)
     found, expected = output_loss(*case(8_200, 33), 0.1), exact(*case(8_200, 33))
     assert off(found.grad_weight, expected.grad_weight) < 0.02
 
@@ -133,8 +131,8 @@ def test_training_uses_the_native_loss(amx):
 
 def test_the_rows_at_a_time_do_not_change_the_loss(amx, monkeypatch):
     whole = output_loss(*case(70, 100), 0.1)
-    monkeypatch.setattr(module, "LOGITS", 0)
-    monkeypatch.setattr(module, "LEAST_ROWS", 16)
+    monkeypatch.setattr(module, "AMX_LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_AMX_ROWS", 16)
     parts = output_loss(*case(70, 100), 0.1)
     assert torch.equal(whole.grad_states, parts.grad_states)
     torch.testing.assert_close(whole.grad_weight, parts.grad_weight)

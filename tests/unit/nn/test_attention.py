@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
-from transduce.nn import short_attention as module
-from transduce.nn.fuse import fuse
-from transduce.nn.native_operators import nn_api
-from transduce.nn.short_attention import (
+from transduce.nn import attention as module
+from transduce.nn.attention import (
     MOST_KEYS,
     Heads,
     has_short_attention,
     short_attention,
 )
+from transduce.nn.fuse import fuse
+from transduce.nn.native_operators import nn_api
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 

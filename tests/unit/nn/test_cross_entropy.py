@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from transduce.nn import cross_entropy as module
+from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.nn.native_operators import nn_api
-from transduce.training import cross_entropy as module
-from transduce.training.cross_entropy import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
 
@@ -34,8 +34,7 @@ def loss_of(
 
 
 def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
-    """Loss of one row of logits, as the product of a one-dimensional state and a
-    matrix."""
+    """Loss of one row of logits, as a one-dimensional state times a matrix."""
     return smoothed_cross_entropy(
         torch.ones(1, 1, dtype=logits.dtype),
         logits.T,
@@ -282,8 +281,7 @@ def test_the_loss_of_any_vocabulary_size_equals_pytorchs_in_fp64(vocab):
 
 
 def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
-    """Sum of the losses of rows, which avoids a square matrix of the vocabulary's
-    size."""
+    """Sum over rows, which avoids a square matrix of the vocabulary's size."""
     each = [
         loss_of_one(row, int(target), 0.1)
         for row, target in zip(logits.split(1), targets, strict=True)
@@ -297,8 +295,7 @@ def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
 
 
 def test_the_number_of_threads_does_not_change_the_loss(two_threads):
-    """States and matrix have one column, so products do not depend on an order of
-    sums."""
+    """States and matrix have one column, so products have no order of summation."""
     states, matrix = torch.randn(50, 1), torch.randn(300, 1, requires_grad=True)
     targets = torch.arange(50)
 
