@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.proof_sample import NUM_SENTENCES, OUTLANDISH, proof_sentences
+from transduce.cli.export import NUM_SENTENCES, OUTLANDISH, proof_sentences
 from transduce.errors import missing_package
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"

@@ -12,7 +12,7 @@ import pytest
 
 import transduce
 from transduce.cli import COMMANDS, GROUPS, PARTS, command_line
-from transduce.cli.signatures import described
+from transduce.cli.help import described
 
 ASK_FOR_HELP = """
 import sys

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.cli import partial_output
-from transduce.cli.partial_output import model_sum
+from transduce.cli import lines
+from transduce.cli.lines import model_sum
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
 from waiting import wait_until
@@ -120,7 +120,7 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
     monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
     expected = succeeds(*arguments)
-    write, written = partial_output._write_all, []
+    write, written = lines._write_all, []
 
     def interrupted(descriptor: int, text: str) -> int:
         written.append(text)
@@ -129,7 +129,7 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
         return write(descriptor, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial_output, "_write_all", interrupted)
+        patch.setattr(lines, "_write_all", interrupted)
         assert "6 lines of the input" in refuses(*arguments, "--output", OUTPUT)
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
@@ -331,7 +331,7 @@ def test_one_command_at_a_time_writes_an_output(
     refuses,
     model,
 ) -> None:
-    with partial_output._Part.opened(OUTPUT, {}, resume=False, batch_items=1):
+    with lines._Part.opened(OUTPUT, {}, resume=False, batch_items=1):
         message = refuses(
             "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
         )

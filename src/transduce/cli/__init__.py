@@ -25,15 +25,14 @@ from cyclopts import (
 )
 
 import transduce
-from transduce.cli.ending import (
+from transduce.cli.files import (
     discard_output,
     ended_at_once_if_joined,
     lasting_streams,
     open_closed_streams,
     say_on_errors,
 )
-from transduce.cli.help import PlainHelp
-from transduce.cli.signatures import described
+from transduce.cli.help import PlainHelp, described
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination

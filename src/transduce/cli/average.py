@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.output import Force, require_new_folder
+from transduce.cli.files import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import is_run, settings_of
 from transduce.model_folder import AVERAGED, WEIGHTS, checkpoints_of, find_model

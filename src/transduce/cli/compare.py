@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.output import Force, require_new, writer
+from transduce.cli.files import Force, require_new, writer
 from transduce.cli.terminal import error_console, table_console
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (

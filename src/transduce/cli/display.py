@@ -1,9 +1,12 @@
-"""Progress of a training run on a terminal or in a log file."""
+"""Progress of a training run: on a terminal, in a log file, and for TensorBoard."""
+
+from pathlib import Path
+from typing import Any
 
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.augmentation import AugmentationConfig
 from transduce.data.prepared_corpus import PreparedCorpus
-from transduce.errors import WEEK, counted, duration
+from transduce.errors import WEEK, RequestError, counted, duration, missing_package
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
@@ -15,6 +18,10 @@ BUSY_SHARE = 0.1
 """Share of time lost to other programs above which a forecast is uncertain."""
 SMOOTHING = 0.95
 """Weight of the previous value in the displayed speed."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""Name of the folder in a run."""
+FLUSH_SECONDS = 2
+"""Seconds between two writes; a crash loses at most these."""
 
 
 class TrainingDisplay(ProgressDisplay):
@@ -175,3 +182,59 @@ def _reservation(fit: MicroBatch) -> str:
         f"; other programs had the processor for {fit.waiting_share:.0%} of the trial, "
         "and the forecast leaves them out"
     )
+
+
+class TensorBoardLog:
+    """Observer that writes a run's figures for TensorBoard."""
+
+    def __init__(self, run: Path) -> None:
+        """Open the log; `RequestError` if TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RequestError(
+                missing_package("`--tensorboard`", "tensorboard", "tensorboard")
+            ) from None
+        self._new_writer = SummaryWriter
+        self._folder = run / TENSORBOARD_FOLDER
+        self._writer: Any = None  # until the run has a folder
+
+    def started(self, start: RunStart) -> None:
+        self._go_on_after(start.first_step)
+
+    def stepped(self, report: StepReport) -> None:
+        figures = {
+            "loss": report.loss,
+            "perplexity": report.perplexity,
+            "learning_rate": report.learning_rate,
+            "tokens_per_second": report.num_target_tokens / report.seconds,
+            "padding": report.padding,
+        }
+        self._write("training", figures, report.step)
+
+    def scored(self, score: DevScore) -> None:
+        figures = {
+            "loss": score.loss,
+            "perplexity": score.perplexity,
+            score.quality.metric: score.quality.score,
+        }
+        self._write("dev", figures, score.step)
+
+    def warned(self, message: str) -> None: ...
+
+    def went_back(self, step: int) -> None:
+        self._writer.close()
+        self._go_on_after(step)
+
+    def finished(self, result: RunResult) -> None:
+        self._writer.close()
+
+    def _go_on_after(self, step: int) -> None:
+        # Hide what was written after this step before a crash.
+        self._writer = self._new_writer(
+            self._folder, purge_step=step + 1, flush_secs=FLUSH_SECONDS
+        )
+
+    def _write(self, group: str, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.searching import require_no_search, search_of
+from transduce.cli.lines import require_no_search, search_of
 from transduce.data.treebank import read_both, read_treebank
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import score_parses

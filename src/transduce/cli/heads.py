@@ -12,11 +12,9 @@ from transduce.analysis.head_survey import (
     survey_heads,
     tree_pairs,
 )
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import require_both
-from transduce.cli.output import Force, require_new_folder
-from transduce.cli.reports import finish
-from transduce.cli.terminal import error_console
+from transduce.cli.terminal import error_console, finish_report
 from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -91,7 +89,9 @@ def heads(
         survey = survey_heads(translator, corpus, status.update)
     where = str([*source, *trees, "the built-in corpus"][0])
     figures = asdict(survey) | (asdict(annotated) if annotated else {})
-    finish(as_report(survey, annotated, str(model), where), figures, out, "heads")
+    finish_report(
+        as_report(survey, annotated, str(model), where), figures, out, "heads"
+    )
 
 
 def _refuse(files: Files, does: str, options: str) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from transduce.cli.output import Force, require_new_folder
-from transduce.cli.proof_sample import proof_sentences
+from transduce.cli.export import proof_sentences
+from transduce.cli.files import Force, require_new_folder
 from transduce.errors import packages_for
 from transduce.model_folder import WEIGHTS
 from transduce.text.languages import LanguagesConfig

@@ -1,6 +1,7 @@
-"""Processes of a run on this machine: started, and ended together."""
+"""Processes of a run on this machine: started and ended together, and resumed."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -10,11 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
+from transduce.experiments.run_folder import RECORD
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
 from transduce.settings import require_between
@@ -200,3 +203,26 @@ def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
         cause.errors.seek(0)
         os.write(2, cause.errors.read())
     return cause.process.returncode
+
+
+@contextmanager
+def telling_how_to_go_on(
+    out: Path, device: str = "auto", devices: int = 1
+) -> Iterator[None]:
+    """Add the command that resumes a run to the error that interrupted it."""
+    command = ["transduce", "train", "--out", str(out), "--resume"]
+    if device != "auto":
+        command += ["--device", device]
+    if devices != 1:
+        command += ["--devices", str(devices)]
+    how = f"Go on with: {shlex.join(command)}"
+    try:
+        yield
+    except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
+        raise type(error)(f"{error} {how}") from None
+    except KeyboardInterrupt:
+        if not (out / RECORD).is_file():
+            raise  # before the run existed
+        raise TrainingStoppedError(
+            f"Interrupted; the last checkpoint is kept. {how}"
+        ) from None

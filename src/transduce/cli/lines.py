@@ -1,13 +1,36 @@
-"""Input lines and output of translations, shared by several commands."""
+"""Input lines, search options and output of commands that work line by line.
+
+A command writes to `OUTPUT.part`, which holds only whole records, however the process
+ends. The first line of `OUTPUT.part.record` holds model and options; each further line
+holds the end of a record and a checksum of its input. So `--resume` continues only if
+the result equals that of an uninterrupted command.
+"""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
 
-from transduce.cli.output import STANDARD_OUTPUT
-from transduce.cli.partial_output import Destination, Origin, RecordOutput
+import numpy as np
+from cyclopts import Parameter
+
+import transduce
+from transduce.cli.files import (
+    STANDARD_OUTPUT,
+    is_standard_output,
+    real_file,
+    replaceable,
+    require_new,
+    say_on_errors,
+    told_if_unwritable,
+    writer,
+)
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.streaming import (
     WINDOW_LINES,
@@ -18,7 +41,400 @@ from transduce.decoding.streaming import (
 )
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError, DataError, TransduceError, counted
+from transduce.files import lock_file
+from transduce.model_folder import CONFIG, WEIGHTS, find_model
+from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
+from transduce.text.tokenizer import TOKENIZER_FILE
+from transduce.trees.vocabulary import SYMBOLS_FILE
+
+Resume = Annotated[bool, Parameter(negative="")]
+"""Option to continue an interrupted output."""
+
+Origin = Mapping[str, Any]
+"""Everything that the records depend on besides the input's lines, as JSON."""
+Item = TypeVar("Item")
+
+FORMAT = 1
+PART, RECORD = ".part", ".part.record"
+KEY_BYTES = 8
+"""Size of the checksum of an input line in bytes."""
+SUMMED_WORDS = 1 << 17
+"""Number of words of weights covered by one sum."""
+
+
+class RecordOutput(Protocol):
+    """Output of records, one for each item of the input, in its order."""
+
+    @property
+    def num_done(self) -> int:
+        """Number of records written by an earlier command."""
+
+    @property
+    def notes(self) -> list[Any]:
+        """Notes of the records written by an earlier command."""
+
+    def reading(
+        self, items: Iterable[Item], text: Callable[[Item], str] = str
+    ) -> Iterator[Item]:
+        """Items without a record yet; `DataError` if earlier ones have changed.
+
+        Every stream of input must be read through this method.
+        """
+
+    def write(self, record: str, note: Any = None) -> None:
+        """Write the record of the next item, and keep a note with it."""
+
+    def write_end(self, text: str) -> None:
+        """Write text that follows all records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Output file, or None for standard output, and whether to overwrite or resume."""
+
+    output: Path | None
+    force: bool = False
+    resume: bool = False
+
+    def require_usable(self, *inputs: Path | None) -> None:
+        """Raise `ConfigError` if a file would be overwritten or cannot be resumed."""
+        require_new(self.output, force=self.force, others=inputs)
+        if self.resume and self._in_parts is None:
+            raise ConfigError(
+                "`--resume` needs an output file that was interrupted; name it by "
+                "--output."
+            )
+        if self._in_parts is None:
+            return
+        part = _beside(self._in_parts, PART)
+        if self.resume and not part.is_file():
+            raise ConfigError(
+                f"{part}: --resume needs the output of an interrupted command, but this"
+                " file is missing; leave out --resume to begin."
+            )
+        if part.exists() and not self.resume and not self.force:
+            raise ConfigError(
+                f"{part}: holds the output of an interrupted command; go on with it by "
+                "--resume, or overwrite it with --force."
+            )
+
+    @property
+    def _in_parts(self) -> Path | None:
+        """The output file, links followed; None if it cannot be resumed."""
+        if self.output is None or is_standard_output(self.output):
+            return None
+        if not replaceable(self.output):
+            return None
+        return real_file(self.output)
+
+    @contextmanager
+    def opened(
+        self, origin: Callable[[], Origin], batch_items: int = 1
+    ) -> Iterator[RecordOutput]:
+        """Open the output; a file gets its name when everything is written.
+
+        Resuming starts after a whole number of batches of `batch_items` items, since
+        results may depend on the other items of a batch.
+        """
+        if (output := self._in_parts) is None:
+            with writer(self.output) as file:
+                yield _PassingOutput(file.write, file.flush)
+            return
+        with told_if_unwritable(output):
+            begun = {"format": FORMAT, "version": transduce.__version__, **origin()}
+            with _Part.opened(output, begun, self.resume, batch_items) as part:
+                with _keeping(part, output):
+                    yield part
+                part.finish(output)
+
+
+@dataclass(frozen=True, slots=True)
+class _PassingOutput:
+    """Output that cannot be resumed: standard output, a pipe or a device."""
+
+    _write: Callable[[str], object]
+    _flush: Callable[[], object]
+    num_done: int = 0
+    notes: list[Any] = field(default_factory=list)
+
+    def reading(
+        self, items: Iterable[Item], text: Callable[[Item], str] = str
+    ) -> Iterator[Item]:
+        return iter(items)
+
+    def write(self, record: str, note: Any = None) -> None:
+        self._write(record)
+        self._flush()
+
+    def write_end(self, text: str) -> None:
+        self.write(text)
+
+
+class _Part:
+    """Partial output file and its record."""
+
+    def __init__(self, path: Path, part: int, record: int) -> None:
+        self.path = path
+        self.num_done = 0
+        self.num_written = 0
+        """Number of records, including those of an earlier command."""
+        self.notes: list[Any] = []
+        self._part, self._record = part, record
+        self._end = 0
+        """Size of all whole records in bytes."""
+        self._keys: list[deque[str]] = []
+        """Checksums of the items that have no record yet, by stream."""
+        self._done_keys: list[tuple[str, ...]] = []
+        """Checksums of the items whose records an earlier command wrote."""
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, output: Path, begun: Origin, resume: bool, batch_items: int
+    ) -> Iterator["_Part"]:
+        path, record = _beside(output, PART), _beside(output, RECORD)
+        flags = os.O_RDWR | os.O_CREAT
+        refusal = ConfigError(
+            f"{path}: another command is writing this file; wait for it to end, or "
+            "choose another name."
+        )
+        with ExitStack() as stack:
+            # Lock first, so that another command's output is not touched.
+            descriptor = os.open(path, flags, 0o666)
+            stack.callback(os.close, descriptor)
+            # A signal may end the command from this point on.
+            stack.callback(_remove_empty, path, record, descriptor)
+            lock_file(descriptor, refusal)
+            of_record = os.open(record, flags, 0o666)
+            stack.callback(os.close, of_record)
+            part = cls(path, descriptor, of_record)
+            if resume:
+                part._go_on(record, begun, batch_items)
+            else:
+                part._begin(begun)
+            yield part
+
+    def _begin(self, begun: Origin) -> None:
+        os.ftruncate(self._part, 0)
+        os.ftruncate(self._record, 0)
+        _write_all(self._record, json.dumps(begun) + "\n")
+
+    def _go_on(self, record: Path, begun: Origin, batch_items: int) -> None:
+        """Read an earlier command's record, and cut off partial records."""
+        head, lines = _read_record(record)
+        _require_same(self.path, head, begun)
+        size = os.fstat(self._part).st_size
+        whole = [line for line in lines if line.end <= size]
+        whole = whole[: len(whole) - len(whole) % batch_items]
+        self.num_done = self.num_written = len(whole)
+        self.notes = [line.note for line in whole]
+        self._done_keys = [line.keys for line in whole]
+        if whole:
+            self._end = whole[-1].end
+        os.ftruncate(self._part, self._end)
+        os.lseek(self._part, 0, os.SEEK_END)
+        os.ftruncate(self._record, whole[-1].record_end if whole else head.record_end)
+        os.lseek(self._record, 0, os.SEEK_END)
+
+    def reading(
+        self, items: Iterable[Item], text: Callable[[Item], str] = str
+    ) -> Iterator[Item]:
+        number, keys = len(self._keys), deque[str]()
+        self._keys.append(keys)
+        return self._read(iter(items), text, number, keys)
+
+    def _read(
+        self,
+        items: Iterator[Item],
+        text: Callable[[Item], str],
+        number: int,
+        keys: deque[str],
+    ) -> Iterator[Item]:
+        for place, done in enumerate(self._done_keys, start=1):
+            item = next(items, None)
+            if item is None or number >= len(done) or _key(text(item)) != done[number]:
+                raise _OtherInputError(
+                    f"{self.path}: line {place} of the input has changed since the "
+                    "output was begun; give the same input, or begin anew with --force."
+                )
+        for item in items:
+            keys.append(_key(text(item)))
+            yield item
+
+    def write(self, record: str, note: Any = None) -> None:
+        self._end += _write_all(self._part, record)
+        line = [self._end, [keys.popleft() for keys in self._keys], note]
+        _write_all(self._record, json.dumps(line) + "\n")
+        self.num_written += 1
+
+    def write_end(self, text: str) -> None:
+        _write_all(self._part, text)
+
+    def finish(self, output: Path) -> None:
+        """Rename the complete file to the output's name."""
+        os.fsync(self._part)
+        self.path.replace(output)
+        _beside(output, RECORD).unlink()
+
+    def cut_short(self) -> bool:
+        """Cut off a partial record; return whether any whole records are left."""
+        os.ftruncate(self._part, self._end)
+        return self.num_written > 0
+
+
+@contextmanager
+def _keeping(part: _Part, output: Path) -> Iterator[None]:
+    """Keep whole records when writing ends early, and print a message."""
+    try:
+        yield
+    except BaseException as error:
+        if not part.cut_short():
+            raise
+        kept = (
+            f"The results of {counted(part.num_written, 'line')} of the input are kept "
+            f"in {part.path}: the same command with --resume goes on."
+        )
+        match error:
+            case KeyboardInterrupt():
+                raise OutputKeptError(f"Interrupted. {kept}") from None
+            case SystemExit():
+                say_on_errors(f"transduce: {kept}")
+            case _OtherInputError():
+                raise
+            case TransduceError():
+                raise type(error)(f"{error} {kept}") from None
+            case OSError():
+                raise DataError(
+                    f"{output}: cannot be written ({error.strerror}). {kept}"
+                ) from None
+        raise
+
+
+class OutputKeptError(TransduceError):
+    """A command was interrupted, and --resume can continue its output."""
+
+
+class _OtherInputError(DataError):
+    """A command resumes an output with a different input."""
+
+
+def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
+    """Remove a partial output without any record, unless another command writes it."""
+    with suppress(ConfigError, FileNotFoundError):
+        lock_file(descriptor, ConfigError("Another command is writing this file."))
+        status = os.fstat(descriptor)
+        if status.st_size == 0 and os.path.samestat(status, path.stat()):
+            path.unlink()
+            record.unlink()
+
+
+def _beside(output: Path, suffix: str) -> Path:
+    return output.with_name(output.name + suffix)
+
+
+def _key(text: str) -> str:
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, text: str) -> int:
+    """Write a text in one call if possible; return its number of bytes.
+
+    Only a full disk accepts a part of it and refuses the rest.
+    """
+    content = memoryview(text.encode("utf-8"))
+    left = content
+    while left:
+        left = left[os.write(descriptor, left) :]
+    return len(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Line of the record file about one record of the output."""
+
+    end: int
+    keys: tuple[str, ...]
+    note: Any
+    record_end: int
+    """Offset of the line's own end in the record file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    begun: Origin
+    record_end: int
+
+
+def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
+    """Read a record file up to its last whole line; `DataError` for a damaged head."""
+    head, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
+    try:
+        begun = json.loads(head)
+    except (ValueError, RecursionError):
+        begun = None
+    if not isinstance(begun, dict) or not head.endswith(b"\n"):
+        raise DataError(
+            f"{path}: the record of {path.with_suffix('').name} is missing or damaged; "
+            "begin anew with --force."
+        )
+    lines: list[_Line] = []
+    place, end = len(head), 0
+    for line in rest:
+        place += len(line)
+        found = _line(line, place)
+        if found is None or found.end < end:
+            break
+        lines.append(found)
+        end = found.end
+    return _Head(begun, len(head)), lines
+
+
+def _line(text: bytes, place: int) -> _Line | None:
+    try:
+        end, keys, note = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_sound = type(end) is int and isinstance(keys, list) and text.endswith(b"\n")
+    return _Line(end, tuple(map(str, keys)), note, place) if is_sound else None
+
+
+def _require_same(path: Path, head: _Head, begun: Origin) -> None:
+    """Raise `ConfigError` if a part was begun with other models or options."""
+    then, now = dict(_flat(head.begun)), dict(_flat(json.loads(json.dumps(begun))))
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise ConfigError(
+                f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
+                f"now {now.get(name)!r}; give the same models, options and version of "
+                "transduce, or begin anew with --force."
+            )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def model_sum(path: Path) -> str:
+    """Checksum of a model's settings, vocabulary and weights."""
+    folder, digest = find_model(path), blake2b(digest_size=KEY_BYTES)
+    for name in (CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
+    whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
+    words = weights[:whole].view(np.uint64)
+    # Far faster than a cryptographic hash; any single changed weight changes it.
+    starts = np.arange(0, len(words), SUMMED_WORDS)
+    digest.update(np.add.reduceat(words, starts).tobytes() if len(words) else b"")
+    digest.update(weights[whole:].tobytes() + len(weights).to_bytes(8, "little"))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +523,44 @@ def _lines(translation: Translation, form: Form) -> Iterator[str]:
     else:
         found = [h.text for h in translation.hypotheses[: form.num_best]]
         yield from found + [""] * (form.num_best - len(found))
+
+
+def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
+    """Return a model's search settings, changed by the given options.
+
+    Warns about own settings that no longer apply, which are dropped, and about options
+    without effect. Raises `ConfigError` if options contradict each other.
+    """
+    config, dropped = own.changed(options)
+    for each in (*dropped, *_pointless(config, options)):
+        print(f"Warning: {each}", file=sys.stderr)
+    return config
+
+
+def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
+    """List warnings about options that do not change the result of a search."""
+    said = []
+    if config.beam_size == 1:
+        said = [
+            f"{_option(name)} changes only the scores, not the translations, of a "
+            "greedy search (beam size 1)."
+            for name in ("length_penalty", "penalty")
+            if options.get(name) is not None
+        ]
+    elif options.get("penalty") is not None and config.length_penalty == 0:
+        said = ["--penalty changes nothing where the length penalty is 0."]
+    return said
+
+
+def require_no_search(options: Mapping[str, Any], needed: str) -> None:
+    """Raise `ConfigError` if search options are given to a command without search."""
+    for name, value in options.items():
+        if value not in (None, False, "auto", "fp32"):
+            raise ConfigError(
+                f"{_option(name)} is for a model's search, but there is no model; "
+                f"leave it out, or give {needed}."
+            )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -9,10 +9,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.analysis.tree_drawing import indented, svg
-from transduce.cli.lines import lines_found_together, source_lines
-from transduce.cli.output import STANDARD_OUTPUT, Force, require_new, writer
-from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
-from transduce.cli.searching import search_of
+from transduce.cli.files import STANDARD_OUTPUT, Force, require_new, writer
+from transduce.cli.lines import (
+    Destination,
+    Origin,
+    Resume,
+    lines_found_together,
+    model_sum,
+    search_of,
+    source_lines,
+)
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import Parse

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
-from transduce.cli.output import Force
-from transduce.cli.resuming import telling_how_to_go_on
+from transduce.cli.files import Force
+from transduce.cli.launching import telling_how_to_go_on
 from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError

@@ -2,6 +2,7 @@
 paper's."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,19 +12,15 @@ from cyclopts import Parameter
 
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.measurement import describe_machine, matrix_rate
-from transduce.cli.experiment import (
-    ExperimentDisplay,
-    chosen_corpus,
-    corpus_files,
-    fetched,
-)
-from transduce.cli.files import Files
+from transduce.cli.data import DataDisplay
+from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import Assignments, changed
-from transduce.cli.output import Force, require_new_folder
-from transduce.cli.reports import finish
-from transduce.cli.terminal import error_console
+from transduce.cli.terminal import ProgressDisplay, error_console, finish_report
+from transduce.data.assembly import assemble
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.named_corpora import NamedCorpus, named_corpus
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments.environment import current_environment
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
@@ -37,6 +34,8 @@ from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table3 import (
     CORPUS,
     Experiment,
+    ExperimentProgress,
+    RowRun,
     RunsFailedError,
     Workers,
     locked,
@@ -63,6 +62,9 @@ Pairs = Annotated[
     tuple[tuple[Path, Path], ...],
     Parameter(consume_multiple=True, negative="", show_default=False),
 ]
+MOST_DEVICES = 1_000_000
+MOST_TFLOPS = 1_000_000
+"""Maximum speed of a device, a thousand times that of today's fastest."""
 
 
 def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
@@ -95,7 +97,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
             max_rounds=max_rounds,
             on_progress=status.update,
         )
-    finish(table1_report(table), asdict(table), out, "table1")
+    finish_report(table1_report(table), asdict(table), out, "table1")
 
 
 def table2(
@@ -176,7 +178,7 @@ def table2(
         else None,
         waited=waited if is_measured else None,
     )
-    finish(table2_report(table), asdict(table), out, "table2")
+    finish_report(table2_report(table), asdict(table), out, "table2")
 
 
 def table3(
@@ -274,7 +276,7 @@ def table3(
             workers = Workers(experiment, slots, lock)
             failures = run_all(runs, workers, display.went_on)
         table = collect(experiment, runs, failures, trials)
-        finish(table3_report(table), asdict(table), out / "report", "table3")
+        finish_report(table3_report(table), asdict(table), out / "report", "table3")
     if failures:
         name, why = next(iter(failures.items()))
         raise RunsFailedError(
@@ -342,12 +344,74 @@ def table4(
         for gold, predicted in pairs
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
-    finish(table4_report(table), asdict(table), out, "table4")
+    finish_report(table4_report(table), asdict(table), out, "table4")
 
 
-MOST_DEVICES = 1_000_000
-MOST_TFLOPS = 1_000_000
-"""Maximum speed of a device, a thousand times that of today's fastest."""
+class ExperimentDisplay(ProgressDisplay):
+    """Progress of the trainings of Table 3."""
+
+    def __init__(self, runs: Sequence[RowRun]) -> None:
+        super().__init__()
+        self._num_runs = len(runs)
+        self._num_steps = sum(run.config.training.steps for run in runs)
+        self._has_begun = False
+
+    def went_on(self, progress: ExperimentProgress) -> None:
+        """Start counting from existing results."""
+        if not self._has_begun:
+            self.begin(progress.steps, self._num_steps)
+            self._has_begun = True
+        what = f"{progress.num_ended} of {self._num_runs} runs"
+        self.show(what, progress.working, progress.steps)
+
+
+def corpus_files(
+    source: Files, target: Files, dev_source: Files, dev_target: Files
+) -> CorpusFiles | None:
+    """Return the user's corpus files, or None if none are given."""
+    sides = (source, target, dev_source, dev_target)
+    if not any(sides):
+        return None
+    if not all(sides):
+        raise ConfigError(
+            "Both sides of a corpus and of its held-out part must be given: --source, "
+            "--target, --dev-source and --dev-target."
+        )
+    for path in (path for side in sides for path in side):
+        if not path.is_file():
+            raise DataError(f"{path}: a corpus must be a file, but there is none.")
+    return CorpusFiles(
+        source=source, target=target, dev_source=dev_source, dev_target=dev_target
+    )
+
+
+def chosen_corpus(
+    name: str | None, files: CorpusFiles | None
+) -> NamedCorpus | CorpusFiles:
+    """Return the named corpus or the files; exactly one must be given."""
+    if name is not None and files is None:
+        return named_corpus(name)
+    if name is None and files is not None:
+        return files
+    raise ConfigError(
+        "A --corpus must be given by its name, or by files (--source, --target, "
+        "--dev-source and --dev-target), but not by both."
+    )
+
+
+def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
+    """Return the files; a named corpus is downloaded and prepared if necessary."""
+    if isinstance(corpus, CorpusFiles):
+        return corpus
+    with DataDisplay() as display:
+        assembled = assemble(corpus, folder, display)
+    source, target, *_ = corpus.languages
+    return CorpusFiles(
+        source=(assembled.path(corpus.train, source),),
+        target=(assembled.path(corpus.train, target),),
+        dev_source=(assembled.path(corpus.dev, source),),
+        dev_target=(assembled.path(corpus.dev, target),),
+    )
 
 
 def _cluster(

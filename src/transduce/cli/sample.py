@@ -7,20 +7,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
-    Form,
-    lines_found_together,
-    source_lines,
-    write_translations,
-)
-from transduce.cli.output import Force
-from transduce.cli.partial_output import (
     Destination,
+    Form,
     Origin,
     RecordOutput,
     Resume,
+    lines_found_together,
     model_sum,
+    source_lines,
+    write_translations,
 )
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.streaming import Pace

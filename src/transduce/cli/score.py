@@ -7,9 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
-from transduce.cli.output import Force
-from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
+from transduce.cli.files import Files, Force
+from transduce.cli.lines import Destination, Origin, Resume, model_sum
 from transduce.decoding.streaming import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted

@@ -1,8 +1,9 @@
-"""Consoles and progress of commands."""
+"""Consoles, progress and reports of commands."""
 
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from transduce.errors import counted
+from transduce.files import atomic_directory
+from transduce.report.content import Report, write_markdown
+from transduce.report.page import as_page
+from transduce.report.terminal import show
 
 LINE_SECONDS = 30.0
 """Seconds between progress lines without a terminal."""
@@ -196,3 +201,18 @@ class ProgressDisplay:
         if is_time and not self.console.can_animate:
             self._line_at = time.monotonic()
             self.console.print(f"{what}: {'  '.join(figures)}")
+
+
+def finish_report(
+    report: Report, figures: Mapping[str, object], out: Path, name: str
+) -> None:
+    """Print the report, and write it as Markdown, page and JSON."""
+
+    with atomic_directory(out) as folder:
+        write_markdown(report, folder, name)
+        (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
+        text = json.dumps(figures, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    console = table_console()
+    show(report, console)
+    console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")

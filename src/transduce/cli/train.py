@@ -8,9 +8,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.display import TrainingDisplay
-from transduce.cli.files import Files
-from transduce.cli.launching import end_with_launcher, one_voice, run_processes
+from transduce.cli.display import TensorBoardLog, TrainingDisplay
+from transduce.cli.files import Files, Force
+from transduce.cli.launching import (
+    end_with_launcher,
+    one_voice,
+    run_processes,
+    telling_how_to_go_on,
+)
 from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
@@ -19,9 +24,6 @@ from transduce.cli.options import (
     run_files,
     text_files,
 )
-from transduce.cli.output import Force
-from transduce.cli.resuming import telling_how_to_go_on
-from transduce.cli.tensorboard import TensorBoardLog
 from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError

@@ -7,22 +7,19 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
-    Form,
-    lines_found_together,
-    source_lines,
-    write_translations,
-)
-from transduce.cli.output import Force
-from transduce.cli.partial_output import (
     Destination,
+    Form,
     Origin,
     RecordOutput,
     Resume,
+    lines_found_together,
     model_sum,
+    search_of,
+    source_lines,
+    write_translations,
 )
-from transduce.cli.searching import search_of
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.ending import discard_output, lasting_streams
+from transduce.cli.files import discard_output, lasting_streams
 
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
-from transduce.cli.ending import ended_at_once_if_joined
+from transduce.cli.files import ended_at_once_if_joined
 from transduce.training.distributed import HAS_PROCESS_GROUP
 
 class Aborting:
