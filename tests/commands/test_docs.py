@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -151,6 +152,36 @@ def test_a_commands_page_has_all_its_options(name: str) -> None:
             assert f"<code>{option}" in page
         assert "transduce " + " ".join((name, *part)) in page
     assert page.count("```sh") >= len(parts)  # each has an example
+
+
+def _commands_shown() -> Iterator[tuple[str, str]]:
+    """Page and text of each `transduce` command in the pages' blocks of shell code."""
+    for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"):
+        text = path.read_text(encoding="utf-8")
+        for block in re.findall(r"^ *```(?:sh|console)\n(.*?)```", text, re.S | re.M):
+            for line in re.sub(r"\\\n *", "", block).splitlines():
+                for part in re.split(r"[|;]|&(?!\w)|-m(?= transduce)", line):
+                    command = part.strip().removeprefix("$ ")
+                    if command.startswith("transduce "):
+                        yield path.name, command
+
+
+def test_commands_in_the_pages_have_only_options_that_exist() -> None:
+    known = cache(lambda *names: REFERENCE.help_text(*names))
+    wrong = []
+    for page, command in _commands_shown():
+        _, name, *rest = command.split()
+        names = (name, rest[0]) if name in REFERENCE.PARTS else (name,)
+        if name not in REFERENCE.commands():
+            wrong.append(f"{page}: {command}")
+            continue
+        options = set(re.findall(r"(?<=\s)--[\w-]+", known(*names))) | {"--help"}
+        wrong += [
+            f"{page}: {command} ({option})"
+            for option in re.findall(r"(?<=\s)--[\w-]+", command)
+            if option not in options
+        ]
+    assert wrong == []
 
 
 def test_every_setting_has_a_line() -> None:
