@@ -1,44 +1,46 @@
-"""Speed of two source trees by turns, on the same work: is the new one slower?
+"""Compare the speed and results of two source trees by turns.
 
     python benchmarks/two_trees.py --old OLD/src --new src [--train PRESET...]
         [--decode MODEL... --input FILE] [--rounds 8]
 
-Each tree has a process of its own for each kind of work, and while one works the
-other sleeps, so that an hour in which the machine is slow is one for both. A round of
-training is one update; a round of decoding is one setting. Prints, as Markdown, the
-median over the rounds of the new tree's time divided by the old tree's, and whether
-both had the same losses or translations.
+Each tree has its own process for each kind of work. While one works the other sleeps,
+so a slow period of the machine affects both. A round of training is one update; a round
+of decoding translates some sentences. Prints a Markdown table: the median over the
+rounds of the new tree's time divided by the old tree's, and whether both had the same
+losses or translations.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 WARM_UP = 2
-"""Rounds that are not counted: memory is allocated, caches are filled."""
+"""Number of first rounds that are not counted: they allocate memory and fill caches."""
 CELLS = tuple((batch, beam) for batch in (1, 32, 128) for beam in (1, 4))
-"""Sentences given at once and hypotheses kept."""
+"""Batch sizes in sentences, and beam sizes."""
 SENTENCES = {1: 12, 32: 256, 128: 256}
-"""Translated in a round, by batch size."""
+"""Number of sentences of a round, by batch size."""
 BATCHES_OF_3125 = ("batching.source_tokens=3125", "batching.target_tokens=3125")
-"""Settings of the large presets: updates of one batch, as a round is one update."""
+"""Settings that reduce an update of the large presets to one batch."""
 
-LEAST_S = 0.5
-"""A round of decoding repeats its work for about so long."""
+MIN_SECONDS = 0.5
+"""Time for which a round of decoding repeats its work, about."""
 
 Round = Callable[[], Any]
 
 
 def main() -> None:
-    """Let both trees work by turns and print what was found."""
+    """Let both trees work by turns, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
@@ -83,7 +85,7 @@ def main() -> None:
 
 
 def compare(name: str, task: dict[str, Any], old: Path, new: Path, rounds: int) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     ratios, seconds, same = [], [], True
     with ExitStack() as stack:
         trees = [stack.enter_context(worker(tree, task)) for tree in (old, new)]
@@ -102,7 +104,7 @@ def compare(name: str, task: dict[str, Any], old: Path, new: Path, rounds: int) 
 
 @contextmanager
 def worker(tree: Path, task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that works with the library of one source tree."""
+    """Start a process that imports one source tree, and end it afterwards."""
     command = [sys.executable, __file__, "--worker", json.dumps(task)]
     environment = {**os.environ, "PYTHONPATH": str(tree.absolute())}
     with subprocess.Popen(
@@ -121,7 +123,7 @@ def worker(tree: Path, task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
 
 
 def turn(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Have one round done."""
+    """Let a process do one round; return its seconds and result."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -136,18 +138,17 @@ def turn(process: subprocess.Popen[str]) -> dict[str, Any]:
 def serve(task: dict[str, Any]) -> None:
     """Do a round for each line of standard input."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     if "train" in task:
         train(task["train"], task["steps"], lambda result: answer(out, result))
         return
     translate = decoder(task)
     started = time.perf_counter()
     translate()
-    repeats = max(1, round(LEAST_S / (time.perf_counter() - started)))
+    repeats = max(1, round(MIN_SECONDS / (time.perf_counter() - started)))
     answer(out, None)
     while True:
-        # The first is not counted: until just now the other tree was at work, and what
-        # is in the caches is its own.
+        # Not counted: the caches hold data of the other tree, which worked until now.
         translate()
         restart()
         for _ in range(repeats):
@@ -159,13 +160,13 @@ _started: float | None = None
 
 
 def restart() -> None:
-    """Measure from here on."""
+    """Start to measure a round."""
     global _started  # noqa: PLW0603
     _started = time.perf_counter()
 
 
 def answer(out: Any, result: Any, repeats: int = 1) -> None:
-    """Write what the last round found, and wait for the next."""
+    """Write seconds and result of the last round, and wait for the next."""
     if _started is None:
         import transduce
 
@@ -178,13 +179,21 @@ def answer(out: Any, result: Any, repeats: int = 1) -> None:
     restart()
 
 
+def module(*names: str) -> ModuleType:
+    """Import the first of these modules of `transduce.benchmark` that a tree has."""
+    *others, last = (f"transduce.benchmark.{name}" for name in names)
+    for name in others:
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    return importlib.import_module(last)
+
+
 def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
     """Make one update of a preset each round."""
     from dataclasses import replace
 
     import torch
 
-    from transduce.benchmark.training_systems import SEED, TrainingTask, our_trainer
     from transduce.device import choose_hardware
     from transduce.experiments.presets import PRESETS
     from transduce.machine import keep_freed_memory
@@ -195,8 +204,10 @@ def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
         run = replace(run, batching=batching)
     hardware = choose_hardware("cpu", "auto")
     keep_freed_memory()
-    torch.manual_seed(SEED)
-    trainer = our_trainer(TrainingTask(run=run, hardware=hardware, steps=steps))
+    torch.manual_seed(1)
+    systems = module("training_systems", "training.contestants")
+    task = module("training_systems", "training.task").TrainingTask
+    trainer = systems.our_trainer(task(run=run, hardware=hardware, steps=steps))
     done(None)
     trainer.train(
         on_step=lambda report: done(report.loss),
