@@ -25,9 +25,10 @@ from transduce.model.layers import (
     FeedForward,
     ResidualConnection,
 )
+from transduce.model.transformer import Memory
 from transduce.nn.attention import Heads, has_short_attention, short_attention
 from transduce.nn.dropout import Dropout, RowDropout, dropout_in_use
-from transduce.nn.layer_stack import Attended, Layers, has_layer_stack, layer_stack
+from transduce.nn.layer_stack import Layers, has_layer_stack, layer_stack
 from transduce.nn.linear import Linear, linear
 from transduce.nn.residual import has_normalized_sum, normalized_sum
 
@@ -193,10 +194,10 @@ class FusedDecoderStack(DecoderStack):
         self_mask: Bool[Tensor, "1 1 target target"],
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
-        attended = Attended(memory=memory, mask=memory_mask)
-        if is_one_call(self, x, attended):
+        whole = Memory(states=memory, mask=memory_mask)
+        if is_one_call(self, x, whole):
             layers, weights = layers_of(self), weights_of(self)
-            return layer_stack(x, self_mask, attended, layers, weights)
+            return layer_stack(x, self_mask, whole, layers, weights)
         return super().forward(x, memory, self_mask, memory_mask)
 
 
@@ -218,13 +219,13 @@ Layer = EncoderLayer | DecoderLayer
 def is_one_call(
     stack: Stack,
     x: Float[Tensor, "batch length d_model"],
-    attended: Attended | None,
+    memory: Memory | None,
 ) -> bool:
     """Whether one native call can compute all layers, and no hook needs them apart."""
     return (
         len(stack) > 0
         and all(map(_is_supported, stack))
-        and has_layer_stack(x, attended, layers_of(stack))
+        and has_layer_stack(x, memory, layers_of(stack))
         and all(_is_plain(module, stack.training) for module in stack.modules())
         and _is_uniform(stack)
     )

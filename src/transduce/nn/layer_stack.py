@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transduce.model.transformer import Memory
 from transduce.native import check, ffi
 from transduce.nn.attention import Heads, has_short_attention
 from transduce.nn.dropout import MASK_MULTIPLE, draw_seeds, dropout_rate
@@ -48,21 +49,13 @@ class Layers:
     norm_epsilon: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attended:
-    """Encoder output that all layers of a decoder attend to."""
-
-    memory: Float[Tensor, "batch keys d_model"]
-    mask: Bool[Tensor, "#batch 1 #queries keys"]
-
-
 def has_layer_stack(
     x: Float[Tensor, "batch queries d_model"],
-    attended: Attended | None,
+    memory: Memory | None,
     layers: Layers,
 ) -> bool:
     """Whether the native stack exists for these inputs and is the fastest."""
-    keys = [x] if attended is None else [x, attended.memory]
+    keys = [x] if memory is None else [x, memory.states]
     return (
         all(each.dtype == torch.float32 for each in (x, *keys))
         and x.size(-1) % MASK_MULTIPLE == 0
@@ -94,7 +87,7 @@ def _fits_amx(layers: Layers) -> bool:
 def layer_stack(
     x: Float[Tensor, "batch queries d_model"],
     mask: Bool[Tensor, "#batch 1 #queries queries"],
-    attended: Attended | None,
+    memory: Memory | None,
     layers: Layers,
     weights: Sequence[Tensor],
 ) -> Float[Tensor, "batch queries d_model"]:
@@ -104,10 +97,10 @@ def layer_stack(
     queries, of keys and values, and of outputs; for the feed-forward network its inner
     and outer map; and then the norm. Each weight is followed by its bias.
     """
-    memory, memory_mask = (attended.memory, attended.mask) if attended else (None, None)
+    states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     kept = layers.count if torch.is_grad_enabled() else 1
     result: Tensor = _LayerStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, mask, memory, memory_mask, layers, kept, *weights
+        x, mask, states, memory_mask, layers, kept, *weights
     )
     return result
 
