@@ -17,9 +17,9 @@ from transduce.nn.native_operators import (
     tensor_pointer,
 )
 
-MOST_KEYS = 128
-"""With more keys, PyTorch's fused kernel is about as fast and keeps no weights; but it
-has no dropout on a CPU."""
+MAX_KEYS = 128
+"""Largest number of keys without dropout: with more, PyTorch's fused kernel is about as
+fast and keeps no weights, but it has no dropout on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class Heads:
     """Factor on the scores."""
 
 
-def has_short_attention(
+def has_native_attention(
     query: Float[Tensor, "batch queries _"],
-    memory: Float[Tensor, "batch keys _"],
+    attended: Float[Tensor, "batch keys _"],
     heads: Heads,
     dropout: float = 0.0,
 ) -> bool:
@@ -44,15 +44,15 @@ def has_short_attention(
         query.device.type == "cpu"
         and query.dtype != torch.float64
         and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
-        and memory.size(1) > 0
-        and (memory.size(1) <= MOST_KEYS or dropout > 0)
+        and attended.size(1) > 0
+        and (attended.size(1) <= MAX_KEYS or dropout > 0)
         and heads.d_k % ROW_MULTIPLE == 0
         and heads.d_v % ROW_MULTIPLE == 0
         and nn_api() is not None
     )
 
 
-def short_attention(
+def native_attention(
     query: Float[Tensor, "batch queries query_width"],
     key_value: Float[Tensor, "batch keys key_value_width"],
     mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
@@ -66,13 +66,13 @@ def short_attention(
     """
     if mask is None:
         mask = query.new_ones(1, 1, 1, key_value.size(1), dtype=torch.bool)
-    result: Tensor = _ShortAttention.apply(  # type: ignore[no-untyped-call] # torch's own
+    result: Tensor = _NativeAttention.apply(  # type: ignore[no-untyped-call] # torch's own
         query.float(), key_value.float(), mask, heads, dropout
     )
     return result
 
 
-class _ShortAttention(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

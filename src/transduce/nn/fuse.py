@@ -26,7 +26,7 @@ from transduce.model.layers import (
     ResidualConnection,
 )
 from transduce.model.transformer import Memory
-from transduce.nn.attention import Heads, has_short_attention, short_attention
+from transduce.nn.attention import Heads, has_native_attention, native_attention
 from transduce.nn.dropout import Dropout, RowDropout, dropout_in_use
 from transduce.nn.layer_stack import Layers, has_layer_stack, layer_stack
 from transduce.nn.linear import Linear, linear
@@ -85,12 +85,12 @@ class FusedAttention(MultiHeadAttention):
         attended: Float[Tensor, "batch keys d_model"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
-        if not self._has_short_attention(query, attended):
+        if not self._has_native_attention(query, attended):
             return super().forward(query, attended, mask)
         queries = self.project_query(query)
         key_value = self.project_key_value(attended)
         with torch.autocast("cpu", enabled=False):  # attention is in fp32
-            heads = short_attention(
+            heads = native_attention(
                 queries, key_value, mask, heads_of(self), dropout_in_use(self.dropout)
             )
         return self.project_output(heads)
@@ -137,7 +137,7 @@ class FusedAttention(MultiHeadAttention):
             return key.size(2) <= FEW_KEYS
         return query.size(2) <= FEW_QUERIES
 
-    def _has_short_attention(
+    def _has_native_attention(
         self,
         query: Float[Tensor, "batch queries d_model"],
         attended: Float[Tensor, "batch keys d_model"],
@@ -145,7 +145,7 @@ class FusedAttention(MultiHeadAttention):
         if self._forms_weights or not torch.is_grad_enabled():
             return False
         rate = dropout_in_use(self.dropout)
-        return has_short_attention(query, attended, heads_of(self), rate)
+        return has_native_attention(query, attended, heads_of(self), rate)
 
 
 class FusedResidual(ResidualConnection):

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from transduce.model.transformer import Memory
 from transduce.native import check, ffi
-from transduce.nn.attention import Heads, has_short_attention
+from transduce.nn.attention import Heads, has_native_attention
 from transduce.nn.dropout import MASK_MULTIPLE, draw_seeds, dropout_rate
 from transduce.nn.native_operators import (
     NUM_DIRECTIONS,
@@ -30,9 +30,9 @@ from transduce.nn.native_operators import (
     uses_amx,
 )
 
-MOST_PARTS = 4
+MAX_PARTS = 4
 """Parts of a batch, each with its own gradients; more threads share each operator."""
-LEAST_ROWS = 256
+MIN_ROWS = 256
 """Rows of a part; with fewer, summing the parts' gradients costs more than it saves."""
 
 
@@ -66,7 +66,7 @@ def has_layer_stack(
 
 
 def _has_attention(x: Tensor, keys: Tensor, layers: Layers) -> bool:
-    return has_short_attention(x, keys, layers.heads, layers.attention_dropout)
+    return has_native_attention(x, keys, layers.heads, layers.attention_dropout)
 
 
 def _is_autocast() -> bool:
@@ -175,7 +175,7 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: Layers) -> Any:
     """Return a `td_stack` with its sizes and rates."""
     batch, length, d_model = x.shape
     threads = torch.get_num_threads()
-    most = min(MOST_PARTS, batch, batch * length // LEAST_ROWS)
+    most = min(MAX_PARTS, batch, batch * length // MIN_ROWS)
     return ffi.new(
         "td_stack *",
         {

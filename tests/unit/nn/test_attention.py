@@ -10,10 +10,10 @@ from torch import Tensor
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.nn import attention as module
 from transduce.nn.attention import (
-    MOST_KEYS,
+    MAX_KEYS,
     Heads,
-    has_short_attention,
-    short_attention,
+    has_native_attention,
+    native_attention,
 )
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import nn_api
@@ -73,7 +73,7 @@ def test_the_kernel_and_its_gradients_equal_pytorchs(
 ):
     heads, mask = heads_of(count, d_k, d_v), mask_of(kind, 3, queries, keys)
     query, key_value = drawn(3, queries, keys, heads)
-    output = short_attention(query, key_value, mask, heads)
+    output = native_attention(query, key_value, mask, heads)
     expected = by_pytorch(query.double(), key_value.double(), mask, heads)
     torch.testing.assert_close(output.double(), expected, **TOLERANCE)
     outer = torch.randn_like(output)
@@ -86,9 +86,9 @@ def test_a_sentence_does_not_depend_on_the_rest_of_its_batch():
     heads = heads_of(4, 32, 32)
     query, key_value = drawn(5, 9, 11, heads)
     mask = mask_of("of both", 5, 9, 11)
-    together = short_attention(query, key_value, mask, heads)
+    together = native_attention(query, key_value, mask, heads)
     alone = [
-        short_attention(query[i, None], key_value[i, None], mask[i, None], heads)
+        native_attention(query[i, None], key_value[i, None], mask[i, None], heads)
         for i in range(5)
     ]
     assert torch.equal(together, torch.cat(alone))
@@ -100,7 +100,7 @@ def test_the_number_of_threads_does_not_change_the_result(two_threads):
 
     def by(num_threads: int) -> tuple[Tensor, ...]:
         torch.set_num_threads(num_threads)
-        output = short_attention(query, key_value, None, heads)
+        output = native_attention(query, key_value, None, heads)
         return output, *torch.autograd.grad(output.sum(), (query, key_value))
 
     for one, other in zip(by(1), by(2), strict=True):
@@ -111,9 +111,9 @@ def test_inputs_may_be_non_contiguous():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
     mask = mask_of("of both", 2, 5, 3).mT
-    output = short_attention(query, key_value, mask, heads)
+    output = native_attention(query, key_value, mask, heads)
     strewn = [x.detach().mT.contiguous().mT for x in (query, key_value)]
-    assert torch.equal(short_attention(*strewn, mask, heads), output)
+    assert torch.equal(native_attention(*strewn, mask, heads), output)
     # The gradient of a sum is an expanded tensor, which is not contiguous either.
     assert torch.autograd.grad(output.sum(), query)[0].isfinite().all()
 
@@ -121,18 +121,18 @@ def test_inputs_may_be_non_contiguous():
 def test_inputs_in_bf16_equal_their_rounded_values_in_fp32():
     heads = heads_of(2, 16, 16)
     query, key_value = (x.detach().bfloat16() for x in drawn(2, 3, 5, heads))
-    output = short_attention(query, key_value, None, heads)
+    output = native_attention(query, key_value, None, heads)
     assert output.dtype == torch.float32
-    expected = short_attention(query.float(), key_value.float(), None, heads)
+    expected = native_attention(query.float(), key_value.float(), None, heads)
     assert torch.equal(output, expected)
 
 
 def test_saved_tensors_may_be_moved_by_hooks():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
-    plain = short_attention(query, key_value, None, heads)
+    plain = native_attention(query, key_value, None, heads)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
-        other = short_attention(query, key_value, None, heads)
+        other = native_attention(query, key_value, None, heads)
     expected = torch.autograd.grad(plain.sum(), (query, key_value))
     del plain
     found = torch.autograd.grad(other.sum(), (query, key_value))
@@ -142,7 +142,7 @@ def test_saved_tensors_may_be_moved_by_hooks():
 def test_several_threads_may_run_backward_at_once():
     heads = heads_of(4, 32, 32)
     query, key_value = drawn(20, 12, 12, heads)
-    output = short_attention(query, key_value, None, heads)
+    output = native_attention(query, key_value, None, heads)
     outers = [torch.randn_like(output) for _ in range(40)]
 
     def backwards(outer: Tensor) -> tuple[Tensor, ...]:
@@ -157,10 +157,10 @@ def test_several_threads_may_run_backward_at_once():
 def test_the_default_dtype_does_not_change_the_result():
     heads = heads_of(2, 16, 16)
     query, key_value = drawn(2, 3, 5, heads)
-    expected = short_attention(query, key_value, None, heads)
+    expected = native_attention(query, key_value, None, heads)
     torch.set_default_dtype(torch.float64)
     try:
-        found = short_attention(query, key_value, None, heads)
+        found = native_attention(query, key_value, None, heads)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
@@ -171,26 +171,26 @@ def test_nan_stays_within_its_sentence(which):
     heads = heads_of(2, 16, 16)
     inputs = [x.detach() for x in drawn(2, 3, 5, heads)]
     inputs[which][0, 1, 4] = torch.nan
-    output = short_attention(*inputs, None, heads)
+    output = native_attention(*inputs, None, heads)
     assert output[0].isnan().any()
     assert output[1].isfinite().all()
 
 
 def test_the_kernel_is_used_only_for_supported_inputs():
     heads, inputs = heads_of(2, 16, 32), torch.zeros(2, 5, 8)
-    assert has_short_attention(inputs, inputs, heads)
-    assert not has_short_attention(inputs.double(), inputs, heads)
-    assert not has_short_attention(inputs.to("meta"), inputs, heads)
-    assert not has_short_attention(inputs, torch.zeros(2, MOST_KEYS + 1, 8), heads)
-    assert not has_short_attention(inputs, torch.zeros(2, 0, 8), heads)
-    assert not has_short_attention(inputs, inputs, heads_of(2, 8, 32))
-    assert not has_short_attention(inputs, inputs, heads_of(2, 16, 24))
+    assert has_native_attention(inputs, inputs, heads)
+    assert not has_native_attention(inputs.double(), inputs, heads)
+    assert not has_native_attention(inputs.to("meta"), inputs, heads)
+    assert not has_native_attention(inputs, torch.zeros(2, MAX_KEYS + 1, 8), heads)
+    assert not has_native_attention(inputs, torch.zeros(2, 0, 8), heads)
+    assert not has_native_attention(inputs, inputs, heads_of(2, 8, 32))
+    assert not has_native_attention(inputs, inputs, heads_of(2, 16, 24))
 
 
 def test_the_kernel_is_not_used_without_the_native_library(monkeypatch):
     monkeypatch.setattr(module, "nn_api", lambda: None)
     inputs = torch.zeros(2, 5, 8)
-    assert not has_short_attention(inputs, inputs, heads_of(2, 16, 32))
+    assert not has_native_attention(inputs, inputs, heads_of(2, 16, 32))
 
 
 @pytest.mark.parametrize("scores", ["scaled", "unscaled", "additive"])
@@ -217,6 +217,6 @@ def has_kernel_behind(output: Tensor) -> bool:
     found, nodes = False, [output.grad_fn]
     while nodes:
         node = nodes.pop()
-        found |= "ShortAttention" in node.name()
+        found |= "NativeAttention" in node.name()
         nodes += [following for following, _ in node.next_functions if following]
     return found

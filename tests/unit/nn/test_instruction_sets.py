@@ -11,7 +11,7 @@ from torch.autograd import grad
 from instruction_sets import chosen_isa, runnable_isas
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, DecoderStack
-from transduce.nn.attention import Heads, short_attention
+from transduce.nn.attention import Heads, native_attention
 from transduce.nn.cross_entropy import smoothed_cross_entropy
 from transduce.nn.dropout import Dropout
 from transduce.nn.fuse import fuse
@@ -30,7 +30,7 @@ def drawn(*shape: int) -> Tensor:
 def attention() -> tuple[Tensor, ...]:
     heads = Heads(count=3, d_k=32, d_v=48, scale=1 / math.sqrt(32))
     query, key_value = drawn(4, 9, 96), drawn(4, 13, 240)
-    output = short_attention(query, key_value, None, heads)
+    output = native_attention(query, key_value, None, heads)
     return output, *grad(output.sum(), (query, key_value))
 
 

@@ -23,7 +23,7 @@ from transduce.model.transformer import Transformer
 from transduce.nn import fuse as module
 from transduce.nn import layer_stack, native_operators
 from transduce.nn.fuse import fuse
-from transduce.nn.layer_stack import MOST_PARTS
+from transduce.nn.layer_stack import MAX_PARTS
 from transduce.nn.native_operators import has_sgemm
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
@@ -267,7 +267,7 @@ def test_a_batch_has_one_part_per_thread_if_rows_suffice(two_threads):
         return run(*both, *drawn(sentences, 1, 16)).grad_fn.stack.parts
 
     assert [parts(31, 2), parts(32, 2), parts(32, 3), parts(80, 4)] == [1, 2, 1, 4]
-    assert parts(200, MOST_PARTS + 1) == 1
+    assert parts(200, MAX_PARTS + 1) == 1
 
 
 def test_the_seed_decides_the_dropout_masks():

@@ -177,7 +177,7 @@ def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums
 ):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
-    monkeypatch.setattr(layer_stack, "MOST_PARTS", 1)
+    monkeypatch.setattr(layer_stack, "MAX_PARTS", 1)
     shared = found(both, read)
     torch.testing.assert_close(by_parts[0], shared[0], rtol=0, atol=0)
     assert max(errors(by_parts, shared)) < 1e-4

@@ -13,7 +13,7 @@ from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.layers import FeedForward
 from transduce.nn import attention as module
 from transduce.nn import dropout as dropout_module
-from transduce.nn.attention import Heads, short_attention
+from transduce.nn.attention import Heads, native_attention
 from transduce.nn.dropout import (
     RowDropout,
     dropout_scale,
@@ -79,7 +79,7 @@ def test_attention_and_its_gradients_equal_the_formulas(queries, keys):
     key_value = torch.randn(2, keys, 96, requires_grad=True)
     mask = torch.rand(2, 1, queries, keys) < 0.8
     torch.manual_seed(5)
-    output = short_attention(query, key_value, mask, heads, RATE)
+    output = native_attention(query, key_value, mask, heads, RATE)
     left = factors(5, 2 * 3 * queries, keys, RATE)
     exact = query.detach().double().requires_grad_()
     exact_memory = key_value.detach().double().requires_grad_()
@@ -106,7 +106,7 @@ def test_weights_are_dropped_at_the_given_rate(rate):
     query, memory = torch.zeros(20, 40, 64), torch.zeros(20, 50, 128)
     memory[..., 64:] = 1  # so the output is the sum of the weights left
     torch.manual_seed(2)
-    sums = short_attention(query, memory, None, heads, rate)[..., ::16]
+    sums = native_attention(query, memory, None, heads, rate)[..., ::16]
     # Each weight is 1/50 before, and 1/50/(1 - rate) or nothing after.
     kept = (sums * 50 * (1 - rate)).double()
     deviation = (rate * (1 - rate) / (20 * 40 * 4 * 50)) ** 0.5
@@ -191,7 +191,7 @@ def test_nan_stays_nan_under_dropout():
     heads = heads_of(2, 16)
     query, memory = torch.randn(2, 3, 32), torch.randn(2, 5, 64)
     memory[0, 2, 40] = torch.nan
-    output = short_attention(query, memory, None, heads, 0.9)
+    output = native_attention(query, memory, None, heads, 0.9)
     assert output[0, :, 8].isnan().all()
     assert output[1].isfinite().all()
 

@@ -63,7 +63,7 @@ def as_on_a_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(Dropout, "forward", drop)
     monkeypatch.setattr(FusedAttention, "_is_faster_unfused", lambda *_: False)
-    monkeypatch.setattr(FusedAttention, "_has_short_attention", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "_has_native_attention", lambda *_: False)
 
 
 @pytest.fixture
