@@ -49,7 +49,7 @@ static void measure_row(const float *x, int64_t inputs, float *min, float *scale
     *min = isnan(vec_reduce_add(one.sum + other.sum)) ? NAN : lower;
 }
 
-/* Round a row to bytes; its groups begin `stride` bytes stride. */
+/* Round a row to bytes; its groups begin `stride` bytes apart. */
 static void round_row(const float *x, int64_t inputs, float min, float scale,
                       int64_t stride, uint8_t *numbers)
 {
@@ -84,7 +84,7 @@ typedef struct {
     QuantizedRows *into;
 } Quantization;
 
-/* First group of a row; its groups begin `*stride` bytes stride. */
+/* First group of a row; its groups begin `*stride` bytes apart. */
 static uint8_t *first_group(const QuantizedRows *into, int is_int8, int64_t row,
                             int64_t *stride)
 {
