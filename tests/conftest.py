@@ -26,7 +26,7 @@ from transduce.device import Hardware
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn import cross_entropy, layer_stack
+from transduce.nn import cross_entropy, layers
 from transduce.nn.native_operators import uses_amx
 from transduce.text.tokenizer import (
     Tokenizer,
@@ -290,7 +290,7 @@ def amx(
         pytest.skip("this processor has no AMX")
     library = native.library()
     assert library is not None
-    for module in (layer_stack, cross_entropy):
+    for module in (layers, cross_entropy):
         monkeypatch.setattr(module, "uses_amx", lambda: True)
     library.td_allow_amx(request.param)
     yield request.param

@@ -26,11 +26,22 @@ from transduce.model.layers import (
     ResidualConnection,
 )
 from transduce.model.transformer import Memory
-from transduce.nn.attention import Heads, has_native_attention, native_attention
-from transduce.nn.dropout import Dropout, RowDropout, dropout_in_use
-from transduce.nn.layer_stack import Layers, has_layer_stack, layer_stack
+from transduce.nn.dropout import (
+    Dropout,
+    RowDropout,
+    dropout_in_use,
+    has_normalized_sum,
+    normalized_sum,
+)
+from transduce.nn.layers import (
+    Heads,
+    Layers,
+    has_layer_stack,
+    has_native_attention,
+    layer_stack,
+    native_attention,
+)
 from transduce.nn.linear import Linear, linear
-from transduce.nn.residual import has_normalized_sum, normalized_sum
 
 Model = TypeVar("Model")
 

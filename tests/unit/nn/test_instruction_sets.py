@@ -11,11 +11,10 @@ from torch.autograd import grad
 from instruction_sets import chosen_isa, runnable_isas
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, DecoderStack
-from transduce.nn.attention import Heads, native_attention
 from transduce.nn.cross_entropy import smoothed_cross_entropy
-from transduce.nn.dropout import Dropout
+from transduce.nn.dropout import Dropout, normalized_sum
 from transduce.nn.fuse import fuse
-from transduce.nn.residual import normalized_sum
+from transduce.nn.layers import Heads, native_attention
 from transduce.training.optimizer import orthogonalized
 
 pytestmark = pytest.mark.skipif(

@@ -21,9 +21,9 @@ from transduce.model.layers import (
 )
 from transduce.model.transformer import Transformer
 from transduce.nn import fuse as module
-from transduce.nn import layer_stack, native_operators
+from transduce.nn import layers, native_operators
 from transduce.nn.fuse import fuse
-from transduce.nn.layer_stack import MAX_PARTS
+from transduce.nn.layers import MAX_PARTS
 from transduce.nn.native_operators import has_sgemm
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
@@ -214,7 +214,7 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
     assert is_compiled(output)
     found = gradients(output, *learned)
     sizes: list[torch.Size] = []
-    monkeypatch.setattr(layer_stack, "_run", watched_run(sizes))
+    monkeypatch.setattr(layers, "_run", watched_run(sizes))
     with torch.no_grad():
         assert torch.equal(run(encoder, decoder, *inputs), output)
         assert len(sizes) == 2  # by the kernel
@@ -230,7 +230,7 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
 
 def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
     """Wrapper of the kernel call that records the sizes of its state buffers."""
-    original = layer_stack._run
+    original = layers._run
 
     def run(function: object, stack: object, saved: Sequence[Tensor]) -> None:
         sizes.append(saved[2].shape)

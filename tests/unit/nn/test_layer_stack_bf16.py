@@ -18,7 +18,7 @@ from transduce.model.layers import (
     EncoderStack,
 )
 from transduce.nn import fuse as module
-from transduce.nn import layer_stack
+from transduce.nn import layers
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import has_sgemm, unchanged_weights
 
@@ -177,7 +177,7 @@ def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums
 ):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
-    monkeypatch.setattr(layer_stack, "MAX_PARTS", 1)
+    monkeypatch.setattr(layers, "MAX_PARTS", 1)
     shared = found(both, read)
     torch.testing.assert_close(by_parts[0], shared[0], rtol=0, atol=0)
     assert max(errors(by_parts, shared)) < 1e-4
@@ -254,7 +254,7 @@ def test_the_kernel_is_used_only_if_rows_are_whole_tiles(amx, config, dtype, is_
 
 
 def test_without_amx_layers_run_one_by_one(monkeypatch):
-    monkeypatch.setattr(layer_stack, "uses_amx", lambda: False)
+    monkeypatch.setattr(layers, "uses_amx", lambda: False)
     encoder, _ = stacks(CONFIG)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=torch.bfloat16):

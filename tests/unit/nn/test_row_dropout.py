@@ -11,15 +11,15 @@ from instruction_sets import runnable_isas
 from transduce.model import attention as attention_module
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.layers import FeedForward
-from transduce.nn import attention as module
 from transduce.nn import dropout as dropout_module
-from transduce.nn.attention import Heads, native_attention
+from transduce.nn import layers as module
 from transduce.nn.dropout import (
     RowDropout,
     dropout_scale,
     num_dropped,
 )
 from transduce.nn.fuse import fuse
+from transduce.nn.layers import Heads, native_attention
 
 pytestmark = [
     pytest.mark.skipif(not runnable_isas(), reason="there is no native library"),

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
-from transduce.nn import attention as module
-from transduce.nn.attention import (
+from transduce.nn import layers as module
+from transduce.nn.fuse import fuse
+from transduce.nn.layers import (
     MAX_KEYS,
     Heads,
     has_native_attention,
     native_attention,
 )
-from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import nn_api
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
