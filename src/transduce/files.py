@@ -1,5 +1,6 @@
 """Files that survive bad input and crashes: bounded JSON, locks, atomic directories."""
 
+import ctypes
 import errno
 import json
 import os
@@ -15,6 +16,9 @@ from transduce.errors import CheckpointError, TransduceError
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Arguments of `renameat2`, from Linux's fcntl.h and fs.h."""
 
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
@@ -118,8 +122,11 @@ def lock_file(descriptor: int, refusal: TransduceError) -> None:
 def atomic_directory(folder: Path) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
-    After an error or a crash, `folder` is as it was before. Raises `CheckpointError` if
-    the disk is full, or if another process is writing the same folder.
+    After an error or a crash, `folder` is as it was before. (Where the system cannot
+    exchange two directories at once, a crash between two renames leaves the old one
+    under a hidden name, from which `clear_leftovers` restores it.) Raises
+    `CheckpointError` if the disk is full, or if another process is writing the same
+    folder.
     """
     folder = Path(os.path.realpath(folder))  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -179,6 +186,9 @@ def _put_in_place(new: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.transduce-old")
     if old.exists() and not folder.exists():
         old.rename(folder)  # a crash interrupted the two renames below
+    if folder.exists() and _exchange(new, folder):
+        _sync_folder(folder.parent)
+        return
     if folder.exists():
         _remove(old)
         folder.rename(old)
@@ -190,6 +200,21 @@ def _put_in_place(new: Path, folder: Path) -> None:
         raise
     _sync_folder(folder.parent)
     _remove(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two directories atomically; return False where that is impossible.
+
+    Linux does it since 3.15 on most file systems (`renameat2` with RENAME_EXCHANGE).
+    """
+    function = (
+        getattr(ctypes.CDLL(None), "renameat2", None) if os.name != "nt" else None
+    )
+    if function is None:
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    done = function(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE)
+    return bool(done == 0)
 
 
 def _clear(folder: Path) -> None:

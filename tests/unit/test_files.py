@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeyp
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
+    monkeypatch.setattr(module, "_exchange", lambda *_: False)
     with (
         pytest.raises(CheckpointError, match="cannot be saved"),
         atomic_directory(folder) as new,
@@ -110,6 +112,41 @@ def test_a_disk_without_file_locks_is_written_to(folder, monkeypatch):
     with atomic_directory(folder) as new:
         (new / CONFIG).touch()
     assert set(contents(folder)) == {CONFIG}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges folders")
+def test_a_folder_is_present_at_every_moment_of_its_replacement(folder, monkeypatch):
+    present: list[bool] = []
+    rename, sync = Path.rename, module._sync_folder
+
+    def note(*_: object) -> None:
+        present.append((folder / CONFIG).exists())
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        note()
+        return moved
+
+    def noted_sync(path: Path) -> None:
+        sync(path)
+        note()
+
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    monkeypatch.setattr(module, "_sync_folder", noted_sync)
+    with atomic_directory(folder) as new:
+        (new / CONFIG).write_text("new", encoding="utf-8")
+    assert present
+    assert all(present)
+    assert set(contents(folder)) == {CONFIG}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_is_replaced_where_folders_cannot_be_exchanged(folder, monkeypatch):
+    monkeypatch.setattr(module, "_exchange", lambda *_: False)
+    with atomic_directory(folder) as new:
+        (new / CONFIG).write_text("new", encoding="utf-8")
+    assert contents(folder) == {CONFIG: b"new"}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_leftovers_of_a_crash_are_removed(folder, tmp_path):
