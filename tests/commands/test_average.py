@@ -79,7 +79,7 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
 ) -> None:
     message = refuses("average", run, "--last", last, "--out", tmp_path / "model")
     assert message.startswith(
-        f"`--last` must be from 1 to 2, the checkpoints that {run} holds, but is {last}"
+        f"--last must be from 1 to 2, the checkpoints that {run} holds, but is {last}"
     )
     assert not list(tmp_path.iterdir())
 
@@ -89,7 +89,7 @@ def test_last_is_refused_for_a_model_folder(
 ) -> None:
     best = run / "best"
     message = refuses("average", best, "--last", 1, "--out", tmp_path / "model")
-    assert message.startswith(f"`--last` must be used with a run folder, but {best} is")
+    assert message.startswith(f"--last must be used with a run folder, but {best} is")
 
 
 def test_a_run_without_checkpoints_has_no_average(

@@ -44,7 +44,7 @@ def is_finished(run: Path) -> bool:
 
 
 WARNING = (
-    "Warning: Standard output cannot be written (Broken pipe); the command goes on "
+    "Warning: Standard output cannot be written (Broken pipe); the command continues "
     "without it.\n"
 )
 
@@ -113,6 +113,6 @@ def test_an_interruption_at_the_end_names_the_command_to_go_on(
     monkeypatch.setattr("transduce.experiments.pipeline.average", interrupt)
     message = refuses(*training[len(TRANSDUCE) :])
     assert message == (
-        "Interrupted; the last checkpoint is kept. Go on with: transduce train --out "
-        f"{tmp_path / 'run'} --resume --device cpu"
+        "Interrupted; the last checkpoint is kept. Continue with: transduce train "
+        f"--out {tmp_path / 'run'} --resume --device cpu"
     )

@@ -46,7 +46,7 @@ def test_every_table_is_printed(
     joined = " ".join(out.split())
     for signature in ("|bs:20|seed:12345|", "|ar:20|seed:12345|", "|tok:13a|"):
         assert signature in joined
-    assert "not corrected for there being several" in joined
+    assert "without correction for several systems" in joined
     assert "differs most from" in joined
 
 
@@ -122,7 +122,7 @@ def test_words_that_are_not_the_references_are_marked() -> None:
     [
         (("last",), "There must be at least two systems to compare, but is 1;"),
         ((), "There must be at least two systems to compare, but is 0;"),
-        (("last", "last"), "last: a system must be given once, but is twice."),
+        (("last", "last"), "last: a system must be given once, but is given twice."),
         (("last", "short"), "short: must have as many lines as reference, 40, but has"),
         (("last", "empty"), "empty: must have at least one line, but is empty."),
         (("last", "none"), "none: the file cannot be read (No such file or directory)"),
@@ -155,7 +155,7 @@ def test_faulty_systems_are_refused(
         (("--seed", "0"), "`seed` must be at least 1, but is 0."),
         (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
         (("--shuffles", "-1"), "`shuffles` must be at least 1, but is -1."),
-        (("--examples", "-1"), "`examples` must be at least 0, but is -1."),
+        (("--examples", "-1"), "--examples must be at least 0, but is -1."),
         (("--source", "no"), "no: the file cannot be read"),
         (("--train", "no"), "no: the file cannot be read"),
         (("--tokenize", "words"), 'Invalid value "words"'),

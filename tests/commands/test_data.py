@@ -64,7 +64,7 @@ def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
     said = data()
     assert f"multi30k is in {out}:\n         1,999 pairs  train.en train.de " in said
     assert "         2,000 pairs  val.en val.de val.fr\n" in said
-    assert "Left out of train: 1 pair with an empty side, 0 that are no text." in said
+    assert "Left out of train: 1 pair with an empty side, 0 that are not text." in said
     assert f"The archives in {out}/downloads are no longer needed.\n" in said
     assert "Terms: for research and education" in said
     assert said.endswith(
@@ -88,7 +88,7 @@ def test_what_is_there_is_said_and_left_alone(
     server.asked.clear()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     again = data()
-    assert f"{tmp_path}/my data holds multi30k; nothing was to do:\n" in again
+    assert f"{tmp_path}/my data holds multi30k already:\n" in again
     assert again.endswith(first[first.index("         1,999 pairs") :])
     assert server.asked == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -190,7 +190,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(
     broken = command(*command_line(server, tmp_path)).out.splitlines()
     assert broken[0] == f"train.en.gz: 500 bytes of {size}"
     assert "train.en.gz: the connection broke off after 1,000 of " in broken[2]
-    assert broken[2].endswith(" bytes; again in 0 seconds.")
+    assert broken[2].endswith(" bytes; trying again in 0 seconds.")
     server.breaks_at = None
     lines = command(*command_line(server, tmp_path)).out.splitlines()
     assert lines[0] == f"train.en.gz: 1.5 kB of {size}"

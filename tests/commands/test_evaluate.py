@@ -92,7 +92,10 @@ def test_a_model_without_a_source_is_refused(
     refuses: Callable[..., str], model: Path, reference: Path
 ) -> None:
     message = refuses("evaluate", model, "--reference", reference)
-    assert message == "A --source and a model to translate it must go together."
+    assert (
+        message
+        == "A model and --source must be given together, but only one of them is."
+    )
 
 
 def test_a_source_without_a_model_is_refused(
@@ -100,7 +103,10 @@ def test_a_source_without_a_model_is_refused(
 ) -> None:
     files = ("--source", reference, "--hypothesis", reference)
     message = refuses("evaluate", *files, "--reference", reference)
-    assert message == "A --source and a model to translate it must go together."
+    assert (
+        message
+        == "A model and --source must be given together, but only one of them is."
+    )
 
 
 def test_unequal_numbers_of_lines_are_refused(

@@ -54,7 +54,7 @@ def test_gold_tags_say_what_is_punctuation(
     refuses: Callable[..., str], succeeds: Callable[..., str], folder: Path
 ) -> None:
     files = ("evaluate-parses", folder / "gold", folder / "bare")
-    assert "bare:1: 4 words for 3; 2 of 2 sentences are in no" in refuses(*files)
+    assert "bare:1: 4 words for 3; 2 of 2 sentences are not scored" in refuses(*files)
     printed = succeeds(*files, "--gold-tags")
     assert printed == succeeds("evaluate-parses", folder / "gold", folder / "parses")
 
@@ -87,11 +87,11 @@ def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
     refused, allowed = command(*files), command(*files, "--allow-dropped")
     assert (refused.code, allowed.code) == (2, 0)
     assert refused.err == (
-        f"transduce: {place}; 1 of 2 sentences are in no figure for want of the gold "
-        "tree's words (--gold-tags takes from the gold tree what is punctuation, "
+        f"transduce: {place}; 1 of 2 sentences are not scored, as their words are "
+        "not those of the gold tree (--gold-tags takes punctuation from the gold tree, "
         "--allow-dropped accepts it).\n"
     )
-    assert allowed.err == f"Warning: {place}; the sentence is in no figure.\n"
+    assert allowed.err == f"Warning: {place}; the sentence is not scored.\n"
     assert refused.out == allowed.out
     assert refused.out.splitlines()[4].split()[:3] == ["2", "3", status]
 

@@ -86,7 +86,7 @@ def test_a_sample_of_nothing_is_refused(
     sample = tmp_path / "sample"
     sample.write_text("\n \n")
     options = ["--to", "onnx", "--out", tmp_path / "out", "--sample", sample]
-    assert "must hold a sentence at least" in refuses("export", model, *options)
+    assert "must have a sentence or more" in refuses("export", model, *options)
 
 
 def test_what_is_there_is_not_overwritten(

@@ -74,8 +74,8 @@ def test_a_corpus_must_be_of_what_the_model_does(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sentences", str(10**20)), "`sentences` must be at most 1,000,000, but"),
-        (("--sentences", "0"), "`sentences` must be at least 1, but is 0."),
+        (("--sentences", str(10**20)), "`--sentences` must be at most 1,000,000, but"),
+        (("--sentences", "0"), "`--sentences` must be at least 1, but is 0."),
         (("--source", "no"), "Both sides of a corpus must be given, but only no is."),
         (("--source", "no", "--target", "no"), "no: the file cannot be read"),
         (("--source", "empty", "--target", "empty"), "The corpus must have a pair of"),

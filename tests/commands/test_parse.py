@@ -137,7 +137,9 @@ def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
     monkeypatch.setattr(parser_module, "MAX_SOURCE_TOKENS", 3)
     outcome = command("parse", parser, *SEARCH, "--tokenized", stdin=b"\n" + b"a " * 9)
     assert outcome.code == 0
-    assert outcome.err == "Warning: line 2 is over-long, and its tree is flat.\n"
+    assert (
+        outcome.err == "Warning: line 2 is too long to parse, and its tree is flat.\n"
+    )
     assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 9)}))\n"
 
 
@@ -186,7 +188,7 @@ def test_gold_trees_are_parsed_and_scored(
     call = ("evaluate-parses", trees, "--model", parser, "--beam-size", 1)
     printed = succeeds(*call)
     assert "Bracketing FMeasure" in printed
-    assert "\n\nMended to be trees: " in printed
+    assert "\n\nRepaired to be trees: " in printed
     plain, constrained = (
         json.loads(succeeds(*call, "--json", *options))
         for options in ((), ("--constrained",))
@@ -363,7 +365,7 @@ def test_a_run_is_placed_in_table_4(
     gold, out = write_trees(tmp_path / "gold", TREES[:2]), tmp_path / "table4"
     told = ("--treebank", "the grammar's", "--split", "two trees")
     options = ("--wsj-only", gold, parser, *told, "--device", "cpu")
-    assert "mended" in succeeds("reproduce", "table4", "--out", out, *options)
+    assert "repaired" in succeeds("reproduce", "table4", "--out", out, *options)
     [row] = json.loads((out / "table4.json").read_text())["ours"]
     evaluated = ("evaluate-parses", gold, "--model", parser, "--device", "cpu")
     found = json.loads(succeeds(*evaluated, "--json"))

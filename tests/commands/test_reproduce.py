@@ -127,21 +127,24 @@ def test_a_folder_that_holds_something_is_left_alone(
     [
         (
             ("table1", "--max-rounds", "0", "--out", "o"),
-            "`max_rounds` must be at least",
+            "--max-rounds must be at least",
         ),
         (("table1",), "--out must be given."),
         (("table2",), "--out must be given."),
-        (("table2", "r", "--out", "o"), "Runs and a --source to translate must go"),
-        (("table2", "--out", "o", "--source", "s"), "Runs and a --source to translate"),
-        (("table2", "--out", "o", "--devices", "0"), "`devices` must be at least 1"),
+        (("table2", "r", "--out", "o"), "Runs and --source must be given together"),
+        (
+            ("table2", "--out", "o", "--source", "s"),
+            "Runs and --source must be given together",
+        ),
+        (("table2", "--out", "o", "--devices", "0"), "`--devices` must be at least 1"),
         (
             ("table2", "--out", "o", "--hardware", "H100"),
-            "`hardware` must be this, K80, K40, M40, P100, or come with --tflops, but",
+            "--hardware must be this, K80, K40, M40, P100, or come with --tflops, but",
         ),
-        (("table2", "--out", "o", "--tflops", "0"), "`tflops` must be above 0 and at"),
+        (("table2", "--out", "o", "--tflops", "0"), "--tflops must be above 0 and at"),
         (
             ("table2", "--out", "o", "--hardware", "P100", "--devices", str(10**20)),
-            "`devices` must be at most 1,000,000, but is",
+            "`--devices` must be at most 1,000,000, but is",
         ),
         (("table2", "--out", "o", "--tflops", "1e308"), "at most 1,000,000, but is"),
         (("table2", "--out", "o", "--tflops", "nan"), "at most 1,000,000, but is nan."),

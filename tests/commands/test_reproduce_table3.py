@@ -86,10 +86,10 @@ def test_it_goes_on_where_it_was_killed_and_adds_a_seed(
     assert times(done) == before
     log = (killed / "logs" / "A-h1-seed1.log").read_text()
     assert log.count("Training pairs:") == 1
-    assert "Going on after step" in log
+    assert "Continuing after step" in log
     assert steps(begun) == [10, 20, 30, 40, 50, 60]
     shared = (killed / "logs" / "A-h1-seed2.log").read_text()
-    assert "Prepared before, and shared:" in shared
+    assert "Prepared corpus, shared with other runs:" in shared
     figures = json.loads((killed / "report" / "table3.json").read_text())
     base, row = figures["rows"]
     assert (base["row"], row["row"]) == ("base", "A-h1")

@@ -105,7 +105,7 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
     stops_with(KeyboardInterrupt())
     message = refuses(*arguments, "--output", OUTPUT, **how)
     assert message == (
-        f"Interrupted. {KEPT}{PART}: the same command with --resume goes on."
+        f"Interrupted. {KEPT}{PART}: the same command with --resume continues."
     )
     assert not OUTPUT.exists()
     assert expected[0].startswith(PART.read_bytes())
@@ -197,7 +197,7 @@ def test_an_output_is_resumed_only_with_the_same_model_input_and_options(
         name, "model", "--input", LINES, "--output", OUTPUT, "--resume", *options
     )
     assert said in message
-    assert "begin anew with --force" in message
+    assert "start over with --force" in message
     assert PART.read_bytes() == part
 
 
@@ -239,7 +239,7 @@ def test_a_part_is_not_overwritten_unless_by_force(
     refuses(*arguments)
     kept = PART.read_bytes()
     assert refuses(*arguments) == (
-        f"{PART}: holds the output of an interrupted command; go on with it by "
+        f"{PART}: holds the output of an interrupted command; continue it by "
         "--resume, or overwrite it with --force."
     )
     assert PART.read_bytes() == kept
@@ -258,7 +258,7 @@ def test_resuming_needs_an_interrupted_output(
     )
     for given in ((), ("--output", "/dev/null"), ("--output", "/dev/stdout")):
         message = refuses(*arguments, *given)
-        assert message.startswith("`--resume` needs an output file")
+        assert message.startswith("--resume must have an interrupted output file")
 
 
 @pytest.mark.parametrize("damage", [b"", b"[1, 2]\n", b"\xff\n", b"{", b"[" * 10_000])

@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "At least one model must be given, before options, but none is."),
+        ((), "At least one model must be given before the options, but none is."),
         (("missing",), "missing: must be a model or a run"),
         (("a=missing", "a=other"), "must be different, but two are 'a'"),
         (("?=missing",), "but is '?'; name it as in en-de=FOLDER."),

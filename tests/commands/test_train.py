@@ -128,7 +128,7 @@ def test_runs_beside_each_other_share_what_they_are_made_of(
     one, other = tmp_path / "one", tmp_path / "other"
     assert "shared" not in succeeds(*TINY, *files, *few, "--out", one)
     said = succeeds(*TINY, *files, *few, "model.dropout=0.3", "--out", other)
-    assert f"Prepared before, and shared: {one}\n" in said
+    assert f"Prepared corpus, shared with other runs: {one}\n" in said
     ids = "corpus/training/source.ids"
     assert (one / ids).samefile(other / ids)
 
@@ -155,11 +155,11 @@ class TestStopping:
         message = refuses(*TINY, *corpus_options, "--out", out)
         assert message == (
             "Training was stopped after step 3 of 20, and is saved. "
-            f"Go on with: transduce train --out '{out}' --resume --device cpu"
+            f"Continue with: transduce train --out '{out}' --resume --device cpu"
         )
         stop_at_step_3.undo()
         text = succeeds(*shlex.split(message.partition("transduce ")[2]))
-        assert "Going on after step 3." in text
+        assert "Continuing after step 3." in text
         assert load_model(out).step == 20
 
     @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
     assert len(lines) == 5
     assert lines[2] == " ".join(alone)
     assert outcome.err == (
-        "Warning: line 3 is over-long, and is translated in 3 parts.\n"
+        "Warning: line 3 is too long, and is translated in 3 parts.\n"
     )
 
 
@@ -152,7 +152,7 @@ def test_an_over_long_line_is_sampled_in_parts(
 ) -> None:
     outcome = command("sample", model, "--seed", 3, stdin=over_long)
     assert len(outcome.out.splitlines()) == 2
-    assert "line 1 is over-long, and is translated in 3 parts" in outcome.err
+    assert "line 1 is too long, and is translated in 3 parts" in outcome.err
 
 
 def test_the_translations_begin_with_their_prefixes(
@@ -546,7 +546,7 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
             '--beam-size must be a whole number, but is "1.0e999".',
         ),
         (["--nbest", 5], "from 1 to the beam size 4, but is 5; see `--beam-size`."),
-        (["--nbest", 0], "`nbest` must be from 1 to the beam size 4, but is 0"),
+        (["--nbest", 0], "--nbest must be from 1 to the beam size 4, but is 0"),
         (["--length-penalty", -1], "length_penalty` must be from 0 to 10, but is -1"),
         (["--length-penalty", 1000], "length_penalty` must be"),
         (["--length-penalty", "nan"], "length_penalty` must be"),

@@ -128,7 +128,7 @@ def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
     assert process.returncode == 2
     assert errors == (
         "transduce: All processes must go on together, but process 2 of 2 was killed "
-        "(SIGKILL), and the others were ended. Go on with: transduce train --out "
+        "(SIGKILL), and the others were ended. Continue with: transduce train --out "
         f"{run} --resume --device cpu --devices 2\n"
     )
     again = started("train", "--out", str(run), "--resume", "--device", "cpu")
@@ -158,7 +158,7 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
         *("train", "--out", str(run), "--resume", "--device", "cpu"),
         *("--set", "training.steps=100000"),
     )
-    while (line := again.stdout.readline()) and "Going on after step" not in line:
+    while (line := again.stdout.readline()) and "Continuing after step" not in line:
         pass
     assert line
     again.kill()

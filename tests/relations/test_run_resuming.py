@@ -491,7 +491,7 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     process = train_in_a_process(run, *new_run(files))
     kill_after_checkpoint(process, RunFolder(run).checkpoint(100))
     said = said_at_the_end(train_in_a_process(run, "--resume"))
-    assert re.search(r"^Going on after step 1[05]0\.$", said, re.MULTILINE)
+    assert re.search(r"^Continuing after step 1[05]0\.$", said, re.MULTILINE)
     assert "damaged" not in said
     # Compare the log first: it shows the first step that differs.
     assert_logs_agree(run, whole)

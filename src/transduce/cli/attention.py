@@ -141,7 +141,7 @@ def _draw(
 
 def _require_between(name: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
-        raise ConfigError(f"`{name}` must be from 1 to {most}, but is {value}.")
+        raise ConfigError(f"--{name} must be from 1 to {most}, but is {value}.")
 
 
 def _places(labelled: LabelledHeads, token: str | None) -> list[int] | None:
@@ -151,6 +151,6 @@ def _places(labelled: LabelledHeads, token: str | None) -> list[int] | None:
     places = [i for i, label in enumerate(labelled.queries) if label == token]
     if not places:
         raise ConfigError(
-            f"`token` must be one of {', '.join(labelled.queries)}, but is {token}."
+            f"--token must be one of {', '.join(labelled.queries)}, but is {token}."
         )
     return places

@@ -45,8 +45,8 @@ def average(
     given = (checkpoint, *more)
     if last is not None and not any(map(is_run, given)):
         raise ConfigError(
-            f"`--last` must be used with a run folder, but {checkpoint} is none; "
-            "leave it out, or name the run."
+            f"--last must be used with a run folder, but {checkpoint} is not one; "
+            "leave out --last, or give the run."
         )
     folders = [member for path in given for member in _members(path, last)]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -81,7 +81,7 @@ def _members(path: Path, last: int | None) -> list[Path]:
         )
     if last is not None and not 1 <= last <= len(saved):
         raise ConfigError(
-            f"`--last` must be from 1 to {len(saved)}, the checkpoints that {path} "
+            f"--last must be from 1 to {len(saved)}, the checkpoints that {path} "
             f"holds, but is {last}; a run keeps training.keep_checkpoints of them."
         )
     return saved[-(last or settings_of(path).training.keep_checkpoints) :]

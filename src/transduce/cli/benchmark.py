@@ -143,7 +143,8 @@ def decoding(
     """
     if model is None and length is None:
         raise ConfigError(
-            "`length` must be given where no model is: random weights know no end."
+            "--length must be given without a model, as random weights end no "
+            "translation; add it, or a model."
         )
     sentences = _sentences(input)
     if model is None:

@@ -105,7 +105,7 @@ def compare(
     """
     trials = Trials(resamples=resamples, shuffles=shuffles, seed=seed)
     if examples < 0:
-        raise ConfigError(f"`examples` must be at least 0, but is {examples}.")
+        raise ConfigError(f"--examples must be at least 0, but is {examples}.")
     language = LanguagesConfig(target=target_language).target or guess(reference)
     require_new(html, force=force, others=(*systems, reference, source, train))
     references = _lines(reference)
@@ -135,7 +135,9 @@ def _read_systems(
 ) -> dict[str, list[str]]:
     for path in paths:
         if paths.count(path) > 1:
-            raise ConfigError(f"{path}: a system must be given once, but is twice.")
+            raise ConfigError(
+                f"{path}: a system must be given once, but is given twice."
+            )
     return {str(path): _aligned(path, reference, num_lines) for path in paths}
 
 
@@ -201,8 +203,8 @@ def _scores(comparison: Comparison) -> tuple[Part, ...]:
         ]
     if len(comparison.systems) > 2:
         parts.append(
-            "Each p is of one system beside the baseline, and not corrected for there "
-            "being several."
+            "Each p compares one system with the baseline, without correction for "
+            "several systems."
         )
     return tuple(parts)
 

@@ -64,7 +64,7 @@ class DataDisplay(ProgressDisplay):
 
     def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None:
         pause = counted(round(seconds), "second")
-        self.console.print(f"{file.name}: {reason}; again in {pause}.")
+        self.console.print(f"{file.name}: {reason}; trying again in {pause}.")
 
     def assembled(self, split: str, num_lines: int) -> None:
         self._show(f"Writing {split}", counted(num_lines, "line"), num_lines, None)
@@ -75,7 +75,7 @@ class DataDisplay(ProgressDisplay):
         if assembled.is_new:
             self.console.print(f"{corpus.name} is in {folder}:")
         else:
-            self.console.print(f"{folder} holds {corpus.name}; nothing was to do:")
+            self.console.print(f"{folder} holds {corpus.name} already:")
         for split in corpus.splits:
             names = " ".join(
                 assembled.path(split, language).name for language in corpus.languages
@@ -86,7 +86,7 @@ class DataDisplay(ProgressDisplay):
         self.console.print(
             f"Left out of {corpus.train.name}: "
             f"{counted(left_out.num_empty, 'pair')} with an "
-            f"empty side, {left_out.num_no_text:,} that are no text.\n"
+            f"empty side, {left_out.num_no_text:,} that are not text.\n"
             f"The archives in {folder / DOWNLOADS} are no longer needed.\n"
             f"Terms: {corpus.terms}.\n\n"
             f"Train on it:\n{_training_command(corpus, assembled)}"

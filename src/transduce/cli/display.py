@@ -49,7 +49,7 @@ class TrainingDisplay(ProgressDisplay):
                 f"faster: {start.micro_batch.compile_error}"
             )
         if start.first_step:
-            self.console.print(f"Going on after step {start.first_step:,}.")
+            self.console.print(f"Continuing after step {start.first_step:,}.")
         self._num_steps = start.config.training.steps
         self.begin(start.first_step, self._num_steps)
 
@@ -80,7 +80,9 @@ class TrainingDisplay(ProgressDisplay):
         else:
             self.console.print(f"Dev pairs: {corpus.dev}")
         if corpus.shared_with is not None:
-            self.console.print(f"Prepared before, and shared: {corpus.shared_with}")
+            self.console.print(
+                f"Prepared corpus, shared with other runs: {corpus.shared_with}"
+            )
 
     def stepped(self, report: StepReport) -> None:
         speed = report.num_target_tokens / report.seconds
@@ -169,8 +171,8 @@ def _forecast(start: RunStart) -> str:
     return (
         f"Updates: {num_steps:,} of about {batching.source_tokens:,} source and "
         f"{batching.target_tokens:,} target tokens{among}{cut}\n"
-        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory a process, {time_left}, "
-        f"checkpoints apart{_reservation(fit)}"
+        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory per process, {time_left}, "
+        f"without checkpoints{_reservation(fit)}"
     )
 
 
@@ -179,8 +181,8 @@ def _reservation(fit: MicroBatch) -> str:
     if fit.waiting_share < BUSY_SHARE:
         return ""
     return (
-        f"; other programs had the processor for {fit.waiting_share:.0%} of the trial, "
-        "and the forecast leaves them out"
+        f"; other programs used the processor for {fit.waiting_share:.0%} of the "
+        "trial, and are not in the forecast"
     )
 
 

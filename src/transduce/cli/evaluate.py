@@ -145,7 +145,9 @@ def _require_either(
             "Either a model with --source or --hypothesis must be given, but not both."
         )
     if (model is None) != (not source):
-        raise ConfigError("A --source and a model to translate it must go together.")
+        raise ConfigError(
+            "A model and --source must be given together, but only one of them is."
+        )
     if model is None:
         require_no_search(options, "a model with --source")
 

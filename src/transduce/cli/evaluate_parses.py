@@ -154,7 +154,7 @@ def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) 
     if of_model:
         repairs = ", ".join(f"{n:,} {name}" for name, n in of_model["repairs"].items())
         print(
-            f"\nMended to be trees: {of_model['mended']:.2f} % of sentences "
+            f"\nRepaired to be trees: {of_model['mended']:.2f} % of sentences "
             f"({repairs or 'no repairs'})"
         )
 
@@ -169,11 +169,11 @@ def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -
     if dropped and not allow_dropped:
         raise DataError(
             f"{dropped[0]}; {len(dropped):,} of {len(score.sentences):,} sentences are "
-            "in no figure for want of the gold tree's words (--gold-tags takes from "
-            "the gold tree what is punctuation, --allow-dropped accepts it)."
+            "not scored, as their words are not those of the gold tree (--gold-tags "
+            "takes punctuation from the gold tree, --allow-dropped accepts it)."
         )
     for fault in dropped:
-        print(f"Warning: {fault}; the sentence is in no figure.", file=sys.stderr)
+        print(f"Warning: {fault}; the sentence is not scored.", file=sys.stderr)
 
 
 def _faults(score: BracketScore) -> Iterator[str]:

@@ -84,7 +84,9 @@ def proof_sentences(sample: Path | None, language: str | None) -> list[str]:
         return [OUTLANDISH, *_built_in(None if language is None else base(language))]
     sentences = [line for line in read_text([sample]) if line.strip()]
     if not sentences:
-        raise ConfigError(f"{sample}: must hold a sentence at least, but holds none.")
+        raise ConfigError(
+            f"{sample}: the sample must have a sentence or more, but has none."
+        )
     return sentences
 
 

@@ -234,7 +234,7 @@ class _LastingStream:
         if errors is not None:
             print(
                 f"Warning: {self._name} cannot be written ({error.strerror}); the "
-                "command goes on without it.",
+                "command continues without it.",
                 file=errors,
                 flush=True,
             )

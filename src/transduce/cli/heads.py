@@ -68,7 +68,7 @@ def heads(
     device
         auto, cpu or cuda.
     """
-    require_between("sentences", sentences, 1, MOST_SENTENCES)
+    require_between("--sentences", sentences, 1, MOST_SENTENCES)
     require_both(source, target)
     require_new_folder(out, force=force, holding="heads.json")
     translator = load(model, device=device)

@@ -215,7 +215,7 @@ def telling_how_to_go_on(
         command += ["--device", device]
     if devices != 1:
         command += ["--devices", str(devices)]
-    how = f"Go on with: {shlex.join(command)}"
+    how = f"Continue with: {shlex.join(command)}"
     try:
         yield
     except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:

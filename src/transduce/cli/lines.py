@@ -103,7 +103,7 @@ class Destination:
         require_new(self.output, force=self.force, others=inputs)
         if self.resume and self._in_parts is None:
             raise ConfigError(
-                "`--resume` needs an output file that was interrupted; name it by "
+                "--resume must have an interrupted output file to continue; name it by "
                 "--output."
             )
         if self._in_parts is None:
@@ -116,7 +116,7 @@ class Destination:
             )
         if part.exists() and not self.resume and not self.force:
             raise ConfigError(
-                f"{part}: holds the output of an interrupted command; go on with it by "
+                f"{part}: holds the output of an interrupted command; continue it by "
                 "--resume, or overwrite it with --force."
             )
 
@@ -257,7 +257,7 @@ class _Part:
             if item is None or number >= len(done) or _key(text(item)) != done[number]:
                 raise _OtherInputError(
                     f"{self.path}: line {place} of the input has changed since the "
-                    "output was begun; give the same input, or begin anew with --force."
+                    "output was begun; give the same input, or start over with --force."
                 )
         for item in items:
             keys.append(_key(text(item)))
@@ -294,7 +294,7 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
             raise
         kept = (
             f"The results of {counted(part.num_written, 'line')} of the input are kept "
-            f"in {part.path}: the same command with --resume goes on."
+            f"in {part.path}: the same command with --resume continues."
         )
         match error:
             case KeyboardInterrupt():
@@ -378,7 +378,7 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
     if not isinstance(begun, dict) or not head.endswith(b"\n"):
         raise DataError(
             f"{path}: the record of {path.with_suffix('').name} is missing or damaged; "
-            "begin anew with --force."
+            "start over with --force."
         )
     lines: list[_Line] = []
     place, end = len(head), 0
@@ -409,7 +409,7 @@ def _require_same(path: Path, head: _Head, begun: Origin) -> None:
             raise ConfigError(
                 f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
                 f"now {now.get(name)!r}; give the same models, options and version of "
-                "transduce, or begin anew with --force."
+                "transduce, or start over with --force."
             )
 
 
@@ -490,7 +490,7 @@ def write_translations(
         for number, each in enumerate(translate(output, pace), start=first + 1):
             if each.num_parts > 1:
                 print(
-                    f"Warning: line {number:,} is over-long, and is translated in "
+                    f"Warning: line {number:,} is too long, and is translated in "
                     f"{each.num_parts} parts.",
                     file=sys.stderr,
                 )

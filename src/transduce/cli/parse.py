@@ -150,7 +150,7 @@ def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
     for number, each in enumerate(parses, start=first):
         if each.is_overlong:
             print(
-                f"Warning: line {number:,} is over-long, and its tree is flat.",
+                f"Warning: line {number:,} is too long to parse, and its tree is flat.",
                 file=sys.stderr,
             )
         yield each.tree

@@ -58,7 +58,7 @@ def quickstart(
     """
     if task == "parsing" and pair != "en-de":
         raise ConfigError(
-            f"--pair {pair} needs --task translation, as parsing is for English only; "
+            f"--pair {pair} needs --task translation, as parsing is only for English; "
             "leave one of them out."
         )
     started = time.monotonic()

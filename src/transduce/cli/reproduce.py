@@ -86,7 +86,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
         Maximum number of rounds; they end as soon as the exponents are stable.
     """
     if max_rounds < 1:
-        raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
+        raise ConfigError(f"--max-rounds must be at least 1, but is {max_rounds}.")
     require_new_folder(out, force=force, holding="table1.json")
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
@@ -152,7 +152,9 @@ def table2(
         auto, cpu or cuda, for translation and measurement on this machine.
     """
     if bool(runs) != bool(source):
-        raise ConfigError("Runs and a --source to translate must go together.")
+        raise ConfigError(
+            "Runs and --source must be given together, but only one of them is."
+        )
     named = LanguagesConfig(target=language).target or guess_all(reference)
     target = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, holding="table2.json")
@@ -417,7 +419,7 @@ def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
 def _cluster(
     hardware: str, tflops: float | None, num_devices: int, device: str
 ) -> Cluster:
-    require_between("devices", num_devices, 1, MOST_DEVICES)
+    require_between("--devices", num_devices, 1, MOST_DEVICES)
     if tflops is None and hardware == "this":
         here = choose_hardware(device)
         return Cluster(
@@ -426,11 +428,11 @@ def _cluster(
     tflops = tflops if tflops is not None else SUSTAINED_TFLOPS.get(hardware)
     if tflops is None:
         raise ConfigError(
-            f"`hardware` must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
+            f"--hardware must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
             f"--tflops, but is {hardware}."
         )
     if not 0 < tflops <= MOST_TFLOPS:
         raise ConfigError(
-            f"`tflops` must be above 0 and at most {MOST_TFLOPS:,}, but is {tflops}."
+            f"--tflops must be above 0 and at most {MOST_TFLOPS:,}, but is {tflops}."
         )
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)

@@ -97,7 +97,7 @@ def serve(
     """
     if not models:
         raise ConfigError(
-            "At least one model must be given, before options, but none is."
+            "At least one model must be given before the options, but none is."
         )
     with packages_for("`transduce serve`", "serve"):
         from transduce.serving import (

@@ -79,7 +79,7 @@ def split(
         print(f"{counted(count, 'pair'):>20}  {files}")
     if (left_out := choice.num_read - sum(counts)) > 0:
         print(
-            f"Left out, as their source or their translation is held out: "
+            f"Left out of the training text, as source or translation is held out: "
             f"{counted(left_out, 'pair')}."
         )
     train, held_out = (

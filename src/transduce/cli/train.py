@@ -180,8 +180,8 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
     """Raise `ConfigError` if --force could remove a run without starting another."""
     if resume:
         raise ConfigError(
-            "Either --force, to begin the run anew, or --resume, to go on with it, "
-            "must be given, but not both."
+            "Either --force, to replace the run, or --resume, to continue it, must be "
+            "given, but both are; leave one out."
         )
     if not is_chosen and is_run(out):
         raise ConfigError(

@@ -136,7 +136,7 @@ def translate(
     width = translator.search.beam_size if beam_size is None else beam_size
     if nbest is not None and not 1 <= nbest <= max(width, 1):
         raise ConfigError(
-            f"`nbest` must be from 1 to the beam size {width}, but is {nbest}; see "
+            f"--nbest must be from 1 to the beam size {width}, but is {nbest}; see "
             "`--beam-size`."
         )
     settings = {

@@ -58,7 +58,8 @@ def test_the_duration_of_a_run_is_forecast(capsys, start, updates, forecast):
         "Model: 63,100,000 parameters, vocabulary of "
         f"{RUN.model.vocab_size:,}, on cpu (fp32)",
         f"Updates: {updates}",
-        f"Forecast: 3.2 GB of memory a process, about {forecast}, checkpoints apart",
+        f"Forecast: 3.2 GB of memory per process, about {forecast}, "
+        "without checkpoints",
     ]
 
 
@@ -73,7 +74,7 @@ def test_uncompilable_layers_give_a_warning(capsys):
 def test_a_short_forecast_is_written_in_words(capsys):
     fit = replace(START.micro_batch, seconds=1e-9)
     TrainingDisplay().started(replace(START, micro_batch=fit))
-    assert "process, less than a minute, checkpoints" in capsys.readouterr().out
+    assert "process, less than a minute, without checkpoints" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_a_forecast_made_under_load_says_so(capsys, share, said):
     TrainingDisplay().started(replace(START, micro_batch=fit))
     text = capsys.readouterr().out
     assert (
-        f"; other programs had the processor for {share:.0%} of the trial, and the "
-        "forecast leaves them out\n" in text
+        f"; other programs used the processor for {share:.0%} of the trial, and "
+        "are not in the forecast\n" in text
     ) == said
 
 

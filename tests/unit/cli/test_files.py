@@ -126,7 +126,7 @@ def test_a_lost_display_is_reported_once_and_the_command_continues(
         assert sys.stdout is stream
         os.write(descriptor, b"libraries may go on writing, too")
     assert capsys.readouterr().err == (
-        f"Warning: Standard output cannot be written ({reason}); the command goes on "
+        f"Warning: Standard output cannot be written ({reason}); the command continues "
         "without it.\n"
     )
 
