@@ -1,4 +1,4 @@
-"""Commands are called in this process; what they print and exit with is kept."""
+"""Fixtures that call commands in this process and capture output and exit code."""
 
 import contextlib
 import io
@@ -48,13 +48,13 @@ def call(*arguments: object, stdin: bytes = b"") -> Outcome:
 
 @pytest.fixture
 def command() -> Command:
-    """Call `transduce`, whatever comes of it."""
+    """Call `transduce` with any outcome."""
     return call
 
 
 @pytest.fixture
 def succeeds() -> Callable[..., str]:
-    """Call `transduce`, which must succeed; what it writes to standard output."""
+    """Call `transduce`, which must succeed; return its standard output."""
 
     def run(*arguments: object, stdin: bytes = b"") -> str:
         outcome = call(*arguments, stdin=stdin)
@@ -67,7 +67,7 @@ def succeeds() -> Callable[..., str]:
 
 @pytest.fixture
 def refuses() -> Callable[..., str]:
-    """Call `transduce`, which must refuse in one sentence; the sentence."""
+    """Call `transduce`, which must refuse in one sentence; return the sentence."""
 
     def run(*arguments: object, stdin: bytes = b"") -> str:
         outcome = call(*arguments, stdin=stdin)
@@ -85,9 +85,9 @@ SLOW = "training.learning_rate_scale=0.001"
 def run(
     corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run of the tiny preset with a dev corpus. Copy it before changing it.
+    """Run of the tiny preset with a dev corpus. Copy it before changing it.
 
-    So slow that its checkpoints translate alike, and their average is as good.
+    Its learning rate is so low that all checkpoints and their average translate alike.
     """
     source, target = corpus_files
     out = tmp_path_factory.mktemp("commands") / "run"
@@ -105,7 +105,7 @@ def run(
 def model(
     trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model folder that knows some of its corpus. Copy it before changing it."""
+    """Model that has learned some of its corpus. Copy the folder before changing it."""
     folder = tmp_path_factory.mktemp("model") / "model"
     save_model(trained_checkpoint, folder)
     return folder
@@ -115,7 +115,7 @@ def model(
 def parsing_model(
     parsing_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The folder of a model of trees that knows nothing."""
+    """Folder of an untrained parser."""
     folder = tmp_path_factory.mktemp("parsing_model") / "model"
     save_model(parsing_checkpoint, folder)
     return folder

@@ -1,4 +1,4 @@
-"""The page of `transduce attention` in a browser, as people use it."""
+"""The page of `transduce attention` in a browser."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def address(succeeds: Callable[..., str], model: Path, tmp_path: Path) -> str:
 def opened(
     browser: sync_api.Browser, address: str
 ) -> Iterator[Callable[..., sync_api.Page]]:
-    """Opens the page, which must load nothing else and find no fault with itself."""
+    """Open the page, which must load nothing else and log no error."""
     faults: list[str] = []
     contexts: list[sync_api.BrowserContext] = []
 
@@ -133,7 +133,7 @@ def test_words_join_their_pieces(
     page.get_by_role("button", name="words", exact=True).click()
     words = page.locator("#queries button").all_inner_texts()
     assert words == ["one", "two", "three", "</s>"]
-    # From a word to all words the weights still sum to one.
+    # The weights from a word to all words still sum to one.
     weights = page.evaluate("weightsOf('encoder', 0, 0, 'words')")
     assert [sum(row) for row in weights] == [pytest.approx(1, abs=1e-5)] * 4
 

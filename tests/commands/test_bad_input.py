@@ -1,4 +1,4 @@
-"""The user's mistakes: one sentence, exit code 2, and nothing half-written."""
+"""User errors give one sentence, exit code 2, and no partial output."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refuses_to_train(refuses: Callable[..., str], folder: Path) -> Callable[..., str]:
-    """Nothing may appear beside what was there."""
+    """Check that training is refused and writes no file."""
 
     def run(*options: object) -> str:
         before = sorted(folder.rglob("*"))
@@ -115,7 +115,7 @@ def test_a_corpus_of_nothing_but_long_pairs_is_refused(
 def test_the_number_of_a_line_is_printed_as_it_is(
     refuses_to_train: Callable[..., str], folder: Path, number: int
 ) -> None:
-    # Rich takes ":100:" and ":1234:" for the names of pictures.
+    # Rich interprets ":100:" and ":1234:" as names of emoji.
     (folder / "bad").write_bytes(b"x\n" * (number - 1) + b"\xff\n")
     message = refuses_to_train("--source", folder / "bad", "--target", folder / "bad")
     assert message.startswith(f"bad:{number}: a line must be valid UTF-8")
@@ -400,7 +400,7 @@ def test_an_interruption_is_one_sentence(
 
 @contextmanager
 def disk_for(size_bytes: int) -> Iterator[None]:
-    """No file may grow beyond this: the nearest to a full disk that needs no disk."""
+    """Limit the size of files, which simulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -416,7 +416,7 @@ def stopped_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A run that was broken off soon after its first checkpoint."""
+    """Run that was interrupted soon after its first checkpoint."""
     source, target = corpus_files
 
     def stepped(_: TrainingDisplay, report: StepReport) -> None:

@@ -44,7 +44,7 @@ def test_training_is_measured_beside_the_peers(succeeds: Callable[..., str]) -> 
 
 @pytest.mark.usefixtures("without_transformers")
 def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
-    # So that the peers are not the same model, and ours is measured alone.
+    # The peers do not support this model, so ours is measured alone.
     settings = ("--set", "model.d_k=8")
     found = json.loads(succeeds("benchmark", "training", *TINY, *settings, "--json"))
     assert found["rounds"] == 1

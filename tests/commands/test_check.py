@@ -1,4 +1,4 @@
-"""`transduce check`: what it prints, and when it ends with which code."""
+"""Output and exit codes of `transduce check`."""
 
 import json
 from io import StringIO
@@ -17,7 +17,7 @@ from transduce.experiments.presets import PRESETS
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> tuple[str, str]:
-    """Two files with a fault of every kind."""
+    """Two files with an error of every kind."""
     source = [b"one two", b"", b"caf\xe9", b"same", "a\u2028b".encode(), b"one  two"]
     target = [b"eins zwei", b"leer", b"kaffee", b"same", b"c", b"eins zwei", b"mehr"]
     for name, lines in (("a.en", source), ("a.de", target)):
@@ -30,7 +30,7 @@ def _check(files: tuple[object, object], *options: str) -> None:
 
 
 def _fail(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """The one sentence on standard error of a command that ends with code 2."""
+    """Run a command that must end with code 2; return its message of one sentence."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -210,7 +210,7 @@ def test_figures_stand_below_their_labels_in_a_narrow_terminal(
 
 @pytest.fixture
 def trees(tmp_path: Path) -> Path:
-    """Three trees, two of them on several lines."""
+    """File of three trees, two of them on several lines."""
     path = tmp_path / "my.trees"
     path.write_text(
         "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks))))\n"

@@ -29,7 +29,7 @@ def training(corpus_files: tuple[Path, Path], tmp_path: Path) -> list[str]:
 
 
 def shell(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a shell command with arguments, which it has as "$@"."""
+    """Run a shell command with arguments, available as "$@"."""
     return subprocess.run(
         ["bash", "-c", command, "bash", *arguments],
         capture_output=True,

@@ -12,7 +12,7 @@ FEW = ("--resamples", "20", "--shuffles", "20")
 
 @pytest.fixture
 def files(corpus_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
-    """The reference, and systems that lose its last or mistake its second word."""
+    """The reference, and systems that omit its last word or mistranslate its second."""
     lines = corpus_files[1].read_text(encoding="utf-8").splitlines()
     sides = {
         "reference": lines,
@@ -173,7 +173,7 @@ def test_a_mistake_ends_with_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(os.listdir(tmp_path))
-    # Without its own numbers of trials where others are given.
+    # Given numbers of trials replace the default ones.
     given = arguments[:-4] if options[0] in FEW else arguments
     assert message in refuses(*given, *options)
     assert sorted(os.listdir(tmp_path)) == before

@@ -14,7 +14,7 @@ from transduce.data.dataset import ID_TYPE, OFFSET_TYPE
 
 @pytest.fixture
 def damaged(run: Path, tmp_path: Path) -> Path:
-    """A copy of a run, to be damaged."""
+    """Copy of a run that a test may damage."""
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 

@@ -1,4 +1,4 @@
-"""`transduce data`, from a server of the test's own: what it brings and refuses."""
+"""Downloads and refusals of `transduce data`, from a server of the test."""
 
 import gzip
 import io
@@ -34,7 +34,7 @@ def text_of(split: str, language: str) -> bytes:
 
 @pytest.fixture
 def multi30k(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> NamedCorpus:
-    """Made up, but where the true one lies."""
+    """Invented corpus at the paths of the real one."""
     corpus = unchecked(NAMED_CORPORA["multi30k"])
     monkeypatch.setitem(named_corpora.NAMED_CORPORA, "multi30k", corpus)
     for split in corpus.splits:
@@ -137,7 +137,7 @@ def test_wmt_is_prepared_from_its_archives(
 
 
 def tgz(members: list[str]) -> bytes:
-    """Each member a line that is its name; and one that would lie elsewhere."""
+    """Archive whose members contain their names, with one member outside its folder."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for member in ["../../../evil", *members]:

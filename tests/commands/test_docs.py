@@ -128,7 +128,7 @@ def test_pages_fit_the_screen_and_search_works_offline(
         page.locator("label[for=__search]").first.click()
     query.click()
     found = page.locator(".md-search-result__item")
-    for _ in range(20):  # what is typed before the index is read counts for nothing
+    for _ in range(20):  # input before the index is loaded is ignored
         query.fill("")
         query.press_sequentially("warmup")
         page.wait_for_timeout(250)
@@ -151,7 +151,7 @@ def test_a_commands_page_has_all_its_options(name: str) -> None:
         for option in re.findall(r"^  (--[\w-]+)", text, flags=re.MULTILINE):
             assert f"<code>{option}" in page
         assert "transduce " + " ".join((name, *part)) in page
-    assert page.count("```sh") >= len(parts)  # each has an example
+    assert page.count("```sh") >= len(parts)  # each command has an example
 
 
 def _commands_shown() -> Iterator[tuple[str, str]]:
@@ -203,7 +203,7 @@ def test_every_preset_has_a_line() -> None:
 
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 OPEN = {"suspicious", "lengths", "words", "occurrences", "versions"}
-"""Fields whose own fields are names of other things, or told by their place."""
+"""Fields whose sub-fields are arbitrary names or positions."""
 
 
 def _names(content: Any) -> Iterator[str]:

@@ -150,7 +150,7 @@ def test_text_of_any_script_against_itself_scores_100(
     assert f", tokenizer {TOKENIZERS[language]}" in first
     is_named = name.startswith("test.{}")
     assert ("as the references are in the script of" in first) is not is_named
-    # Moses' words stand between spaces, and compounds are German.
+    # Moses' words are separated by spaces, and only German compounds are split.
     kinds = [line.split(" = ")[0] for line in others]
     if language == "ko":
         assert kinds == ["BLEU, tokenised (Vaswani et al., 2017)", "chrF2"]

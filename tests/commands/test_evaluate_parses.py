@@ -142,7 +142,7 @@ def test_a_faulty_file_is_refused(
 
 
 def indented(trees: str) -> str:
-    """The same trees, each on several lines, with blank ones between them."""
+    """The same trees, each on several lines, with blank lines between them."""
     return "\n".join(
         line.replace(" (", "\n  (", 2) + "\n" for line in trees.splitlines()
     )

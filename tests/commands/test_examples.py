@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, with small models."""
+"""The examples run as described in their first lines, with small models."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ NUMBERS = ("one", "two", "three", "four", "five")
 
 
 def example(name: str, *arguments: object, **variables: str) -> list[str]:
-    """Lines that an example writes; it must succeed."""
+    """Run an example, which must succeed; return its output lines."""
     program = [sys.executable] if name.endswith(".py") else ["sh"]
     folder = Path(sys.executable).parent
     path = os.pathsep.join([str(folder), os.environ["PATH"]])

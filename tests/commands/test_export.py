@@ -22,7 +22,7 @@ def test_a_model_is_exported_with_its_proof(
     assert (tmp_path / "out" / "model.bin").is_file()
 
 
-@pytest.mark.usefixtures("unchecked_types")  # traced sizes are no whole numbers
+@pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
 @pytest.mark.parametrize(
     ("target", "first_lines", "options"),
     [
@@ -44,7 +44,7 @@ def test_the_examples_translate_as_we_do(
     succeeds("export", model, "--to", target, "--out", "DIR")
     blocks = re.findall(r"```python\n(.*?)```", EXAMPLES.read_text(), flags=re.DOTALL)
     [example] = [each for each in blocks if each.startswith(first_lines)]
-    # Its search by beam is its own.
+    # ONNX Runtime has its own beam search.
     example = example.replace("generate(**batch)", "generate(**batch, num_beams=1)")
     found: dict[str, str] = {}
     exec(example, found)

@@ -58,7 +58,7 @@ for line in sys.stdin:
     (work / name).write_text(text, encoding="utf-8")
     print(json.dumps(translate()), flush=True)
 """
-"""Translate by a folder in which one file has another text, again and again."""
+"""Program that repeatedly translates with a folder in which one file is replaced."""
 
 BEYOND_ALL = (2**63 - 1, 2**63, 2**64, 10**30, int("9" * 400))
 """Values that no field may have."""

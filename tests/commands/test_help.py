@@ -77,7 +77,7 @@ TABLES = {part for parts in PARTS.values() for part in parts}
 OTHERS = [["help"], ["--install-completion"]]
 WIDTHS = [0, 1, 2, 10, 20, 40, 47, 60, 120, 200, 300, int("9" * 30)]
 WITHOUT_OPTIONS = [["transduce", "presets"], ["transduce", "--install-completion"]]
-"""Examples that are a command alone."""
+"""Examples without any option."""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_help_has_the_same_words_at_every_width(
     for columns, text in texts.items():
         width = min(max(columns or 80, 20), 100)
         assert max(map(len, text.splitlines())) <= width
-        # A word longer than a line is broken, and so are names at their dots.
+        # A word longer than a line is broken, and names are broken at their dots.
         assert "".join(text.split()) == "".join(usual.split())
 
 

@@ -10,7 +10,7 @@ import pytest
 from transduce.errors import missing_package
 from transduce.interop.marian_import import import_model
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A model keeps its languages, from training or import to every copy of it."""
+"""A model keeps its languages from training or import to every copy."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ FEW = ("--set", "training.steps=2", "training.checkpoint_steps=1")
 
 
 def kept(model: Path) -> tuple[str | None, str | None]:
-    """The languages that a folder keeps, the same by all ways to read it."""
+    """Languages of a folder, which must be the same by all ways to read it."""
     ways = (open_model(model), load_model(model), transduce.load(model))
     found = {(way.source_language, way.target_language) for way in ways}
     assert len(found) == 1

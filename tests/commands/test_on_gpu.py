@@ -1,4 +1,4 @@
-"""The script for GPUs ends with a report, whatever fails."""
+"""The script for GPUs ends with a report whatever fails."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Nothing is overwritten unless --force says so, whatever command writes it."""
+"""No command overwrites a file without --force."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ FILES = {
     "attention figure": ("attention", "model", *SENTENCE, "--figure"),
     "compare": ("compare", "lines", "others", "--reference", "lines", "--html"),
 }
-"""Commands that write a file, whose name follows."""
+"""Commands that write a file; its name comes last."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def _in_a_folder(
 
 @pytest.fixture(params=FILES)
 def writing(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """A command, all but the name of its output."""
+    """Command without the name of its output."""
     arguments = FILES[request.param]
     return arguments if arguments[0] != "sample" else (*arguments[:-1], "--output")
 
@@ -92,7 +92,7 @@ def test_a_device_is_written_without_force(succeeds, writing) -> None:
 
 @pytest.fixture
 def fifo(writing) -> Iterator[tuple[Path, list[bytes]]]:
-    """A named pipe, and what has come out of it."""
+    """Named pipe and the data read from it."""
     path, read = name_for(writing), []
     os.mkfifo(path)
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
@@ -115,7 +115,7 @@ def test_a_name_of_standard_output_may_be_written(succeeds, writing) -> None:
         pytest.skip("it is written to a file")
     out = name_for(writing)
     succeeds(*writing, out)
-    # The tests' own standard output is what it leads to, and is not read here.
+    # It leads to the standard output of the tests, which is not read here.
     succeeds(*writing, "/dev/stdout")
     assert not list(Path().glob("*.part*"))
 

@@ -1,4 +1,4 @@
-"""`transduce parse`, and all that is trained on trees."""
+"""`transduce parse`, and training on trees."""
 
 import json
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has seen some trees; it knows next to nothing."""
+    """Run that has been trained on some trees for a few updates."""
     out = tmp_path_factory.mktemp("parser") / "run"
     dev = write_trees(out.parent / "dev", TREES[:4])
     files = ("--trees", str(trees), "--dev-trees", str(dev), "--out", str(out))
@@ -85,7 +85,7 @@ def test_a_line_has_a_tree_over_its_words(
 def test_tokenized_lines_are_cut_at_spaces_alone(
     succeeds: Callable[..., str], parser: Path
 ) -> None:
-    # A space that is none to treebanks is a part of its word.
+    # A character that treebanks do not treat as a space is part of its word.
     text = "isn't  it. 1\u00a0000\n".encode()
     line = succeeds("parse", parser, *SEARCH, "--tokenized", stdin=text)
     assert parse_tree(line.rstrip("\n")).words == ("isn't", "it.", "1\u00a0000")
@@ -146,7 +146,7 @@ def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
 def test_patience_is_with_the_f1_of_dev_trees(trees: Path, tmp_path: Path) -> None:
     files = ("--trees", str(trees), "--dev-trees", str(trees))
     run = ("--preset", "parsing-small", "--out", str(tmp_path / "run"))
-    # So slow that nothing changes, and the first checkpoint stays the best.
+    # The learning rate is so low that the first checkpoint stays the best.
     slow = ("training.patience=2", "training.learning_rate_scale=1e-9")
     steps = ("training.steps=30", "training.checkpoint_steps=1")
     main(["train", *run, *files, "--set", *SETTINGS, *slow, *steps])
@@ -166,7 +166,7 @@ def test_a_parser_of_no_numbers_is_refused(
     options: tuple[str, ...],
 ) -> None:
     sound = load_model(parser)
-    # Finite, or loading refuses them; but their products are not.
+    # The weights are finite, as loading requires, but their products are not.
     weights = {name: w.sign() * 1e38 for name, w in sound.weights.items()}
     save_model(replace(sound, weights=weights), tmp_path / "model")
     call = ("parse", tmp_path / "model", "--beam-size", beam_size, *options)

@@ -13,7 +13,7 @@ from transduce.search_config import SearchConfig
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
-    """Few sentences and few updates: what is learned is the business of CI."""
+    """Use few sentences and few updates; CI tests the quality."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "NUM_TRAINING", 60)
         patch.setattr(quickstart, "NUM_DEV", 6)

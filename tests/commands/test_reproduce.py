@@ -13,7 +13,7 @@ from transduce.experiments import table1
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers whose times are soon measured, and say nothing."""
+    """Use tiny layers, whose times are measured fast and are meaningless."""
     others = LayerSizes(n=16, d=8, k=2, r=4)
     sweeps = [
         replace(sweep, values=(4, 8), others=others, batch=1) for sweep in table1.SWEEPS

@@ -1,4 +1,4 @@
-"""`transduce reproduce table3`, killed in the middle and given again."""
+"""`transduce reproduce table3`, killed in the middle and repeated."""
 
 import json
 import os
@@ -50,13 +50,13 @@ def steps(run: Path) -> list[int]:
 
 
 def times(folder: Path) -> dict[Path, int]:
-    """When each file was written."""
+    """Modification time of each file."""
     return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
 
 
 @pytest.fixture(scope="module")
 def killed(files: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment killed once a run is done and the next is in its middle."""
+    """Experiment that was killed after one run and in the middle of the next."""
     out = tmp_path_factory.mktemp("table3") / "out"
     command = ("reproduce", "table3", "--out", out, *files, *SMALL, "--rows", "A-h1")
     with subprocess.Popen(

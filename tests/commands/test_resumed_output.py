@@ -1,4 +1,4 @@
-"""Interrupted outputs are kept, and a resumed one is that of an uninterrupted run."""
+"""Interrupted outputs are kept, and a resumed one equals an uninterrupted one."""
 
 import gzip
 import os
@@ -124,7 +124,7 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
 
     def interrupted(descriptor: int, text: str) -> int:
         written.append(text)
-        if len(written) == 15:  # of its record, after the head and six pairs
+        if len(written) == 15:  # lines of its record, after the header and six pairs
             raise KeyboardInterrupt
         return write(descriptor, text)
 
@@ -143,7 +143,7 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
 def test_partial_records_are_computed_again(
     succeeds, refuses, model, stops_with, torn
 ) -> None:
-    """Partial files, as after a power failure, lose their partial end."""
+    """Partial files, as after a power failure, lose their incomplete end."""
     arguments = ("translate", model, "--input", LINES)
     expected = succeeds(*arguments)
     stops_with(KeyboardInterrupt())

@@ -1,4 +1,4 @@
-"""`transduce sample`: by the seed and the line, and by nothing else."""
+"""`transduce sample` depends on the seed and the line alone."""
 
 import json
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def test_a_translation_is_scored_as_search_scored_it(
         abs(float(score) - hypothesis["log_probability"])
         for score, hypothesis in zip(scores, found, strict=True)
     ]
-    # Another spelling of the same text by other pieces has another probability.
+    # The same text in other pieces has another probability.
     assert sum(difference < 1e-4 for difference in differences) >= 30
 
 

@@ -1,6 +1,4 @@
-"""The command as users have it: a process of its own, and clients that know nothing
-of us.
-"""
+"""`transduce serve` in its own process, with independent clients."""
 
 import json
 import os
@@ -42,7 +40,7 @@ class Served:
         return LibreTranslateAPI(self.address).translate(text, "en", "de")
 
     def stop(self, how: signal.Signals) -> tuple[int, str]:
-        """Exit code, and what it had to say."""
+        """Stop the server; return its exit code and its output."""
         self.process.send_signal(how)
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
@@ -240,7 +238,7 @@ def test_streams_end_in_order_at_a_shutdown(serving: Served) -> None:
 
 
 def test_few_open_files_are_enough_for_many_clients(model: Path) -> None:
-    """Connections that wait leave no message in the log."""
+    """Waiting connections leave no message in the log."""
     command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
     with subprocess.Popen(
         ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command, "--port", "0"],

@@ -1,4 +1,4 @@
-"""A corpus is split into files, and training holds text out by itself."""
+"""A corpus is split into files, and training can hold out text itself."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ WORDS = ["dog", "cat", "house", "lamp", "tree", "book", "child", "river", "road"
 
 @pytest.fixture
 def my_corpus(tmp_path: Path) -> tuple[Path, Path]:
-    """Five hundred pairs."""
+    """Corpus of five hundred pairs."""
     names = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:5]]
     sides = tmp_path / "my.en", tmp_path / "my.de"
     sides[0].write_text("".join(f"a {n}\n" for n in names), encoding="utf-8")

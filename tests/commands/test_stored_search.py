@@ -1,7 +1,7 @@
-"""One rule for a model's own search settings: options override, the rest holds.
+"""Options override a model's own search settings, and the rest is kept.
 
-What an option leaves without a meaning is dropped, and that is said. Options that mean
-nothing are refused, or told of.
+Settings that an option makes meaningless are dropped with a message. Meaningless
+options are refused or reported.
 """
 
 import json
@@ -27,7 +27,7 @@ OWN = SearchConfig(
 def searching(
     trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model with search settings of its own."""
+    """Folder of a model with its own search settings."""
     folder = tmp_path_factory.mktemp("searching") / "model"
     save_model(replace(trained_checkpoint, search=OWN), folder)
     return folder

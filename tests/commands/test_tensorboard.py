@@ -1,4 +1,4 @@
-"""`transduce train --tensorboard`: the run's figures, as TensorBoard reads them."""
+"""TensorBoard reads the figures that `transduce train --tensorboard` writes."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_where_its_weights_do(
 ) -> None:
     run = tmp_path / "run"
     succeeds("train", "--out", run, *files, *TINY, "--tensorboard")
-    # As if it had broken off after step 4.
+    # As if the run had been interrupted after step 4.
     (run / "checkpoints" / "step-00000008").rename(tmp_path / "lost")
     succeeds("train", "--out", run, "--resume", "--tensorboard")
     assert [step for step, _ in scalars(run)["training/loss"]] == list(range(1, 9))

@@ -103,7 +103,9 @@ def test_the_form_of_a_file_changes_nothing(
     (tmp_path / "source").write_bytes(change(source.read_bytes()))
     few = ("--set", "training.steps=2")
     for name, path in (("one", source), ("other", tmp_path / "source")):
-        out = tmp_path / name / "run"  # alone in its folder, so that nothing is shared
+        out = (
+            tmp_path / name / "run"
+        )  # alone in its folder, so that no corpus is shared
         succeeds(*TINY, "--source", path, "--target", target, *few, "--out", out)
     weights = [load_model(tmp_path / name / "run").weights for name in ("one", "other")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -212,7 +214,7 @@ class TestStopping:
 def test_a_damaged_checkpoint_is_warned_of(
     command: Callable[..., object], run: Path, tmp_path: Path
 ) -> None:
-    # Rich would take the brackets for mark-up of its own.
+    # Rich would interpret the brackets as its markup.
     copy = tmp_path / "run[red] [/b]"
     shutil.copytree(run, copy)
     (copy / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"x")

@@ -104,7 +104,7 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
 
 @pytest.fixture
 def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Two lines, the first over-long."""
+    """Two lines, of which the first is too long."""
     monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 12)
     return b"one two three four. five six! seven eight one two.\ntwo\n"
 
@@ -129,7 +129,7 @@ def test_the_first_part_of_an_over_long_line_has_the_prefix(
     free = command("translate", model, stdin=over_long).out.splitlines()
     assert found[0].startswith("acht")
     assert not free[0].startswith("acht")
-    # The parts after it are what they were.
+    # The later parts are unchanged.
     assert found[0].split()[-4:] == free[0].split()[-4:]
     assert found[1] == free[1]
 
@@ -306,7 +306,7 @@ def test_a_pipe_may_be_the_input_file(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    # Open for reading too, so that a reader who comes twice does not wait for ever.
+    # Open for reading too, so that a second reader does not wait for ever.
     keep = os.open(pipe, os.O_RDWR)
     os.write(keep, LINES)
     threading.Timer(1.0, os.close, [keep]).start()
@@ -316,7 +316,7 @@ def test_a_pipe_may_be_the_input_file(
 
 
 def _open_and_close(pipe: Path) -> None:
-    with contextlib.suppress(OSError):  # nobody reads
+    with contextlib.suppress(OSError):  # the pipe has no reader
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
@@ -339,7 +339,7 @@ def test_a_reader_that_goes_away_is_no_error(model: Path, tmp_path: Path) -> Non
 def translating(
     model: Path, *options: object, stdout: IO[bytes] | int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process to talk with; it is ended should it keep us waiting."""
+    """Interactive process, which is killed if it takes too long."""
     arguments = ["translate", str(model), "--beam-size", "1", *map(str, options)]
     with subprocess.Popen(
         [sys.executable, "-m", "transduce", *arguments],
@@ -600,7 +600,7 @@ def test_coverage_is_counted_in_scores(
         return [(line["text"], line["score"]) for line in lines]
 
     covered, plain = found("--coverage-penalty", 0.1), found()
-    # A search for other scores may find another translation, and even a better one.
+    # A search with other scores may find another translation, even a better one.
     pairs = [
         (one[1], other[1])
         for one, other in zip(covered, plain, strict=True)
@@ -643,13 +643,13 @@ def test_a_request_to_end_leaves_nothing_behind(model: Path, tmp_path: Path) -> 
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdin is not None
-    process.stdin.write(LINES)  # more are waited for
+    process.stdin.write(LINES)  # the process waits for more
     process.stdin.flush()
     while not list(tmp_path.iterdir()):
         assert process.poll() is None
     process.terminate()
     _, errors = process.communicate()
-    # If a line was done by then, it is kept; but nothing half is.
+    # A line that is finished by then is kept, but no partial line.
     assert process.returncode == 143
     assert bool(errors) == bool(list(tmp_path.iterdir()))
     assert not output.exists()

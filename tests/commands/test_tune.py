@@ -19,7 +19,7 @@ FEW = ("--beam-sizes", 2, 3, "--length-penalties", 0.0, 1.0)
 
 @pytest.fixture
 def folder(model: Path, tmp_path: Path) -> Path:
-    """A copy with a search of its own."""
+    """Copy of a model folder with its own search settings."""
     return shutil.copytree(model, tmp_path / "model")
 
 
@@ -49,7 +49,7 @@ def test_the_best_of_the_grid_becomes_the_models_search(
         (c["search"]["beam_size"], c["search"]["length_penalty"]): c["score"]
         for c in found["cells"]
     }
-    # The paper's own, 4 and 0.6, is tried with all others.
+    # The paper's settings, 4 and 0.6, are tried with all others.
     assert set(cells) == {(b, p) for b in (2, 3, 4) for p in (0.0, 0.6, 1.0)}
     best = found["best"]["search"]
     assert found["best"]["score"] == pytest.approx(max(cells.values()), abs=0.005)
@@ -91,7 +91,7 @@ def test_a_gain_changes_only_the_search_settings(
     assert {path.name for path in folder.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json"),
     }
-    # A second run finds nothing better than the model's own search.
+    # A second run finds no better search than the model's own.
     again = succeeds("tune", folder, *dev, *FEW, "--processes", 1)
     assert "The model's own search" in again
     assert f"{folder} stays as it is." in again

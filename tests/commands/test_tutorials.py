@@ -1,4 +1,4 @@
-"""The tutorials' code blocks run, and print what their pages show."""
+"""The tutorials' code blocks run and print the output on their pages."""
 
 import os
 import socket
@@ -11,10 +11,13 @@ from tutorial_pages import difference, run_page
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = ("first-model", "two-files", "treebank", "unspaced", "coming-from")
-"""In their order: a page may use what one before it has left."""
+"""Tutorials in order: a page may use files of an earlier one."""
 QUICKSTART = "TRANSDUCE_QUICKSTART"
-"""Names a folder with the folder `quickstart` of `transduce quickstart`, and `output`,
-what the command printed: training it takes minutes, which CI does anyway."""
+"""Variable with a folder that holds the output of an earlier `transduce quickstart`.
+
+The folder has the command's folder `quickstart`, and its printed text in `output`.
+Training it takes minutes, which CI does anyway.
+"""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Training on text without spaces scores and chooses checkpoints by its own words."""
+"""Training on unspaced text scores checkpoints by a tokenizer of its language."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Commands in an installation without extras: what works, and what names its extra."""
+"""Commands without extras work, or name the extra that they need."""
 
 import json
 import os
@@ -63,7 +63,7 @@ WORKING = {
     "help on training": ("train", "--help"),
     "version": ("--version",),
 }
-"""Command lines that need no extra. They read `SENTENCES` from standard input."""
+"""Command lines that need no extra and read `SENTENCES` from standard input."""
 EXTRA_OF = {
     "train": "train",
     "quickstart": "train",
@@ -111,7 +111,7 @@ def places(
 
 
 def environment(folder: Path, hidden: set[str]) -> dict[str, str]:
-    """Variables for a process in which some packages are not installed."""
+    """Environment of a process in which some packages seem not to be installed."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
@@ -187,7 +187,7 @@ def test_a_command_names_the_extra_that_it_needs(
 def served_without_torch(
     places: dict[str, Path], tmp_path: Path
 ) -> Iterator[Callable[..., Answer]]:
-    """A server of a model and a parser; a function that posts JSON to it."""
+    """Run a server of a model and a parser; yield a function that posts JSON to it."""
     names = (f"en-de={places['model']}", f"trees={places['parser']}")
     with subprocess.Popen(
         [sys.executable, "-m", "transduce", "serve", *names, "--port", "0"],
