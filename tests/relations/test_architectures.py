@@ -20,7 +20,7 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware
-from transduce.errors import RequestError, VersionError
+from transduce.errors import ConfigError, RequestError, VersionError
 from transduce.interop import onnx
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import fuse
@@ -29,6 +29,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
+from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer, TrainingStoppedError
 
 CPU = torch.device("cpu")
@@ -278,6 +279,13 @@ def test_scores_equal_those_of_a_pass_over_the_whole_target(
         rows = zip(log_probs, [*target, EOS], strict=True)
         expected = sum(float(row[i]) for row, i in rows)
         assert score.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_guided_attention_must_have_cross_attention(trainer: Trainer, cpu) -> None:
+    every = torch.ones(50, dtype=torch.bool)
+    guidance = GuidedAttention(weight=1.0, begins_word=every, takes_word=every)
+    with pytest.raises(ConfigError, match="architecture has none"):
+        BatchLoss(trainer.model, 0.1, cpu, guidance)
 
 
 def refusals() -> Iterator[object]:

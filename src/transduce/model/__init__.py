@@ -1,1 +1,1 @@
-"""Section 3 of the paper, subsection by subsection. Knows no text and no training."""
+"""The Transformer in plain PyTorch (section 3 of the paper)."""

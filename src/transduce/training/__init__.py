@@ -1,1 +1,1 @@
-"""Section 5: loss, learning rate, the loop. Knows no text and no decoding."""
+"""Training (section 5): loss, optimizers, schedule, training loop, processes."""

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transduce.architectures.models import TransductionModel
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
+from transduce.errors import ConfigError
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.text.vocabulary import EOS, PAD
 
@@ -66,22 +67,25 @@ class GuidedAttention:
 
 
 @contextmanager
-def watched_attention(
+def recorded_attention(
     model: TransductionModel,
 ) -> Iterator[list[Float[Tensor, "batch heads target source"]]]:
     """Record the cross-attention weights of the decoder's last layer but one."""
     *others, last = model.cross_attention_taps
     tap = others[-1] if others else last
-    watched: list[Tensor] = []
-    hook = tap.register_forward_hook(lambda _, __, weights: watched.append(weights))
+    recorded: list[Tensor] = []
+    hook = tap.register_forward_hook(lambda _, __, weights: recorded.append(weights))
     try:
-        yield watched
+        yield recorded
     finally:
         hook.remove()
 
 
 class BatchLoss(nn.Module):
-    """Model and loss as one module."""
+    """Model and loss as one module.
+
+    Raises `ConfigError` if attention is to be guided that the model does not have.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,11 @@ class BatchLoss(nn.Module):
         guidance: GuidedAttention | None = None,
     ) -> None:
         super().__init__()
+        if guidance is not None and not model.cross_attention_taps:
+            raise ConfigError(
+                "Guided attention must have cross-attention to guide, but the model's "
+                "architecture has none."
+            )
         self.model = model
         self._label_smoothing = label_smoothing
         self._hardware = hardware
@@ -105,9 +114,9 @@ class BatchLoss(nn.Module):
         batch = batch.to(self._hardware.device)
         if self._guidance is None or not self.model.training:
             return self._cross_entropy(batch)
-        with watched_attention(self.model) as watched:
+        with recorded_attention(self.model) as recorded:
             loss = self._cross_entropy(batch)
-        [weights] = watched
+        [weights] = recorded
         smoothed = loss.smoothed + self._guidance.loss(weights, batch)
         return replace(loss, smoothed=smoothed)
 

@@ -13,7 +13,7 @@ from transduce.model.transformer import Transformer
 from transduce.training.loss import (
     BatchLoss,
     GuidedAttention,
-    watched_attention,
+    recorded_attention,
     word_beginnings,
 )
 
@@ -74,7 +74,7 @@ def test_guidance_applies_in_training_only(model: Transformer, cpu: Hardware) ->
     free, guided = BatchLoss(model, 0.1, cpu), BatchLoss(model, 0.1, cpu, GUIDANCE)
     assert not free.is_guided
     assert guided.is_guided
-    with watched_attention(model) as watched:
+    with recorded_attention(model) as watched:
         expected = free(BATCH)
     model.eval()
     assert guided(BATCH).smoothed.item() == free(BATCH).smoothed.item()
@@ -95,7 +95,7 @@ def test_a_model_learns_the_guided_attention(model: Transformer, cpu: Hardware) 
         optimizer.zero_grad()
         loss(BATCH).smoothed.backward()
         optimizer.step()
-    with watched_attention(model) as watched:
+    with recorded_attention(model) as watched:
         loss(BATCH)
     [weights] = watched
     is_next = GUIDANCE.next_word(BATCH.source, BATCH.target_in)
