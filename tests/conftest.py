@@ -176,7 +176,7 @@ def make_dataset() -> Callable[[IdPairs], Dataset]:
 
 @pytest.fixture(scope="session")
 def random_pairs() -> Callable[[int, int], IdPairs]:
-    """Draw pairs of at most so many ids of the tiny model's vocabulary."""
+    """Draw a number of pairs with at most a number of ids each."""
 
     def make(count: int, longest: int) -> IdPairs:
         random = np.random.default_rng(count)

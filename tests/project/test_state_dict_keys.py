@@ -1,4 +1,4 @@
-"""The names of the weights are a file format: whoever changes one breaks old models."""
+"""The names of the weights are a file format: a changed name breaks old models."""
 
 from dataclasses import replace
 

@@ -97,7 +97,9 @@ def test_joining_sentences_keep_their_own_past(
     first = torch.randint(1, 23, (2, 2, length))
     late = torch.randint(1, 23, (2, 2, 1 + steps_together))
     for tokens in (first, late):
-        tokens[:, 1, 0] = tokens[:, 0, 0]  # all hypotheses of a sentence begin alike
+        tokens[:, 1, 0] = tokens[
+            :, 0, 0
+        ]  # all hypotheses of a sentence begin with the same token
     state = stepper.start(model.encode(SOURCE[:2]))
     _read(stepper, state, first[..., :steps_before])
     newcomers = stepper.start(model.encode(SOURCE[2:].repeat(2, 1)))

@@ -73,7 +73,7 @@ def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
 
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_sentence_is_parsed_in_a_batch_as_alone(
+def test_the_parse_of_a_sentence_does_not_depend_on_its_batch(
     parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "BATCH_POSITIONS", 25 * beam_size)

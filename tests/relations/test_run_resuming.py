@@ -135,7 +135,7 @@ def assert_logs_agree(run: Path, expected: Path) -> None:
     assert lines(run) == lines(expected)
 
 
-def test_a_repeated_run_is_the_same(
+def test_a_repeated_run_ends_at_the_same_weights(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     observer = SendsSignal()

@@ -239,7 +239,7 @@ def test_missing_tensors_are_reported(tmp_path):
         load_tensors(path)
 
 
-def test_a_config_that_is_no_object_is_refused(folder):
+def test_a_config_that_is_not_an_object_is_refused(folder):
     (folder / CONFIG).write_text("[1]", encoding="utf-8")
     with pytest.raises(
         CheckpointError, match=f"^{folder / CONFIG}: must hold a JSON obj"

@@ -70,7 +70,9 @@ def test_other_errors_are_passed_on_and_leave_the_old_folder(folder, error):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeypatch):
+def test_a_folder_that_cannot_be_moved_into_place_leaves_the_old_one(
+    folder, monkeypatch
+):
     before = contents(folder)
     rename = Path.rename
 

@@ -47,7 +47,7 @@ def test_an_assignment_changes_nothing_else() -> None:
     assert apply_assignments(changed, ["model.dropout=0.1"]) == BASE
 
 
-def test_the_last_assignment_of_a_setting_counts() -> None:
+def test_the_last_assignment_of_a_setting_is_used() -> None:
     changed = apply_assignments(BASE, ["model.d_ff=64", "model.d_ff=128"])
     assert changed.model.d_ff == 128
 

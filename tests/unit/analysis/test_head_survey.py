@@ -41,7 +41,7 @@ def test_every_head_is_surveyed_and_masked(
     assert losses[0] > survey.loss
 
 
-def test_the_loss_is_that_of_scoring(
+def test_the_loss_equals_that_of_scoring(
     translator: Translator, pairs: list[SentencePair]
 ) -> None:
     survey = survey_heads(translator, pairs, silent)

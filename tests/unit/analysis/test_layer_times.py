@@ -105,7 +105,7 @@ def test_layers_take_turns_in_changing_order(clock: Clock):
     assert len({tuple(each) for each in rounds}) > 2
 
 
-def test_a_sweep_changes_one_size_alone(clock: Clock):
+def test_a_sweep_changes_one_size_only(clock: Clock):
     measure_scaling([SWEEP, OTHER], 1, nothing)
     recurrent = {(6, 4, d) for d in SWEEP.values}
     convolutional = {(1, n, 3) for n in OTHER.values}

@@ -72,7 +72,7 @@ def test_a_letter_in_bytes_is_shown_at_its_first_byte() -> None:
     assert piece_texts(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]
 
 
-def test_a_space_alone_belongs_to_the_word_after_it() -> None:
+def test_a_single_space_belongs_to_the_next_word() -> None:
     pieces = [" ", "我们", "走", "<0xE9>", "<0xBE>", "<0x98>"]
     groups = letter_groups(pieces, ["我", "们走", "龘"])
     assert groups.sum(dim=1).tolist() == [1] * 6

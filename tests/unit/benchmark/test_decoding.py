@@ -67,7 +67,7 @@ def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
     assert speed.advantage(GREEDY) == pytest.approx(best[True] / best[False])
 
 
-def test_only_named_decoders_take_part_beside_the_reference(trained_checkpoint):
+def test_only_named_decoders_are_measured_beside_the_reference(trained_checkpoint):
     speed = measure_decoding(
         trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, {"CTranslate2 float32"}
     )
@@ -130,7 +130,7 @@ def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
 
 
 @pytest.mark.parametrize(("num_cores", "forms"), [(1, [""]), (3, ["", ", 3 workers"])])
-def test_ctranslate2_takes_part_in_all_types_and_forms(num_cores, forms, monkeypatch):
+def test_ctranslate2_is_measured_in_all_types_and_forms(num_cores, forms, monkeypatch):
     known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
     library = SimpleNamespace(get_supported_compute_types=lambda _: known)
     monkeypatch.setitem(sys.modules, "ctranslate2", library)

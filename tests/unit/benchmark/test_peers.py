@@ -225,7 +225,7 @@ def test_a_peer_has_as_many_parameters(task, peer_like):
     assert sum(p.numel() for p in theirs) == ours.num_parameters()
 
 
-def test_a_compiled_peer_takes_part_on_a_gpu():
+def test_a_compiled_peer_is_measured_on_a_gpu():
     assert peers_on(torch.device("cuda", 0)) == [MARIAN, TORCH, COMPILED]
     assert peers_on(torch.device("cpu")) == [MARIAN, TORCH]
 
@@ -345,7 +345,7 @@ def with_transformers(monkeypatch):
     ids=str,
 )
 @pytest.mark.usefixtures("with_transformers")
-def test_a_peer_that_cannot_have_the_same_model_is_left_out(
+def test_a_peer_that_does_not_support_the_same_model_is_left_out(
     task, name, changes, setting
 ):
     sentence = f"{name} is left out, as it lacks {setting}."
@@ -364,7 +364,7 @@ def test_a_peer_that_cannot_have_the_same_model_is_left_out(
     ids=str,
 )
 @pytest.mark.usefixtures("with_transformers")
-def test_a_peer_that_can_have_the_same_model_takes_part(task, name, changes):
+def test_a_peer_that_supports_the_same_model_is_measured(task, name, changes):
     assert obstacle(name, replace(task.model, **changes)) is None
     assert obstacle(name, ModelConfig(**changes)) is None
 

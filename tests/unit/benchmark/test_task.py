@@ -44,7 +44,7 @@ def test_the_same_task_has_the_same_pairs(task):
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 3, 40])
-def test_no_sentence_is_longer_than_batches_take(task, max_length):
+def test_no_sentence_is_longer_than_a_batch_holds(task, max_length):
     batching = replace(task.run.batching, max_length=max_length)
     changed = replace(task, run=replace(task.run, batching=batching))
     dataset = changed.dataset()
@@ -53,7 +53,7 @@ def test_no_sentence_is_longer_than_batches_take(task, max_length):
     assert len(list(changed.updates(dataset))) == 3
 
 
-def test_updates_are_those_of_the_batcher(base):
+def test_updates_equal_those_of_the_batcher(base):
     dataset = base.dataset()
     ours = list(base.updates(dataset))
     theirs = list(islice(base.batcher(dataset).epoch(0), 3))

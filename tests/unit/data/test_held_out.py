@@ -34,7 +34,7 @@ LINES = [f"sentence {i}" for i in range(500)]
         (4_500_000, 2_000),
     ],
 )
-def test_one_in_a_hundred_is_held_out_between_bounds(
+def test_one_pair_in_a_hundred_is_held_out_within_bounds(
     num_pairs: int, number: int | None
 ) -> None:
     assert usual_number(num_pairs) == number

@@ -74,7 +74,7 @@ def test_the_ids_of_the_kept_pairs_are_on_disk(
     assert texts == [("one two", "eins zwei"), ("five", "fünf")]
 
 
-def test_all_dev_text_is_kept_but_only_what_fits_is_encoded(
+def test_all_dev_text_is_kept_but_only_fitting_pairs_are_encoded(
     files: CorpusFiles, folder: Path
 ) -> None:
     files = with_dev(files, ["one", "", "two " * 30], ["eins", "zwei", "drei"])

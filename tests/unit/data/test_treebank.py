@@ -66,7 +66,7 @@ def test_sources_are_words_and_targets_symbols(
     assert corpus.vocab_size == tokenizer.vocab_size
 
 
-def test_the_tokenizer_is_learned_from_words_alone(
+def test_the_tokenizer_is_learned_from_words_only(
     files: TreebankFiles, tmp_path: Path
 ) -> None:
     prepared(files, tmp_path / "run")

@@ -168,7 +168,7 @@ def test_a_penalty_prefers_the_longer_of_two_equals(
         (31, 0.6, 6**0.6),
     ],
 )
-def test_the_length_penalty_is_that_of_wu_et_al(
+def test_the_length_penalty_equals_wu_et_als_formula(
     length: int, alpha: float, penalty: float
 ) -> None:
     assert SearchConfig(length_penalty=alpha).divisor(length) == pytest.approx(penalty)
@@ -469,7 +469,7 @@ def test_a_coverage_penalty_needs_a_beam_of_at_least_two() -> None:
 @pytest.mark.parametrize(
     ("patience", "expected"), [(None, [()]), (1.0, [(A, A), (B, A), ()])]
 )
-def test_hypotheses_cut_short_compete_if_there_is_patience(
+def test_cut_hypotheses_compete_with_finished_ones_under_patience(
     patience: float | None, expected: list[tuple[int, ...]]
 ) -> None:
     settings: dict[str, Any] = {"penalty": "power", "alpha": 1.0}
@@ -480,7 +480,7 @@ def test_hypotheses_cut_short_compete_if_there_is_patience(
         assert found[0].score == pytest.approx(math.log(0.6 * 0.9) / 2)
 
 
-def test_only_the_beams_best_compete_when_cut_short() -> None:
+def test_only_the_beams_best_cut_hypotheses_compete() -> None:
     """Search weighs twice the beam, but only the beam's best compete, as for ends."""
     [found] = search([CUT_BEHIND_ENDS], [2], beam_size=2, patience=1.0)
     assert [each.ids for each in found] == [(A,), (B,)]

@@ -27,7 +27,7 @@ def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
     is_forced=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_native_candidates_are_those_of_pytorch(
+def test_native_candidates_equal_pytorchs(
     vocab, count, seed, scale, diversity, masked, is_forced
 ):
     rng, group = torch.Generator().manual_seed(seed), 1 + seed % 5
@@ -79,7 +79,7 @@ def test_the_best_tokens_are_found_among_many_equals(
     assert tokens.tolist() == order[:, :count].tolist()
 
 
-def test_log_probabilities_are_those_of_pytorch():
+def test_log_probabilities_equal_pytorchs():
     logits = 30 * torch.randn(8, 1, 3000)
     [totals, _, tokens] = after_nothing(logits, 1)
     expected = logits.double().log_softmax(dim=-1).amax(dim=-1)
@@ -94,7 +94,7 @@ def test_equal_tokens_are_ordered_by_id():
     np.testing.assert_allclose(totals, -np.log(100), rtol=1e-6)
 
 
-def test_an_impossible_token_is_no_candidate():
+def test_an_impossible_token_is_never_a_candidate():
     logits = torch.full((1, 1, 40), -torch.inf)
     logits[..., 5] = 2.0
     totals, _, tokens = after_nothing(logits, 2)

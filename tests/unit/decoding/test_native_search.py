@@ -128,7 +128,7 @@ def test_native_searches_find_what_those_in_python_find(
 
 @pytest.mark.parametrize("penalty", ["gnmt", "power"])
 @pytest.mark.parametrize("alpha", [0, 0.0, 0.6, 1, 1.3, 2, 3.7, 10])
-def test_native_scores_are_those_of_the_config(penalty, alpha):
+def test_native_scores_equal_those_of_the_search_config(penalty, alpha):
     config = SearchConfig(length_penalty=alpha, penalty=penalty, min_length=2)
     limits = [3, 7, 40, 300]
     search = NativeSearch(limits, config, EOS, (EOS,))

@@ -106,7 +106,7 @@ def test_products_of_bytes_are_exact(weights, inputs):
     )
 
 
-def test_shapes_are_those_of_a_linear_map(packed_linear):
+def test_a_packed_map_has_the_shapes_of_a_linear_map(packed_linear):
     packed = packed_linear(torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0]))
     expected = torch.tensor([4.0, 5.0, 6.0]).expand(2, 5, 3)
     torch.testing.assert_close(packed(torch.ones(2, 5, 4)), expected)

@@ -59,7 +59,7 @@ def test_the_better_of_equal_texts_is_kept(texts: str, places: tuple[int, ...]) 
     assert without_duplicates(found).hypotheses == expected
 
 
-def test_a_line_in_one_part_is_that_part() -> None:
+def test_a_line_of_one_part_equals_that_part() -> None:
     assert join(translation("a", "b")) == translation("a", "b")
 
 

@@ -75,7 +75,7 @@ def test_joining_sentences_keep_their_partial_trees() -> None:
     assert allowed(one) == [[[EOS]], [[NP, S, XX]]]
 
 
-def test_a_hypothesis_that_is_no_tree_allows_no_symbol() -> None:
+def test_an_invalid_tree_allows_no_further_symbol() -> None:
     watched = watcher(1)
     read(watched, [BOS])
     watched.reorder(np.array([[0, 0]]))

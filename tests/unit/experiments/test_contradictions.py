@@ -149,7 +149,7 @@ def test_the_base_settings_give_no_warning() -> None:
 
 
 @pytest.mark.parametrize("setting", ["cut=0.5", "seed=5"])
-def test_settings_of_variants_have_no_effect_where_there_are_none(setting: str) -> None:
+def test_settings_of_variants_without_variants_are_reported(setting: str) -> None:
     config = apply_assignments(
         PRESETS["parsing-small"],
         ["treebank.augmentation.copies=0", f"treebank.augmentation.{setting}"],

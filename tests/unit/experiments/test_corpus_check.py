@@ -245,7 +245,7 @@ def test_a_pair_is_lopsided_by_ratio_and_difference(
     assert report.training.pairs.kept == 41
 
 
-def test_sides_are_the_same_after_normalisation(check):
+def test_sides_are_compared_after_normalisation(check):
     source = ["cafe\u0301  noir", "same", "other"]
     target = ["caf\u00e9 noir ", "same", "anders"]
     pairs = check(
@@ -375,7 +375,7 @@ def test_a_few_unusual_pairs_get_no_advice(check):
     assert "pairs" not in _problems(report)
 
 
-def test_refusals_come_first_and_settings_last(check):
+def test_advice_lists_refusals_first_and_settings_last(check):
     sides = ([b"one", b"\xff", "a\u2028".encode()], [b"eins", b"x", b"y"])
     advice = advise(check(*sides, [b"one"], [b"eins"]))
     told = [str(each).split()[0] for each in advice]

@@ -76,7 +76,7 @@ def test_ordinary_text_is_not_suspicious(text, survey):
     assert not any(finding.count for finding in side.suspicious.values())
 
 
-def test_lengths_are_those_of_non_empty_lines(survey):
+def test_lengths_count_non_empty_lines_only(survey):
     words = (1, 1, 1, 2, 5, 0)
     source = [b" ".join([b"a"] * n) for n in words]
     side = survey(source, [b"b"] * 6).side("source")

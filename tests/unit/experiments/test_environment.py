@@ -26,7 +26,7 @@ def test_the_record_describes_this_process(here: Environment) -> None:
     assert here.num_workers == 2 * here.num_threads
 
 
-def test_the_record_survives_a_log(here: Environment) -> None:
+def test_a_logged_record_is_read_back(here: Environment) -> None:
     assert recorded_environment({"kind": "start", "computing": asdict(here)}) == here
 
 

@@ -250,7 +250,7 @@ def test_a_run_ends_when_its_patience_is_spent(
     assert len(again.results) == 1
 
 
-def test_a_resumed_run_remembers_its_spent_patience(
+def test_a_resumed_run_keeps_its_spent_patience(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     class Killed(Notes):

@@ -169,7 +169,7 @@ def test_the_big_preset_has_the_papers_settings(key: str, value: object) -> None
 
 
 @pytest.mark.parametrize(("row", "changes"), ROWS.items())
-def test_a_row_changes_nothing_but_what_table_3_says(
+def test_a_row_changes_only_the_settings_in_table_3(
     row: str, changes: dict[str, object]
 ) -> None:
     assert asdict(TABLE_3[row]) == asdict(BASE) | {

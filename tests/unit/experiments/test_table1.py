@@ -130,7 +130,7 @@ def test_the_report_draws_times_and_paths(report: Report) -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=str)
-def test_the_term_dominates_where_it_is_measured(sweep) -> None:
+def test_the_formulas_term_has_most_of_the_products(sweep) -> None:
     shares = [share_of_term(sweep.layer, sizes) for sizes in sweep.sizes]
     assert min(shares) > 0.85
 

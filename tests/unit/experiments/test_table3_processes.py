@@ -142,7 +142,7 @@ def test_each_slot_has_a_process(programs: Callable[..., Programs]) -> None:
     assert {run.translations.read_text() for run in runs} == {"a", "b"}
 
 
-def test_the_first_run_is_alone_until_the_corpus_is_prepared(
+def test_the_first_run_prepares_the_corpus_before_others_start(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=WAITS, big=WAITS)

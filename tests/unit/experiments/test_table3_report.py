@@ -108,7 +108,7 @@ def test_the_report_has_the_settings_that_differ_from_the_papers() -> None:
     assert changed[0] == ["A-h1", "model.num_heads=1, model.d_k=64"]
 
 
-def test_the_report_says_if_the_base_is_the_papers() -> None:
+def test_the_report_states_whether_the_base_is_the_papers() -> None:
     report = as_report(replace(TABLE, settings=settings(scaled_base())))
     assert "The base has the paper's settings throughout." in str(report)
 

@@ -25,7 +25,7 @@ def test_a_coverage_penalty_is_not_tried_with_a_greedy_search() -> None:
     assert {s.coverage_penalty for s in searches} == {0.2}
 
 
-def test_a_greedy_model_is_tried_once_as_it_is() -> None:
+def test_a_greedy_model_is_tried_once() -> None:
     now = SearchConfig(beam_size=1)
     searches = Grid(beam_sizes=(1, 2), length_penalties=(0.0, 0.6)).searches(now)
     assert [s.beam_size for s in searches] == [1, 2, 2]

@@ -663,7 +663,7 @@ def test_every_word_occurs_in_training(
     assert nouns | verbs | adjectives <= said
 
 
-def test_there_are_more_than_a_thousand_million_sentences(grammar: Grammar) -> None:
+def test_the_grammar_has_more_than_a_billion_sentences(grammar: Grammar) -> None:
     assert grammar.num_sentences() >= 10**9
 
 

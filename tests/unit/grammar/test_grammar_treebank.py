@@ -34,7 +34,7 @@ def test_a_seed_gives_the_trees_of_its_sentences(trees: list[Tree]) -> None:
         assert str(tree) == sentence.tree
 
 
-def test_held_out_trees_are_those_of_held_out_sentences() -> None:
+def test_held_out_trees_belong_to_held_out_sentences() -> None:
     sentences = islice(Grammar.built_in().held_out_sentences(2), 50)
     trees = islice(held_out_trees(2), 50)
     assert [tree.words for tree in trees] == [one.source_words for one in sentences]

@@ -385,7 +385,7 @@ def test_an_imported_model_can_be_exported_to_other_targets(
     assert {"source.spm", "target.spm", "vocab.json"} <= names
 
 
-def test_control_symbols_are_no_text(folder, tmp_path):
+def test_control_symbols_do_not_appear_in_text(folder, tmp_path):
     path = folder / "vocab.json"
     ids = json.loads(path.read_text(encoding="utf-8"))
     ids = {"<s>" if piece == ">>fra<<" else piece: i for piece, i in ids.items()}

@@ -171,7 +171,9 @@ class TestCorpusBleu:
         assert score.precisions == pytest.approx(expected.precisions)
         assert score.brevity_penalty == pytest.approx(expected.bp)
 
-    def test_score_and_signature_are_those_of_the_command(self, tmp_path: Path):
+    def test_score_and_signature_equal_those_of_sacrebleus_command(
+        self, tmp_path: Path
+    ):
         hypotheses, references = tmp_path / "hypotheses", tmp_path / "references"
         hypotheses.write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
         references.write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
@@ -183,7 +185,7 @@ class TestCorpusBleu:
         assert score.score == pytest.approx(expected["score"], abs=1e-6)
         assert score.signature == expected["signature"]
 
-    def test_case_counts_by_default(self):
+    def test_bleu_is_case_sensitive_by_default(self):
         hypotheses, references = ["Das ist ein Haus."], ["das ist ein haus."]
         assert corpus_bleu(hypotheses, references).score < 100
         lowered = corpus_bleu(hypotheses, references, case="lower")
@@ -223,7 +225,7 @@ class TestPaperBleu:
         score = paper_bleu(["„Ja“, sagt er."], ['"Ja", sagt er.'])
         assert score.score == pytest.approx(100)
 
-    def test_case_counts(self):
+    def test_paper_bleu_is_case_sensitive(self):
         assert paper_bleu(["ein haus am see"], ["Ein Haus am See"]).precisions[0] == 25
 
     @pytest.mark.parametrize(

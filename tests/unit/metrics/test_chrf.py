@@ -41,7 +41,7 @@ def test_chrf_equals_sacrebleus(corpus: list[tuple[str, str]]):
     assert corpus_chrf(hypotheses, references).score == pytest.approx(expected)
 
 
-def test_score_name_and_signature_are_those_of_the_command(tmp_path: Path):
+def test_score_name_and_signature_equal_those_of_sacrebleus_command(tmp_path: Path):
     (tmp_path / "hypotheses").write_text("Ein Haus.\nEin Hund\n", encoding="utf-8")
     (tmp_path / "references").write_text("Das Haus.\nEin Huhn\n", encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "--input", "hypotheses"]

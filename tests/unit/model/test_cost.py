@@ -159,7 +159,7 @@ def test_short_integers_do_not_overflow():
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *VARIANTS])
-def test_the_parameter_count_is_that_of_the_model(name):
+def test_the_parameter_count_equals_that_of_the_model(name):
     config = PRESETS[name].model if name in PRESETS else CONFIGS[name]
     with torch.device("meta"):
         model = Transformer(config)

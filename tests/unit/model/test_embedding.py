@@ -83,7 +83,7 @@ def test_logits_are_products_with_the_same_matrix():
     torch.testing.assert_close(embedding.logits(states), expected)
 
 
-def test_a_bias_is_added_to_logits_alone():
+def test_a_bias_is_added_to_logits_only():
     embedding = SharedEmbedding(vocab_size=3, d_model=4, bias=True)
     assert not embedding.bias.any()
     torch.nn.init.normal_(embedding.bias)

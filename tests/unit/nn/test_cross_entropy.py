@@ -55,7 +55,7 @@ def target_out() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_loss_is_pytorchs(logits, target_out, epsilon):
+def test_the_loss_equals_pytorchs(logits, target_out, epsilon):
     expected = functional.cross_entropy(
         logits, target_out, label_smoothing=epsilon, reduction="sum"
     )
@@ -64,7 +64,7 @@ def test_the_loss_is_pytorchs(logits, target_out, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_gradient_is_pytorchs(logits, target_out, epsilon):
+def test_the_gradient_equals_pytorchs(logits, target_out, epsilon):
     loss = loss_of(logits, target_out, epsilon)
     [actual] = torch.autograd.grad(2.5 * loss.smoothed, logits)
     oracle = functional.cross_entropy(
@@ -83,7 +83,7 @@ def test_the_gradient_equals_finite_differences(target_out, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_the_likelihood_is_that_of_the_true_tokens(logits, target_out, epsilon):
+def test_the_likelihood_is_the_product_over_true_tokens(logits, target_out, epsilon):
     loss = loss_of(logits, target_out, epsilon)
     expected = -logits.log_softmax(-1).gather(1, target_out[:, None]).sum()
     torch.testing.assert_close(loss.negative_log_likelihood, expected)
@@ -162,7 +162,7 @@ def output_weight() -> torch.Tensor:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("logit_rows", [1, 3, 256])
-def test_the_gradients_of_states_and_matrix_are_pytorchs(
+def test_the_gradients_of_states_and_matrix_equal_pytorchs(
     states, output_weight, target_out, epsilon, logit_rows, monkeypatch
 ):
     monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)

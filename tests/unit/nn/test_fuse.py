@@ -39,7 +39,7 @@ def test_fusing_leaves_the_plain_model_unchanged(tiny: ModelConfig):
     assert fused.encoder_layers[0].training
 
 
-def test_a_fused_model_fused_again_is_the_same(tiny: ModelConfig):
+def test_fusing_a_fused_model_changes_nothing(tiny: ModelConfig):
     fused = fuse(Transformer(tiny))
     assert list(map(type, fuse(fused).modules())) == list(map(type, fused.modules()))
 

@@ -146,7 +146,7 @@ def test_the_stack_is_as_near_to_fp32_as_layers_one_by_one(amx, monkeypatch):
 
 
 @pytest.mark.parametrize("relu_dropout", [0.0, 0.3])
-def test_the_stack_is_the_same_with_and_without_amx(amx, relu_dropout):
+def test_the_stack_gives_the_same_results_with_and_without_amx(amx, relu_dropout):
     if not amx:
         pytest.skip("nothing is beside it")
     config = replace(DEEP, relu_dropout=relu_dropout)
@@ -207,7 +207,7 @@ def test_evaluation_gives_the_output_of_training_without_dropout(amx):
 
 def test_an_empty_batch_has_zero_gradients(amx):
     both, read = stacks(CONFIG), sides(0, 3, 4)
-    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    torch.use_deterministic_algorithms(True)  # fills uninitialised memory with NaN
     try:
         gradients = found(both, read)[1:]
     finally:

@@ -1,4 +1,4 @@
-"""The native loss of the output matrix in bf16, beside PyTorch's in fp64."""
+"""The native loss of the output matrix in bf16 against PyTorch's in fp64."""
 
 from collections.abc import Iterator
 from itertools import product

@@ -146,7 +146,7 @@ def test_hooks_get_the_weights_before_dropout():
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, 4, 9))
 
 
-def test_dropout_is_the_same_without_gradients():
+def test_dropout_masks_are_the_same_without_gradients():
     layer, x = layer_of(), torch.randn(2, 9, 64)
     torch.manual_seed(3)
     expected = layer(x, x, None)

@@ -225,7 +225,7 @@ def test_the_answer_has_the_shape_of_the_request(
     assert nothing == {"translatedText": [], "alternatives": [], "detectedLanguage": []}
 
 
-def test_the_last_of_repeated_json_fields_counts(http: RunningServer) -> None:
+def test_the_last_of_repeated_json_fields_is_used(http: RunningServer) -> None:
     body = b'{"q": "one", "q": "two", "source": "en", "target": "de"}'
     expected = http.post("/translate", json.loads(body)).json
     assert http.post("/translate", body).json == expected

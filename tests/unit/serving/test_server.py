@@ -132,7 +132,7 @@ def test_an_unset_source_is_the_only_language_available(
     assert answer.json["detectedLanguage"] == {"confidence": 0.0, "language": "en"}
 
 
-def test_languages_are_those_of_the_models(http: RunningServer) -> None:
+def test_the_list_of_languages_has_those_of_all_models(http: RunningServer) -> None:
     assert http.get("/languages").json == [
         {"code": "en", "name": "English", "targets": ["de"]},
         {"code": "de", "name": "German", "targets": ["en"]},

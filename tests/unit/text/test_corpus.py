@@ -84,7 +84,7 @@ def test_lines_have_a_place_numbered_from_one(file):
     ]
 
 
-def test_a_byte_order_mark_is_no_text(file):
+def test_a_byte_order_mark_is_removed(file):
     assert texts(file("text", BYTE_ORDER_MARK + b"a\nb\n")) == ["a", "b"]
 
 
@@ -291,6 +291,6 @@ def test_written_lines_are_read_back(file, tmp_path):
     assert texts(tmp_path / "text") == lines
 
 
-def test_lines_are_written_with_lf_alone(tmp_path):
+def test_lines_are_written_with_lf(tmp_path):
     write_lines(tmp_path / "text", ["a", "b"])
     assert (tmp_path / "text").read_bytes() == b"a\nb\n"

@@ -112,7 +112,7 @@ def test_any_ids_can_be_decoded(kind, data):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["", " ", "\n\t\u2028\u3000"])
-def test_white_space_alone_has_no_ids(kind, text):
+def test_white_space_has_no_ids(kind, text):
     assert learned(kind).encode(text) == []
 
 
@@ -127,7 +127,7 @@ def test_encoding_many_texts_equals_encoding_each(kind):
 @settings(deadline=None, max_examples=150)
 @given(texts=st.lists(st.text() | AWKWARD | st.sampled_from(CORPUS)))
 @example(texts=HARD_TEXTS)
-def test_words_are_split_alone_as_in_their_text(kind, texts):
+def test_splitting_word_by_word_equals_splitting_the_text(kind, texts):
     tokenizer = learned(kind)
     library = tokenizers.Tokenizer.from_str(tokenizer.json())
     spelt = [tokenizer._spell(text) for text in texts]

@@ -17,7 +17,7 @@ from transduce.training.loss import (
     word_beginnings,
 )
 
-# Source: 2 ends, 3 and 4 begin words, 5 goes on. Target: 6 and 7 stand for words.
+# Source: 2 is the end, 3 and 4 start words, 5 continues one. Target: 6 and 7 are words.
 GUIDANCE = GuidedAttention(
     weight=0.5,
     begins_word=torch.tensor([False, False, True, True, True, False]),

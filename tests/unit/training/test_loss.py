@@ -12,7 +12,9 @@ from transduce.training.loss import BatchLoss
 
 
 @pytest.mark.parametrize("output_bias", [False, True])
-def test_the_loss_of_a_batch_is_pytorchs_on_the_models_logits(tiny, cpu, output_bias):
+def test_the_loss_of_a_batch_equals_pytorchs_on_the_models_logits(
+    tiny, cpu, output_bias
+):
     model = Transformer(replace(tiny, output_bias=output_bias))
     if output_bias:
         torch.nn.init.normal_(model.embedding.bias)

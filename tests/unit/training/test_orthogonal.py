@@ -22,7 +22,7 @@ needs_kernels = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_singular_values_are_brought_near_one(shape):
+def test_singular_values_become_nearly_one(shape):
     # Not too far apart: the smallest singular values would need more steps.
     matrices = torch.randn(shape)
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)

@@ -96,7 +96,7 @@ def pairs_of(dataset, update) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_updates_are_those_of_plain_adam_with_equation_3(make_trainer, dataset):
+def test_updates_equal_those_of_plain_adam_with_equation_3(make_trainer, dataset):
     plain = make_trainer().model
     optimizer = torch.optim.Adam(plain.parameters(), betas=(0.9, 0.98), eps=1e-9)
     updates = Batcher(dataset, BATCHING, seed=1).epoch(0)
@@ -119,7 +119,7 @@ def test_updates_are_those_of_plain_adam_with_equation_3(make_trainer, dataset):
     )
 
 
-def test_the_gradient_is_that_of_the_mean_over_all_target_tokens(make_trainer, dataset):
+def test_the_gradient_is_of_the_mean_loss_over_all_target_tokens(make_trainer, dataset):
     whole = BatchingConfig(source_tokens=10_000, target_tokens=10_000, batch_tokens=50)
     trainer = make_trainer(replace(CONFIG, steps=1), whole)
     plain = make_trainer().model
@@ -275,7 +275,7 @@ def test_a_step_is_reported_before_its_checkpoint_is_saved(make_trainer):
 
 
 @pytest.mark.parametrize("checkpoint_steps", [None, 2], ids=["not due", "due"])
-def test_a_request_to_stop_saves_and_loses_no_time(make_trainer, checkpoint_steps):
+def test_a_request_to_stop_saves_after_the_current_step(make_trainer, checkpoint_steps):
     trainer = make_trainer(replace(CONFIG, checkpoint_steps=checkpoint_steps))
     assert events_of(trainer, stop_at=2) == [
         1,
@@ -495,7 +495,7 @@ def test_a_count_below_one_is_refused(name):
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
-def test_a_smoothing_that_is_no_share_is_refused(value):
+def test_a_label_smoothing_outside_0_to_1_is_refused(value):
     message = f"must be at least 0 and below 1, but is {value}\\."
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(label_smoothing=value)

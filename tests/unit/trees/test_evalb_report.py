@@ -66,7 +66,7 @@ def report(gold: list[str], predicted: list[str]) -> str:
     return evalb_report(bracket_f1(*trees))
 
 
-def test_table_and_summary_are_those_of_evalb() -> None:
+def test_table_and_summary_equal_evalbs() -> None:
     assert report(GOLD, PREDICTED) == REPORT
 
 

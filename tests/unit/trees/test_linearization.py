@@ -112,7 +112,7 @@ def test_the_order_of_the_vocabulary_does_not_depend_on_the_trees() -> None:
         ("(TOP (S (/S (NN a))))", "`/S` is a label that closes and .* that opens"),
     ],
 )
-def test_symbols_that_are_spelt_alike_are_refused(tree: str, clash: str) -> None:
+def test_symbols_with_the_same_spelling_are_refused(tree: str, clash: str) -> None:
     message = f"^Symbols must be spelt differently, but {clash}; choose another style"
     with pytest.raises(DataError, match=message):
         symbols_in([parse_tree(tree)], STYLES["pos"])

@@ -51,7 +51,7 @@ def test_a_tree_of_traces_alone_is_empty() -> None:
         ("NP", "NP"),
     ],
 )
-def test_labels_lose_their_functions(label: str, kept: str) -> None:
+def test_function_tags_are_removed_from_labels(label: str, kept: str) -> None:
     tree = parse_tree(f"(TOP ({label} (NN-X a-b)))")
     assert str(without_functions(tree)) == f"(TOP ({kept} (NN-X a-b)))"
 

@@ -51,7 +51,7 @@ def test_a_tree_has_leaves_and_labelled_spans() -> None:
     )
 
 
-def test_words_are_those_of_the_leaves() -> None:
+def test_the_words_of_a_tree_are_those_of_its_leaves() -> None:
     assert parse_tree(LINE).words == ("the", "dog", "barks", ".")
 
 
