@@ -52,7 +52,7 @@ def test_the_page_has_the_weights_of_the_model(
     assert data["read"]["pieces"][1:] == data["written"]["pieces"][:-1]
 
 
-def test_the_page_needs_nothing_from_anywhere(
+def test_the_page_loads_nothing(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
@@ -155,7 +155,7 @@ def test_a_figure_is_of_the_kind_that_its_name_says(
     assert [path.name for path in tmp_path.iterdir()] == [figure.name]
 
 
-def test_a_figure_is_the_same_again_and_names_its_tokens(
+def test_a_figure_is_reproducible_and_names_its_tokens(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first.svg", tmp_path / "second.svg"
@@ -244,12 +244,14 @@ def test_a_mistake_ends_with_one_sentence_and_writes_nothing(
     assert not (tmp_path / "f.png").exists() or options[0] == "--out"
 
 
-def test_something_must_be_written(refuses: Callable[..., str], model: Path) -> None:
+def test_a_command_without_an_output_file_is_refused(
+    refuses: Callable[..., str], model: Path
+) -> None:
     message = refuses("attention", model, "--source", TEXT)
     assert message.startswith("There must be a file to write, but none is named;")
 
 
-def test_what_is_no_model_is_refused(
+def test_a_path_that_is_no_model_is_refused(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
@@ -258,7 +260,7 @@ def test_what_is_no_model_is_refused(
     assert not page.exists()
 
 
-def test_a_page_that_was_there_stays_if_no_other_can_be_made(
+def test_an_older_page_stays_if_the_new_one_fails(
     refuses: Callable[..., str],
     succeeds: Callable[..., str],
     model: Path,

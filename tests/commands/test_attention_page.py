@@ -99,7 +99,7 @@ def test_the_keyboard_does_what_the_mouse_does(
     assert lines(page) == everything
 
 
-def test_heads_and_attentions_are_chosen(
+def test_the_page_lets_a_reader_choose_heads_and_attentions(
     opened: Callable[..., sync_api.Page],
 ) -> None:
     page = opened()
@@ -117,7 +117,7 @@ def test_heads_and_attentions_are_chosen(
     assert "layer 1, head 3" in page.locator("#map-note").inner_text()
 
 
-def test_one_head_stays_chosen(opened: Callable[..., sync_api.Page]) -> None:
+def test_the_page_keeps_at_least_one_head(opened: Callable[..., sync_api.Page]) -> None:
     page = opened()
     for _ in range(2):
         for head in range(4):
@@ -140,7 +140,7 @@ def test_words_join_their_pieces(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_it_is_readable_for_all_on_every_screen(
+def test_the_page_is_accessible_on_every_screen(
     opened: Callable[..., sync_api.Page], scheme: str, viewport: dict[str, int]
 ) -> None:
     page = opened(viewport=viewport, color_scheme=scheme)
@@ -155,7 +155,7 @@ def test_it_is_readable_for_all_on_every_screen(
     assert serious == []
 
 
-def test_on_paper_it_is_black_on_white(
+def test_a_printed_page_is_black_on_white(
     opened: Callable[..., sync_api.Page],
 ) -> None:
     page = opened(color_scheme="dark")

@@ -51,7 +51,7 @@ def test_the_last_checkpoints_of_a_run_can_be_counted(
     assert is_mean(tmp_path / "model", [newest])
 
 
-def test_a_run_averages_as_many_checkpoints_as_its_setting_says(
+def test_a_run_averages_the_number_of_checkpoints_in_its_settings(
     succeeds: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
@@ -84,7 +84,7 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
     assert not list(tmp_path.iterdir())
 
 
-def test_last_is_refused_for_a_model_folder(
+def test_a_model_folder_with_the_option_last_is_refused(
     refuses: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
     best = run / "best"
@@ -112,7 +112,7 @@ def test_the_average_of_one_is_itself(
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_is_there_is_not_overwritten(
+def test_an_existing_output_is_not_overwritten(
     refuses: Callable[..., str], run: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / "model"

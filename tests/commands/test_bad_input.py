@@ -194,7 +194,7 @@ def test_an_impossible_setting_is_refused(
     assert message in refuses_to_train(*files, "--set", assignment)
 
 
-def test_a_device_that_is_not_there_is_refused(
+def test_a_missing_device_is_refused(
     refuses_to_train: Callable[..., str],
     refuses: Callable[..., str],
     model: Path,
@@ -215,7 +215,7 @@ def test_a_device_that_is_not_there_is_refused(
         ("x" * 300, "File name too long"),
     ],
 )
-def test_an_output_folder_that_cannot_be_is_refused(
+def test_an_impossible_output_folder_is_refused(
     refuses: Callable[..., str], folder: Path, out: str, message: str
 ) -> None:
     (folder / "full").mkdir()
@@ -248,7 +248,7 @@ def test_a_run_is_not_resumed_with_other_settings(
 
 
 @pytest.mark.parametrize("out", ["none", "folder", "good"])
-def test_a_run_that_is_not_there_is_not_resumed(
+def test_a_missing_run_is_not_resumed(
     refuses: Callable[..., str], folder: Path, out: str
 ) -> None:
     message = refuses("train", "--out", folder / out, "--resume")
@@ -374,7 +374,7 @@ def test_a_models_settings_are_checked(
     ["none", "good", "folder", pytest.param("x" * 300, id="a name too long")],
 )
 @pytest.mark.parametrize("name", ["translate", "evaluate", "score", "average"])
-def test_what_is_no_model_is_refused(
+def test_a_path_that_is_no_model_is_refused(
     refuses: Callable[..., str], folder: Path, name: str, path: str
 ) -> None:
     good = folder / "good"
@@ -486,7 +486,7 @@ def test_a_disk_too_small_for_an_average_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["score", "translate"])
-def test_an_output_that_takes_no_more_is_one_sentence(
+def test_a_full_output_is_one_sentence(
     model: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -43,7 +43,7 @@ def test_training_is_measured_beside_the_peers(succeeds: Callable[..., str]) -> 
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
+def test_json_has_all_measurements(succeeds: Callable[..., str]) -> None:
     # The peers do not support this model, so ours is measured alone.
     settings = ("--set", "model.d_k=8")
     found = json.loads(succeeds("benchmark", "training", *TINY, *settings, "--json"))
@@ -76,7 +76,7 @@ def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
     ("load", "sentence"),
     [(0.4, None), (3.04, "Other programs were running (load 3.0): the speeds are")],
 )
-def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
+def test_a_busy_machine_is_reported(load: float, sentence: str | None) -> None:
     speed = TrainingSpeed(
         machine=describe_machine((), torch.device("cpu")),
         hardware="cpu (fp32)",
@@ -113,7 +113,7 @@ def test_a_mistake_ends_with_one_sentence(
     assert sentence in refuses("benchmark", *arguments)
 
 
-def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
+def test_parts_of_the_command_are_listed(succeeds: Callable[..., str]) -> None:
     assert "Measure the speed and memory of training." in succeeds("benchmark")
 
 

@@ -248,7 +248,7 @@ def test_trees_are_one_object_in_json(trees, capsys):
     assert (report["dev"], report["copies"]) == (None, 0)
 
 
-def test_check_without_a_preset_takes_one_that_fits(corpus_files, capsys):
+def test_check_without_a_preset_chooses_one_that_fits(corpus_files, capsys):
     _check(corpus_files, "--json")
     assert json.loads(capsys.readouterr().out)["preset"] == "multi30k"
     _check(corpus_files)

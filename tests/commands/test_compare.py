@@ -100,7 +100,7 @@ def test_the_seed_is_in_the_signature_and_decides(
     assert succeeds(*arguments, "--seed", "2", "--json") != first
 
 
-def test_examples_may_be_none(
+def test_the_number_of_examples_may_be_zero(
     succeeds: Callable[..., str], arguments: tuple[object, ...]
 ) -> None:
     out = succeeds(*arguments, "--examples", "0")

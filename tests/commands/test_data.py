@@ -57,7 +57,7 @@ def command_line(server: FileServer, tmp_path: Path) -> tuple[object, ...]:
     return ("data", "multi30k", "--out", out, "--mirror", server.address)
 
 
-def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
+def test_a_prepared_corpus_is_followed_by_the_next_command(
     data: Callable[[], str], multi30k: NamedCorpus, tmp_path: Path
 ) -> None:
     out = tmp_path / "my data"
@@ -81,7 +81,7 @@ def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
     assert record["corpus"] == "multi30k"
 
 
-def test_what_is_there_is_said_and_left_alone(
+def test_an_existing_corpus_is_reported_and_left_alone(
     data: Callable[[], str], server: FileServer, multi30k: NamedCorpus, tmp_path: Path
 ) -> None:
     first = data()
@@ -150,7 +150,7 @@ def tgz(members: list[str]) -> bytes:
     return stream.getvalue()
 
 
-def test_a_connection_that_breaks_keeps_what_came(
+def test_a_broken_connection_keeps_the_downloaded_part(
     data: Callable[[], str],
     refuses: Callable[..., str],
     server: FileServer,
@@ -175,7 +175,7 @@ def test_a_connection_that_breaks_keeps_what_came(
     assert "1,999 pairs" in said
 
 
-def test_without_a_terminal_a_line_is_printed_now_and_then(
+def test_a_log_file_gets_occasional_lines_of_progress(
     command: Callable[..., Any],
     server: FileServer,
     multi30k: NamedCorpus,
@@ -198,7 +198,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(
     assert "Writing train: 2,000 lines" in lines
 
 
-def test_ctrl_c_keeps_what_came(
+def test_an_interrupted_download_keeps_its_part(
     command: Callable[..., Any],
     data: Callable[[], str],
     server: FileServer,
@@ -223,7 +223,7 @@ def test_ctrl_c_keeps_what_came(
     assert server.asked[0] == (path_of(multi30k, 0), "bytes=500-")
 
 
-def test_a_size_other_than_the_known_one_is_refused(
+def test_an_archive_of_another_size_is_refused(
     refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
     server.files["/wmt13/training-parallel-europarl-v7.tgz"] = b"too little"
@@ -237,7 +237,7 @@ def test_a_size_other_than_the_known_one_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_content_other_than_the_known_one_is_refused(
+def test_an_archive_of_other_content_is_refused(
     refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
     server.files[path_of(NAMED_CORPORA["multi30k"], 0)] = b"\x1f\x8b no such captions"
@@ -263,7 +263,7 @@ def test_a_damaged_archive_is_refused(
     assert all(path.suffix == ".gz" for path in (out / "downloads").iterdir())
 
 
-def test_a_file_that_is_not_there_is_refused(
+def test_a_file_missing_on_the_server_is_refused(
     refuses: Callable[..., str],
     server: FileServer,
     multi30k: NamedCorpus,
@@ -277,7 +277,7 @@ def test_a_file_that_is_not_there_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_server_is_refused(
+def test_a_missing_server_is_refused(
     refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
     with socket.socket() as free:
@@ -299,7 +299,7 @@ def test_no_server_is_refused(
         ("--out new", "NAME must be given."),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_done(
+def test_an_impossible_command_is_refused_before_any_download(
     refuses: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

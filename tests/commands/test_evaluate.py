@@ -48,7 +48,7 @@ def test_tokenized_text_has_the_score_of_its_words_too(
     assert "tok:none" in found[0]["signature"]
 
 
-def test_a_model_is_scored_by_what_it_translates(
+def test_a_model_is_scored_by_its_translations(
     succeeds: Callable[..., str],
     model: Path,
     corpus_files: tuple[Path, Path],
@@ -118,7 +118,9 @@ def test_unequal_numbers_of_lines_are_refused(
     assert "short:2: source and target must have equally many lines" in message
 
 
-def test_no_lines_have_no_score(refuses: Callable[..., str], tmp_path: Path) -> None:
+def test_an_empty_corpus_has_no_score(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "empty").touch()
     files = ("--hypothesis", tmp_path / "empty", "--reference", tmp_path / "empty")
     assert "at least 1, but is 0" in refuses("evaluate", *files)
@@ -167,7 +169,7 @@ def test_text_of_any_script_against_itself_scores_100(
         (("--tokenize", "zh"), "zh"),
     ],
 )
-def test_the_tokenizer_is_the_one_that_is_named(
+def test_an_option_names_the_tokenizer(
     succeeds: Callable[..., str],
     tmp_path: Path,
     options: tuple[str, ...],

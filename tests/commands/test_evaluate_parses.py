@@ -50,7 +50,7 @@ def test_counts_and_figures_are_one_object_of_json(
     assert found["all"]["f1"] == found["short"]["f1"] == pytest.approx(200 / 3)
 
 
-def test_gold_tags_say_what_is_punctuation(
+def test_gold_tags_decide_which_tokens_are_punctuation(
     refuses: Callable[..., str], succeeds: Callable[..., str], folder: Path
 ) -> None:
     files = ("evaluate-parses", folder / "gold", folder / "bare")
@@ -171,7 +171,7 @@ def test_a_dropped_tree_of_several_lines_is_named_by_number(
 
 
 @pytest.mark.parametrize("encoded", [b"\xef\xbb\xbf", b""], ids=["mark", "none"])
-def test_a_mark_and_crlf_are_no_part_of_the_trees(
+def test_a_byte_order_mark_and_crlf_are_not_part_of_the_trees(
     succeeds: Callable[..., str], folder: Path, encoded: bytes
 ) -> None:
     content = encoded + PARSES.replace("\n", "\r\n").encode()

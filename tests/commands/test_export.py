@@ -31,7 +31,7 @@ def test_a_model_is_exported_with_its_proof(
         ("marian", "from transformers", ["--beam-size", 1]),
     ],
 )
-def test_the_examples_translate_as_we_do(
+def test_documented_examples_translate_as_transduce_does(
     succeeds: Callable[..., str],
     model: Path,
     tmp_path: Path,
@@ -62,7 +62,7 @@ def test_the_examples_translate_as_we_do(
         (None, r".*\b(the|a|an|his|her)\b.*"),
     ],
 )
-def test_the_proof_is_of_sentences_that_the_model_reads(
+def test_the_proof_uses_sentences_in_the_models_language(
     language: str | None, pattern: str
 ) -> None:
     odd, *sentences = proof_sentences(None, language)
@@ -71,7 +71,7 @@ def test_the_proof_is_of_sentences_that_the_model_reads(
     assert sum(bool(re.fullmatch(pattern, each, re.I)) for each in sentences) >= 4
 
 
-def test_the_sample_is_the_users(
+def test_the_users_sentences_are_the_sample(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     sample = tmp_path / "sample"
@@ -89,7 +89,7 @@ def test_a_sample_of_nothing_is_refused(
     assert "must have a sentence or more" in refuses("export", model, *options)
 
 
-def test_what_is_there_is_not_overwritten(
+def test_an_existing_output_is_not_overwritten(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").touch()
@@ -123,7 +123,7 @@ def test_an_overlong_sample_is_refused(
     )
 
 
-def test_what_does_not_map_is_named_with_its_path(
+def test_a_setting_without_counterpart_is_named_with_its_path(
     refuses: Callable[..., str], parsing_model: Path, tmp_path: Path
 ) -> None:
     options = ["--to", "ctranslate2", "--out", tmp_path / "out"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_built_in_corpus_tells_all(
+def test_the_built_in_corpus_gives_a_full_survey(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "heads"
@@ -26,7 +26,7 @@ def test_the_built_in_corpus_tells_all(
         assert (out / name).is_file()
 
 
-def test_a_corpus_of_ones_own_tells_what_it_can(
+def test_a_users_corpus_gives_a_survey_without_grammar(
     succeeds: Callable[..., str],
     model: Path,
     corpus_files: tuple[Path, Path],
@@ -40,7 +40,7 @@ def test_a_corpus_of_ones_own_tells_what_it_can(
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["built in", "a treebank"])
-def test_a_model_that_parses_is_seen_over_trees(
+def test_a_parser_is_surveyed_over_trees(
     succeeds: Callable[..., str], parsing_model: Path, tmp_path: Path, given: bool
 ) -> None:
     treebank = tmp_path / "trees"
@@ -56,7 +56,7 @@ def test_a_model_that_parses_is_seen_over_trees(
     assert "alignment" not in found
 
 
-def test_a_corpus_must_be_of_what_the_model_does(
+def test_a_corpus_for_another_task_is_refused(
     refuses: Callable[..., str], model: Path, parsing_model: Path, tmp_path: Path
 ) -> None:
     out = ("--out", tmp_path / "heads")

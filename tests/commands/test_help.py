@@ -40,7 +40,7 @@ def test_the_package_shows_its_public_names_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_the_module_is_the_command_and_tells_its_version(flag: str) -> None:
+def test_the_module_is_the_command_and_prints_its_version(flag: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "transduce", flag],
         capture_output=True,
@@ -51,7 +51,7 @@ def test_the_module_is_the_command_and_tells_its_version(flag: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)], ids=str)
-def test_help_is_given_when_asked_for_or_nothing_is(
+def test_help_is_printed_by_its_options_and_without_a_command(
     succeeds: Callable[..., str], arguments: tuple[str, ...]
 ) -> None:
     text = " ".join(succeeds(*arguments).split())

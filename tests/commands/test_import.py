@@ -32,7 +32,7 @@ def test_a_folder_is_imported_with_its_proof(
     assert names == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
-def test_the_sample_is_the_users(
+def test_the_users_sentences_are_the_sample(
     succeeds: Callable[..., str], marian_folder: Path, tmp_path: Path
 ) -> None:
     sample = tmp_path / "sample"
@@ -41,7 +41,7 @@ def test_the_sample_is_the_users(
     assert "of 2 sentences" in succeeds("import", marian_folder, *options)
 
 
-def test_the_attention_of_what_was_imported_is_shown(
+def test_the_attention_of_an_imported_model_is_shown(
     succeeds: Callable[..., str], imported: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
@@ -51,7 +51,7 @@ def test_the_attention_of_what_was_imported_is_shown(
     assert "encoder-decoder 2.2" in text
 
 
-def test_the_heads_of_what_was_imported_are_surveyed(
+def test_the_heads_of_an_imported_model_are_surveyed(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
     imported: Path,
@@ -70,7 +70,7 @@ def test_the_heads_of_what_was_imported_are_surveyed(
 @pytest.mark.parametrize(
     ("beam_size", "warned_of"), [(1, "The model's own `search.patience`"), (4, "")]
 )
-def test_what_was_imported_translates(
+def test_an_imported_model_translates(
     command: Callable[..., Any], imported: Path, beam_size: int, warned_of: str
 ) -> None:
     lines = b"The dog runs.\n\n>>deu<< A cat.\n"
@@ -84,7 +84,7 @@ def test_what_was_imported_translates(
     assert len(found[0][0]["tokens"]) >= 3
 
 
-def test_what_was_imported_is_scored_and_evaluated(
+def test_an_imported_model_is_scored_and_evaluated(
     succeeds: Callable[..., str], imported: Path, tmp_path: Path
 ) -> None:
     for name in ("source", "target"):
@@ -97,7 +97,7 @@ def test_what_was_imported_is_scored_and_evaluated(
     assert "BLEU" in succeeds("evaluate", imported, *options)
 
 
-def test_what_is_there_is_not_overwritten(
+def test_an_existing_output_is_not_overwritten(
     refuses: Callable[..., str], marian_folder: Path, tmp_path: Path
 ) -> None:
     message = refuses("import", marian_folder, "--out", marian_folder)

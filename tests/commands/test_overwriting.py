@@ -101,7 +101,7 @@ def fifo(writing) -> Iterator[tuple[Path, list[bytes]]]:
     reader.join()
 
 
-def test_a_pipe_may_be_written_and_stays_one(succeeds, writing, fifo) -> None:
+def test_a_pipe_may_be_written_and_stays_a_pipe(succeeds, writing, fifo) -> None:
     path, read = fifo
     succeeds(*writing, path)
     while not read:

@@ -131,7 +131,7 @@ def test_a_picture_does_not_take_the_place_of_the_text(
     assert not (tmp_path / "x").exists()
 
 
-def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
+def test_an_over_long_line_has_a_flat_tree_and_a_warning(
     command: Callable[..., Any], parser: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parser_module, "MAX_SOURCE_TOKENS", 3)
@@ -143,7 +143,7 @@ def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
     assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 9)}))\n"
 
 
-def test_patience_is_with_the_f1_of_dev_trees(trees: Path, tmp_path: Path) -> None:
+def test_patience_follows_the_f1_of_dev_trees(trees: Path, tmp_path: Path) -> None:
     files = ("--trees", str(trees), "--dev-trees", str(trees))
     run = ("--preset", "parsing-small", "--out", str(tmp_path / "run"))
     # The learning rate is so low that the first checkpoint stays the best.
@@ -342,7 +342,7 @@ def test_the_best_parser_is_not_chosen_by_bleu(
     )
 
 
-def test_the_targets_vocabulary_is_not_to_be_set(
+def test_a_target_vocabulary_in_the_settings_is_refused(
     refuses: Callable[..., str], trees: Path, tmp_path: Path
 ) -> None:
     call = ("train", "--preset", "parsing-small", "--trees", trees)

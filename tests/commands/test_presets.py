@@ -26,7 +26,7 @@ def test_rows_of_table_3_are_described_by_their_changes_to_base() -> None:
     assert purposes["E-learned"] == "positions=learned"
 
 
-def test_presets_as_json_have_their_sizes(succeeds: Callable[..., str]) -> None:
+def test_the_json_list_of_presets_has_their_sizes(succeeds: Callable[..., str]) -> None:
     listed = json.loads(succeeds("presets", "--json"))
     assert {each["name"] for each in listed} == PRESETS.keys()
     [tiny] = [each for each in listed if each["name"] == "tiny"]

@@ -37,7 +37,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_leaves_a_corpus_and_a_run_with_a_picture(out: Path) -> None:
+def test_the_quickstart_leaves_a_corpus_and_a_run_with_a_picture(out: Path) -> None:
     assert {path.name for path in out.iterdir()} == {"corpus", "run"}
     assert (out / "run" / "averaged" / "model.safetensors").is_file()
     assert (out / "run" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
@@ -62,7 +62,7 @@ def test_every_test_sentence_has_a_combination_held_out(out: Path) -> None:
     assert written == [sentences[:6], sentences[6:]]
 
 
-def test_it_shows_five_translations_a_score_and_what_to_type_next(
+def test_the_quickstart_shows_five_translations_a_score_and_the_next_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["quickstart", "--out", str(tmp_path / "out")])
@@ -74,9 +74,7 @@ def test_it_shows_five_translations_a_score_and_what_to_type_next(
     assert "transduce train --source my.en --target my.de" in printed
 
 
-def test_a_folder_that_is_there_is_refused(
-    refuses: Callable[..., str], out: Path
-) -> None:
+def test_an_existing_folder_is_refused(refuses: Callable[..., str], out: Path) -> None:
     message = refuses("quickstart", "--out", out)
     assert "the output folder must be new or empty, but is not" in message
 
@@ -99,7 +97,7 @@ def test_the_quickstart_of_parsing_shows_five_trees_and_their_score(
     assert not train & test
 
 
-def test_a_folder_that_is_there_is_refused_by_parsing_too(
+def test_an_existing_folder_is_refused_by_parsing_too(
     refuses: Callable[..., str], out: Path
 ) -> None:
     message = refuses("quickstart", "--task", "parsing", "--out", out)
@@ -121,7 +119,7 @@ def test_the_pair_of_chinese_is_written_trained_and_scored_by_its_words(
     assert all(line.endswith(("。", "？")) for line in lines)
 
 
-def test_parsing_has_no_pair_of_chinese(
+def test_the_quickstart_of_parsing_refuses_chinese(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:
     options = ["--task", "parsing", "--pair", "en-zh", "--out", tmp_path / "out"]

@@ -81,7 +81,7 @@ def test_the_speed_of_this_machine_is_measured(
     assert "Other programs were running (load 4.0)" in " ".join(printed.split())
 
 
-def test_hardware_of_ones_own_is_taken_at_its_word(
+def test_the_speed_of_unknown_hardware_is_given_by_an_option(
     succeeds: Callable[..., str], tmp_path: Path
 ) -> None:
     options = ("--hardware", "Abacus", "--tflops", "0.5", "--presets", "tiny")
@@ -160,7 +160,7 @@ def test_a_mistake_ends_with_one_sentence(
     assert sentence in refuses("reproduce", *arguments)
 
 
-def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
+def test_parts_of_the_command_are_listed(succeeds: Callable[..., str]) -> None:
     assert "Measure what layers cost" in succeeds("reproduce")
 
 

@@ -70,7 +70,7 @@ def killed(files: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_goes_on_where_it_was_killed_and_adds_a_seed(
+def test_a_killed_experiment_continues_and_adds_a_seed(
     killed: Path, files: Options, succeeds: Callable[..., str]
 ) -> None:
     done, begun = killed / "runs" / "base-seed1", killed / "runs" / "A-h1-seed1"
@@ -100,7 +100,7 @@ def test_it_goes_on_where_it_was_killed_and_adds_a_seed(
     assert figures["failures"] == {}
 
 
-def test_a_row_that_fails_is_told_and_does_not_lose_the_others(
+def test_a_failed_row_is_reported_and_does_not_lose_the_others(
     killed: Path, files: Options, command: Callable[..., Any]
 ) -> None:
     in_the_way = killed / "runs" / "E-learned-seed1"
@@ -184,7 +184,7 @@ def test_a_mistake_ends_with_one_sentence(
     assert not out.exists()
 
 
-def test_a_corpus_must_be_given_whole(
+def test_a_corpus_without_one_of_its_sides_is_refused(
     refuses: Callable[..., str], files: Options, tmp_path: Path
 ) -> None:
     out = ("reproduce", "table3", "--out", tmp_path / "out")

@@ -7,7 +7,7 @@ from pathlib import Path
 LINES = b"one two\n\nthree four five\none two\n"
 
 
-def test_every_line_has_as_many_as_are_asked_for(
+def test_every_line_has_the_requested_number_of_samples(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     drawn = succeeds("sample", model, "--number", 3, stdin=LINES).splitlines()
@@ -15,7 +15,9 @@ def test_every_line_has_as_many_as_are_asked_for(
     assert drawn[3:6] == ["", "", ""]
 
 
-def test_the_seed_decides(succeeds: Callable[..., str], model: Path) -> None:
+def test_the_seed_determines_the_samples(
+    succeeds: Callable[..., str], model: Path
+) -> None:
     def draw(seed: int) -> str:
         options = ("--number", 5, "--temperature", 5.0, "--seed", seed)
         return succeeds("sample", model, *options, stdin=LINES)
@@ -32,7 +34,9 @@ def test_the_likeliest_token_alone_is_greedy_search(
     assert succeeds("sample", model, "--top-p", 1e-9, stdin=LINES) == greedy
 
 
-def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
+def test_an_option_selects_the_precision(
+    succeeds: Callable[..., str], model: Path
+) -> None:
     out = succeeds("sample", model, "--precision", "bf16", stdin=LINES)
     assert len(out.splitlines()) == len(LINES.splitlines())
 

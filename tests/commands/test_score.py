@@ -60,7 +60,7 @@ def test_a_translation_is_scored_as_search_scored_it(
     assert sum(difference < 1e-4 for difference in differences) >= 30
 
 
-def test_no_pairs_have_no_probability(
+def test_an_empty_corpus_has_no_probability(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").touch()
@@ -68,7 +68,7 @@ def test_no_pairs_have_no_probability(
     assert succeeds("score", model, *files).startswith("# 0 pairs, 0 tokens")
 
 
-def test_unequal_line_counts_are_refused_before_anything_is_put_out(
+def test_unequal_line_counts_are_refused_before_any_output(
     command: Callable[..., object],
     model: Path,
     pair_options: tuple[object, ...],

@@ -79,7 +79,7 @@ def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) 
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_when_all_that_was_taken_is_answered(
+def test_a_signal_ends_the_server_after_its_last_response(
     serving: Served, how: signal.Signals
 ) -> None:
     text = "\n".join(["one two three four five six seven eight"] * 150)
@@ -101,7 +101,7 @@ def waiting_sentences(serving: Served) -> float:
     return 0.0
 
 
-def test_a_port_that_is_taken_is_refused(
+def test_a_port_in_use_is_refused(
     serving: Served, refuses: Callable[..., str], model: Path
 ) -> None:
     port = serving.address.rpartition(":")[2]
@@ -155,7 +155,7 @@ def test_a_bad_command_is_refused(
     assert message in refuses("serve", *arguments, *port)
 
 
-def test_without_the_packages_it_says_how_to_have_them(
+def test_a_missing_package_is_named_with_its_extra(
     refuses: Callable[..., str],
     model: Path,
     import_anew: Callable[..., None],
@@ -168,7 +168,7 @@ def test_without_the_packages_it_says_how_to_have_them(
     )
 
 
-def test_the_command_has_the_defaults_of_what_it_sets() -> None:
+def test_the_command_has_the_defaults_of_the_server() -> None:
     from inspect import signature
 
     from transduce.cli.serve import serve

@@ -80,7 +80,7 @@ def test_the_toml_file_of_a_preset_has_all_of_its_settings(
     )
 
 
-def test_settings_as_json_have_whole_descriptions(
+def test_the_json_list_of_settings_has_whole_descriptions(
     succeeds: Callable[..., str],
 ) -> None:
     listed = json.loads(succeeds("settings", "big", "--json"))

@@ -93,7 +93,7 @@ def test_few_pairs_need_sizes_to_be_split(
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_training_holds_text_out_and_says_so(
+def test_training_holds_text_out_and_reports_it(
     succeeds: Callable[..., str],
     my_corpus: tuple[Path, Path],
     tmp_path: Path,

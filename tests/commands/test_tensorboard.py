@@ -53,7 +53,7 @@ def test_a_resumed_run_goes_on_where_its_weights_do(
     assert [step for step, _ in scalars(run)["training/loss"]] == list(range(1, 9))
 
 
-def test_what_a_diverged_run_took_back_is_not_shown(
+def test_steps_that_a_diverged_run_took_back_are_not_shown(
     succeeds: Callable[..., str],
     files: list[object],
     tmp_path: Path,
@@ -75,14 +75,14 @@ def test_what_a_diverged_run_took_back_is_not_shown(
     assert [step for step, _ in shown["training/loss"]] == list(range(1, 9))
 
 
-def test_without_it_nothing_is_written(
+def test_a_run_without_the_option_writes_no_log(
     succeeds: Callable[..., str], files: list[object], tmp_path: Path
 ) -> None:
     succeeds("train", "--out", tmp_path / "run", *files, *TINY)
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-def test_if_it_is_not_installed_that_is_said_before_anything_begins(
+def test_a_missing_tensorboard_is_reported_before_training(
     refuses: Callable[..., str],
     files: list[object],
     tmp_path: Path,

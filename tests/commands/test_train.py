@@ -34,7 +34,7 @@ def log(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_run_holds_what_is_promised(run: Path) -> None:
+def test_a_run_folder_has_the_documented_files(run: Path) -> None:
     assert names(run) == {
         *("config.json", "tokenizer.json", "corpus", "checkpoints", "averaged"),
         *("best", "log.jsonl", "learning_curve.png"),
@@ -59,7 +59,7 @@ def test_the_log_is_json_lines(run: Path) -> None:
     ]
 
 
-def test_training_says_what_it_does(
+def test_training_reports_its_progress(
     succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
 ) -> None:
     out = succeeds(*TINY, *corpus_options, "--out", tmp_path / "run")
@@ -93,7 +93,7 @@ def test_settings_come_from_preset_file_and_command_line_in_that_order(
     ],
     ids=["CRLF", "byte order mark", "gzip", "no last line end"],
 )
-def test_the_form_of_a_file_changes_nothing(
+def test_the_format_of_a_text_file_changes_nothing(
     succeeds: Callable[..., str],
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_several_files_are_read_as_one(
     assert "80 of 80 pairs kept" in out
 
 
-def test_runs_beside_each_other_share_what_they_are_made_of(
+def test_neighbouring_runs_share_their_prepared_corpus(
     succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = corpus_files
@@ -247,7 +247,7 @@ def trees(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_preset_the_one_that_fits_is_proposed(
+def test_a_fitting_preset_is_proposed_if_none_is_given(
     refuses: Callable[..., str],
     corpus_options: tuple[object, ...],
     trees: Path,
@@ -263,7 +263,7 @@ def test_without_a_preset_the_one_that_fits_is_proposed(
     assert list(tmp_path.iterdir()) == [trees]
 
 
-def test_without_a_preset_settings_that_fit_are_trained(
+def test_fitting_settings_are_trained_without_a_preset(
     succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
 ) -> None:
     sizes = ("model.d_model=32", "model.d_ff=32", "model.num_layers=1")

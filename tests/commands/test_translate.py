@@ -29,7 +29,7 @@ def test_every_line_has_one_line(succeeds: Callable[..., str], model: Path) -> N
     assert [bool(line) for line in lines] == [True, False, True, False, True, False]
 
 
-def test_files_give_what_streams_give(
+def test_files_and_streams_are_translated_alike(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in").write_bytes(LINES)
@@ -39,7 +39,7 @@ def test_files_give_what_streams_give(
     assert (tmp_path / "out").read_bytes() == expected.encode()
 
 
-def test_several_processes_write_what_one_writes(
+def test_several_processes_and_one_write_the_same(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     expected = succeeds("translate", model, "--processes", 1, stdin=LINES * 8)
@@ -55,14 +55,16 @@ def test_several_processes_write_what_one_writes(
     ],
     ids=["CRLF", "byte order mark", "no last line end"],
 )
-def test_the_form_of_the_text_changes_nothing(
+def test_the_format_of_the_text_changes_nothing(
     succeeds: Callable[..., str], model: Path, change: Callable[[bytes], bytes]
 ) -> None:
     expected = succeeds("translate", model, stdin=LINES)
     assert succeeds("translate", model, stdin=change(LINES)) == expected
 
 
-def test_no_line_gives_no_line(succeeds: Callable[..., str], model: Path) -> None:
+def test_an_empty_input_gives_an_empty_output(
+    succeeds: Callable[..., str], model: Path
+) -> None:
     assert succeeds("translate", model, stdin=b"") == ""
 
 
@@ -109,7 +111,7 @@ def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return b"one two three four. five six! seven eight one two.\ntwo\n"
 
 
-def test_of_an_over_long_line_one_translation_is_known(
+def test_an_over_long_line_has_one_translation(
     command: Callable[..., Any], model: Path, over_long: bytes
 ) -> None:
     best = command("translate", model, stdin=over_long).out.splitlines()
@@ -168,7 +170,7 @@ def test_the_translations_begin_with_their_prefixes(
 
 
 @pytest.mark.parametrize(("count", "which"), [(4, "prefixes"), (6, "sources")])
-def test_prefixes_must_be_as_many_as_the_lines(
+def test_a_number_of_prefixes_other_than_that_of_lines_is_refused(
     refuses: Callable[..., str], model: Path, tmp_path: Path, count: int, which: str
 ) -> None:
     (tmp_path / "prefixes").write_text("\n" * count)
@@ -204,7 +206,7 @@ def test_models_with_different_vocabularies_do_not_translate_together(
     )
 
 
-def test_the_least_length_and_the_greatest_are_kept(
+def test_minimum_and_maximum_length_are_kept(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     options = ("--jsonl", "--min-length", 6, "--extra-length", 6)
@@ -223,7 +225,7 @@ def test_the_least_length_and_the_greatest_are_kept(
     ("options", "patience"),
     [((), 2.0), (("--patience", 1), 1.0), (("--patience", "none"), None)],
 )
-def test_patience_is_the_models_unless_another_or_none_is_asked_for(
+def test_patience_is_the_models_unless_an_option_changes_it(
     options: tuple[object, ...],
     patience: float | None,
     succeeds: Callable[..., str],
@@ -258,7 +260,7 @@ def test_json_lines_have_text_scores_and_hypotheses(
     assert empty == {"text": "", "score": 0.0, "num_parts": 1, "hypotheses": []}
 
 
-def test_no_length_penalty_scores_by_probability(
+def test_a_length_penalty_of_zero_scores_by_probability(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     options = ("--jsonl", "--length-penalty", 0)
@@ -267,7 +269,7 @@ def test_no_length_penalty_scores_by_probability(
     assert best["score"] == best["log_probability"]
 
 
-def test_letters_are_written_as_letters(
+def test_letters_are_not_escaped_in_json(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     out = succeeds("translate", model, "--jsonl", stdin=b"five five\n")
@@ -282,7 +284,7 @@ def test_a_run_translates_as_its_average(
     assert succeeds("translate", run, "--jsonl", stdin=LINES) == expected
 
 
-def test_python_gives_what_the_command_gives(
+def test_python_and_the_command_translate_alike(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     translator = transduce.load(str(model))
@@ -365,7 +367,7 @@ def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     return process.stdout.readline()
 
 
-def test_a_program_may_wait_for_each_answer_before_it_asks_on(
+def test_a_program_may_wait_for_each_translation_before_the_next_line(
     succeeds: Callable[..., str], model: Path
 ) -> None:
     options = ("--beam-size", 1)
@@ -444,13 +446,13 @@ def test_a_closed_standard_output_is_refused(
     )
 
 
-def test_what_is_said_on_closed_errors_is_not_output(model: Path) -> None:
+def test_messages_to_a_closed_standard_error_are_not_output(model: Path) -> None:
     command = f"'{sys.executable}' -m transduce translate '{model}' --no-such 2>&-"
     found = subprocess.run(command, shell=True, stdout=subprocess.PIPE, check=False)
     assert (found.returncode, found.stdout) == (2, b"")
 
 
-def test_an_output_that_is_a_link_stays_one(
+def test_an_output_that_is_a_link_stays_a_link(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -480,7 +482,7 @@ def test_a_name_of_standard_output_is_no_file_to_replace(
     assert os.path.samestat(before, os.lstat("/dev/stdout"))
 
 
-def test_what_a_link_leads_to_is_made_if_it_is_not_there(
+def test_the_missing_target_of_a_link_is_created(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to("new")
@@ -561,7 +563,9 @@ def test_an_impossible_option_is_refused(
     assert re.search(message, refuses("translate", model, *options, stdin=LINES))
 
 
-def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
+def test_an_option_selects_the_precision(
+    succeeds: Callable[..., str], model: Path
+) -> None:
     out = succeeds("translate", model, "--precision", "bf16", stdin=LINES)
     assert len(out.splitlines()) == len(LINES.splitlines())
 
@@ -631,7 +635,7 @@ def test_coverage_without_a_beam_or_with_several_models_is_refused(
     assert refuses("translate", model, *options, stdin=LINES).startswith(message)
 
 
-def test_a_request_to_end_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+def test_a_termination_leaves_no_partial_output(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "output"
     process = subprocess.Popen(
         [

@@ -68,7 +68,7 @@ def test_the_best_of_the_grid_becomes_the_models_search(
             assert score(succeeds, folder, *files, *chosen) == pytest.approx(expected)
 
 
-def test_a_gain_changes_only_the_search_settings(
+def test_a_better_search_changes_only_the_search_settings(
     succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
 ) -> None:
     stored = {**POOR, "beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_the_model_as_it_is(
     assert (folder / "config.json").read_bytes() == before
 
 
-def test_the_grid_is_shown_with_greedy_search_once(
+def test_the_printed_grid_has_greedy_search_once(
     succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
 ) -> None:
     few = ("--beam-sizes", 1, 2, "--length-penalties", 0, 1, "--patiences", 1)
