@@ -15,7 +15,7 @@ from transduce.nn.cross_entropy import smoothed_cross_entropy
 from transduce.nn.dropout import Dropout, normalized_sum
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import Heads, native_attention
-from transduce.training.optimizer import orthogonalized
+from transduce.nn.orthogonalization import orthogonalized
 
 pytestmark = pytest.mark.skipif(
     len(runnable_isas()) < 2, reason="there are no two instruction sets to compare"

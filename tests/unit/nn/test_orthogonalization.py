@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from transduce.nn import orthogonalization as module
 from transduce.nn.native_operators import nn_api
-from transduce.training import optimizer as module
-from transduce.training.optimizer import (
+from transduce.nn.orthogonalization import (
     MAX_COLUMNS,
     MAX_ROWS,
     orthogonalized,
