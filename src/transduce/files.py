@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -188,6 +189,7 @@ def _put_in_place(new: Path, folder: Path) -> None:
         old.rename(folder)  # a crash interrupted the two renames below
     if folder.exists() and _exchange(new, folder):
         _sync_folder(folder.parent)
+        _remove(old)
         return
     if folder.exists():
         _remove(old)
@@ -207,10 +209,10 @@ def _exchange(one: Path, other: Path) -> bool:
 
     Linux does it since 3.15 on most file systems (`renameat2` with RENAME_EXCHANGE).
     """
-    function = (
-        getattr(ctypes.CDLL(None), "renameat2", None) if os.name != "nt" else None
-    )
-    if function is None:
+    if sys.platform != "linux":
+        return False
+    function = getattr(ctypes.CDLL(None), "renameat2", None)
+    if function is None:  # an old C library
         return False
     paths = os.fsencode(one), os.fsencode(other)
     done = function(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE)
