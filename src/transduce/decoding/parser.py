@@ -307,8 +307,7 @@ class ParseScore:
             f"F1 = {figures.f1:.2f} (recall {figures.recall:.2f}, precision "
             f"{figures.precision:.2f}, complete match {figures.complete_match:.2f}, "
             f"{figures.valid} of {counted(figures.sentences, 'sentence')}, "
-            f"{self.mended:.2f} % "
-            "mended)"
+            f"{self.mended:.2f} % repaired)"
         )
 
 
