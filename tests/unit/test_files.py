@@ -178,7 +178,7 @@ def test_a_replacement_cut_short_by_a_crash_is_undone_or_completed(tmp_path):
     assert (tmp_path / "away" / CONFIG).read_text() == ".away.transduce-old"
 
 
-def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
+def test_an_interrupted_removal_is_completed(folder, monkeypatch):
     remove = module._remove
     monkeypatch.setattr(module, "_remove", lambda _: None)
     remove_folder(folder)

@@ -118,7 +118,7 @@ def test_a_limit_too_small_for_any_tree_is_refused(
         (Symbol("closing", "VP"), False),
     ],
 )
-def test_the_mask_of_a_vocabulary_allows_these_symbols(
+def test_allowed_symbols_are_permitted_and_others_are_not(
     symbol: Symbol, is_permitted: bool
 ) -> None:
     allowed = Allowed(opening=False, leaf=True, closing="NP", end=False)

@@ -87,7 +87,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("style", "table"), TABLES.items())
-def test_a_learned_vocabulary_encodes_and_decodes_its_trees(
+def test_the_vocabulary_has_the_symbols_of_the_trees_and_is_read_back(
     style: str, table: dict[str, Symbol]
 ) -> None:
     trees = [parse_tree("(TOP (S (NN a) (/ b)))"), parse_tree("(TOP (S (. c)))")]
