@@ -99,6 +99,25 @@ def test_help_has_the_same_words_at_every_width(
         assert "".join(text.split()) == "".join(usual.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (["settings"], "[PRESET]"),
+        (["average"], "CHECKPOINT [MORE...]"),
+        (["compare"], "[SYSTEMS...]"),
+        (["evaluate-parses"], "GOLD [PREDICTED]"),
+        (["reproduce", "table2"], "[RUNS...]"),
+        (["help"], "[COMMAND...]"),
+    ],
+    ids=str,
+)
+def test_the_usage_names_the_arguments(
+    succeeds: Callable[..., str], words: list[str], arguments: str
+) -> None:
+    usage = " ".join(succeeds(*words, "--help").split("\n\n")[0].split())
+    assert usage.endswith(f" {arguments}")
+
+
 @pytest.mark.parametrize("words", [[], ["train"], ["reproduce", "table3"]], ids=str)
 def test_the_command_help_prints_the_help_of_a_command(
     succeeds: Callable[..., str], words: list[str]

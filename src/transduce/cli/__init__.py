@@ -166,7 +166,8 @@ def command_line(described_commands: Collection[str] = ()) -> App:
     ) -> None:
         reference = f"transduce.cli.{module}:{function}"
         if name in described_commands:  # all of its docstring
-            to.command(described(reference), name=name, **place)
+            read = described(reference)
+            to.command(read, name=name, help_formatter=PlainHelp(read), **place)
         else:
             to.command(reference, name=name, help=said, **place)
 
@@ -183,7 +184,10 @@ def command_line(described_commands: Collection[str] = ()) -> App:
                 module += "_" if iskeyword(name) else ""
                 add(app, name, module, module, said, group=group, sort_key=position)
     options = Group.create_ordered("Options")
-    app.command(print_help, name="help", group=options, sort_key=0)
+    of_help = PlainHelp(print_help)
+    app.command(
+        print_help, name="help", help_formatter=of_help, group=options, sort_key=0
+    )
     for position, (flag, said) in enumerate(FLAGS.items(), start=1):
         app[flag].group, app[flag].help, app[flag].sort_key = options, said, position
     said = "Complete commands and options by the Tab key, in bash, zsh or fish."

@@ -14,6 +14,7 @@ from copy import copy
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from itertools import chain, repeat
 from pathlib import Path
 from textwrap import wrap
@@ -40,13 +41,17 @@ PACKAGE = "transduce."
 
 
 class PlainHelp:
-    """Help formatter of all commands, called by cyclopts."""
+    """Help formatter of commands, called by cyclopts."""
+
+    def __init__(self, function: Callable[..., Any] | str = "") -> None:
+        self._optional = _optional_argument(function)
 
     def render_usage(
         self, console: Console, options: ConsoleOptions, usage: Any
     ) -> None:
-        """Print the usage of the command."""
-        print_paragraph(console, f"Usage: {usage}", style="bold")
+        """Print the usage of the command, with the name of an optional argument."""
+        named = str(usage).replace("[ARGS", f"[{self._optional}")
+        print_paragraph(console, f"Usage: {named}", style="bold")
 
     def render_description(
         self, console: Console, options: ConsoleOptions, description: Any
@@ -75,6 +80,22 @@ class PlainHelp:
             lines = _wrapped(example, _text_width(console) - 2 * len(INDENT))
             for line, indent in zip(lines, chain([1], repeat(2)), strict=False):
                 console.print(Text(indent * INDENT + line), soft_wrap=True)
+
+
+def _optional_argument(function: Callable[..., Any] | str) -> str:
+    """Name of the first argument that may be left out; ARGS if it is unknown."""
+    if isinstance(function, str):
+        return "ARGS"
+    return next(
+        (
+            parameter.name.upper()
+            for parameter in signature(function).parameters.values()
+            if parameter.kind is Parameter.VAR_POSITIONAL
+            or parameter.kind is Parameter.POSITIONAL_ONLY
+            and parameter.default is not Parameter.empty
+        ),
+        "ARGS",
+    )
 
 
 def print_paragraph(console: Console, text: str, style: str = "") -> None:
