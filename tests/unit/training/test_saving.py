@@ -89,7 +89,7 @@ def test_a_progress_record_of_another_form_is_refused(folder, content):
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("value", ["80", None, 1.5])
-def test_a_non_finite_progress_value_is_refused(folder, value):
+def test_a_progress_value_of_another_type_is_refused(folder, value):
     content = {**asdict(Progress()), "step": value}
     (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(CheckpointError, match="must hold a run's progress"):
