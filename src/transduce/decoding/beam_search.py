@@ -251,22 +251,22 @@ class BeamSearch:
         if not may_end.any():
             return
         state.num_finished += may_end.sum(axis=1)
-        each = np.arange(len(is_end))[:, None]
+        sentence = np.arange(len(is_end))[:, None]
         scores = found.log_probabilities / self._divisors(state.lengths + 1)[:, None]
-        scores += config.coverage_penalty * state.live_coverage[each, found.parents]
+        scores += config.coverage_penalty * state.live_coverage[sentence, found.parents]
         scores[~may_end] = -math.inf
         both = np.concatenate([state.finished_scores, scores], axis=1)
         best = np.argsort(-both, axis=1, kind="stable")[:, : config.beam_size]
         lengths = np.broadcast_to(state.lengths[:, None], scores.shape)
-        state.finished_scores = both[each, best]
+        state.finished_scores = both[sentence, best]
         for name, new in (
             ("finished_totals", found.log_probabilities),
             ("finished_lengths", lengths),
-            ("finished_tokens", state.live_tokens[each, found.parents]),
-            ("finished_sums", state.live_sums[each, found.parents]),
+            ("finished_tokens", state.live_tokens[sentence, found.parents]),
+            ("finished_sums", state.live_sums[sentence, found.parents]),
         ):
             joined = np.concatenate([getattr(state, name), new], axis=1)
-            setattr(state, name, joined[each, best])
+            setattr(state, name, joined[sentence, best])
 
     def _continue(
         self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
@@ -281,15 +281,15 @@ class BeamSearch:
         if state.lengths.max() == state.live_tokens.shape[2]:
             state.widen(2 * state.live_tokens.shape[2])
         ranks = np.argsort(is_end, axis=1, kind="stable")[:, : config.beam_size]
-        each = np.arange(len(ranks))[:, None]
-        parents, tokens = found.parents[each, ranks], found.tokens[each, ranks]
+        sentence = np.arange(len(ranks))[:, None]
+        parents, tokens = found.parents[sentence, ranks], found.tokens[sentence, ranks]
         state.num_competing = (ranks < config.end_candidates).sum(axis=1)
-        state.live_totals = found.log_probabilities[each, ranks]
-        state.live_coverage = state.live_coverage[each, parents]
-        state.live_tokens = state.live_tokens[each, parents]
-        state.live_sums = state.live_sums[each, parents]
-        state.live_tokens[each[:, 0], :, state.lengths] = tokens
-        state.live_sums[each[:, 0], :, state.lengths] = state.live_totals
+        state.live_totals = found.log_probabilities[sentence, ranks]
+        state.live_coverage = state.live_coverage[sentence, parents]
+        state.live_tokens = state.live_tokens[sentence, parents]
+        state.live_sums = state.live_sums[sentence, parents]
+        state.live_tokens[sentence[:, 0], :, state.lengths] = tokens
+        state.live_sums[sentence[:, 0], :, state.lengths] = state.live_totals
         state.lengths = state.lengths + 1
         return parents, tokens
 
