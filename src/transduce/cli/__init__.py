@@ -32,7 +32,7 @@ from transduce.cli.files import (
     open_closed_streams,
     say_on_errors,
 )
-from transduce.cli.help import PlainHelp, described
+from transduce.cli.help import PLAIN_HELP, PlainHelp, described
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination
@@ -156,7 +156,7 @@ def command_line(described_commands: Collection[str] = ()) -> App:
         version=lambda: transduce.__version__,
         version_flags=("--version", "-V"),
         help_format="plaintext",
-        help_formatter=PlainHelp(),
+        help_formatter=PLAIN_HELP,
         group_parameters=Group.create_default_parameters("Options"),
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
@@ -184,9 +184,9 @@ def command_line(described_commands: Collection[str] = ()) -> App:
                 module += "_" if iskeyword(name) else ""
                 add(app, name, module, module, said, group=group, sort_key=position)
     options = Group.create_ordered("Options")
-    of_help = PlainHelp(print_help)
+    formatter = PlainHelp(print_help) if described_commands else PLAIN_HELP
     app.command(
-        print_help, name="help", help_formatter=of_help, group=options, sort_key=0
+        print_help, name="help", help_formatter=formatter, group=options, sort_key=0
     )
     for position, (flag, said) in enumerate(FLAGS.items(), start=1):
         app[flag].group, app[flag].help, app[flag].sort_key = options, said, position

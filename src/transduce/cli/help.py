@@ -98,6 +98,10 @@ def _optional_argument(function: Callable[..., Any] | str) -> str:
     )
 
 
+PLAIN_HELP = PlainHelp()
+"""Formatter of help on all commands together."""
+
+
 def print_paragraph(console: Console, text: str, style: str = "") -> None:
     """Print a text, wrapped to the console's width."""
     for line in _wrapped(text, _text_width(console)):
