@@ -192,16 +192,16 @@ def _children(node: Any, path: tuple[str, ...], *, with_text: bool) -> list[Any]
 
 def check_document(html: str) -> str | None:
     """Fault of a document that is split and joined again; None if there is none."""
-    stretches = split_html(html, "en")
-    if "".join(each.text for each in stretches) != html:
-        return "the stretches do not join to the document"
-    own = sentences(stretches)
-    if shape(html, with_text=True) != shape(join_html(stretches, own), with_text=True):
+    segments = split_html(html, "en")
+    if "".join(each.text for each in segments) != html:
+        return "the segments do not join to the document"
+    own = sentences(segments)
+    if shape(html, with_text=True) != shape(join_html(segments, own), with_text=True):
         return "joining its own text changes it"
     hostile = [HOSTILE] * len(own)
     links = [links_by_place(each, HOSTILE) for each in own]
     if shape(html, with_text=False) != shape(
-        join_html(stretches, hostile, links), with_text=False
+        join_html(segments, hostile, links), with_text=False
     ):
         return "a hostile translation changes its tags"
     return None
@@ -292,12 +292,12 @@ def entries() -> dict[str, Callable[[str], object]]:
         return [len(ids) for ids in tokenizers["bpe"].encode_sources(texts)]
 
     def html(text: str) -> str:
-        stretches = split_html(text, "en")
-        return join_html(stretches, sentences(stretches))
+        segments = split_html(text, "en")
+        return join_html(segments, sentences(segments))
 
     def running(text: str, language: str | None) -> str:
-        stretches = split_text(text, language)
-        return join_text(stretches, sentences(stretches))
+        segments = split_text(text, language)
+        return join_text(segments, sentences(segments))
 
     def lines(text: str) -> list[str]:
         with TemporaryDirectory() as folder:

@@ -147,6 +147,8 @@ class Batcher:
         source_ids = self._dataset.source.padded(indices, PAD)
         target_ids = self._dataset.target.padded(indices, PAD)
         rows = np.arange(len(indices))
+        # `padded` leaves at least one padding id at the end of each row: `np.roll`
+        # moves it to the front, where BOS replaces it, and EOS fits behind the ids.
         target_in = np.roll(target_ids, 1, axis=1)
         target_in[:, 0] = BOS
         source_ids[rows, source - 1] = EOS

@@ -1,4 +1,4 @@
-"""Text files of a run, and figures from reading them through once."""
+"""Text files of a run, and statistics from reading them through once."""
 
 import re
 from collections import deque
@@ -71,8 +71,8 @@ class TextFigures:
             self.unspaced_letters += sum(map(len, UNSPACED_RUN.findall(text)))
 
 
-class Reading:
-    """Figures of two line-aligned sides, as far as read."""
+class CorpusStatistics:
+    """Statistics of two line-aligned sides, as far as read."""
 
     def __init__(self) -> None:
         self.marks = dict.fromkeys(MARKS, 0)
@@ -91,13 +91,13 @@ class Reading:
         for source_line, target_line in aligned_lines(source, target):
             pair = SentencePair(source=source_line.text(), target=target_line.text())
             self.num_characters += num_characters(pair)
-            self._take_note(pair)
+            self._count(pair)
             # A line never contains a line end.
             for line in (source_line, target_line):
                 self._lines.update(line.content + b"\n")
             yield pair
 
-    def _take_note(self, pair: SentencePair) -> None:
+    def _count(self, pair: SentencePair) -> None:
         is_sampled = self._number < WHOLE_LINES or self._number % SAMPLED_LINES == 0
         self._number += 1
         for side, text in (("source", pair.source), ("target", pair.target)):
@@ -124,19 +124,19 @@ def require_files(paths: Iterable[Path]) -> None:
             )
 
 
-def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
+def read_through(source: Sequence[Path], target: Sequence[Path]) -> CorpusStatistics:
     """Read all pairs once, so that errors are found before any work.
 
     Raises `DataError` for an error, or if there is no line at all.
     """
     require_files((*source, *target))
-    reading = Reading()
-    deque(reading.pairs(source, target), maxlen=0)
-    if reading.num_characters == 0:
+    statistics = CorpusStatistics()
+    deque(statistics.pairs(source, target), maxlen=0)
+    if statistics.num_characters == 0:
         raise DataError(
             f"{source[0]}: a corpus must have at least one line, but is empty."
         )
-    return reading
+    return statistics
 
 
 def num_characters(pair: SentencePair) -> int:

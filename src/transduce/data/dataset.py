@@ -44,8 +44,8 @@ class EncodedSide:
     def padded(
         self, indices: Integer[np.ndarray, " rows"], pad: int
     ) -> Integer[np.ndarray, "rows length"]:
-        """Return the ids of some sentences as rows, each with at least one padding
-        id."""
+        """Return the ids of some sentences as rows, each with at least one padding id
+        at its end, where `Batcher.load` puts EOS."""
         starts, lengths = self.offsets[indices], self.lengths(indices)
         column = np.arange(lengths.max() + 1)
         is_id = column < lengths[:, None]

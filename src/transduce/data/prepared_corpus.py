@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tokenizers
 
-from transduce.data.corpus_files import CorpusFiles, Reading, read_through
+from transduce.data.corpus_files import CorpusFiles, CorpusStatistics, read_through
 from transduce.data.dataset import (
     DATASET_FILES,
     EncodedPair,
@@ -87,18 +87,18 @@ def encode_corpus(
     pairs: Iterable[SentencePair], encoder: PairEncoder, max_length: int, folder: Path
 ) -> PairCounts:
     """Write the ids of usable pairs, and count the others."""
-    fates: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def fit() -> Iterator[EncodedPair]:
         for pair in encode_pairs(pairs, encoder):
-            fate = fate_of(pair, max_length)
-            fates[fate] += 1
-            if fate == "kept":
+            reason = filter_reason(pair, max_length)
+            counts[reason] += 1
+            if reason == "kept":
                 yield pair
 
     write_dataset(fit(), folder)
     return PairCounts(
-        kept=fates["kept"], empty=fates["empty"], overlong=fates["overlong"]
+        kept=counts["kept"], empty=counts["empty"], overlong=counts["overlong"]
     )
 
 
@@ -117,7 +117,7 @@ def encode_pairs(
             yield from encoded.result()
 
 
-def fate_of(pair: EncodedPair, max_length: int) -> str:
+def filter_reason(pair: EncodedPair, max_length: int) -> str:
     """Return whether a pair is "kept", or dropped as "empty" or "overlong"."""
     if not pair.source or not pair.target:
         return "empty"
@@ -147,8 +147,10 @@ class PreparedCorpus:
     vocab_size: int
     target_vocab_size: int | None = None
     """Size of the target vocabulary of a parser; None if the vocabulary is shared."""
-    readings: Mapping[str, Reading] = field(default_factory=dict, compare=False)
-    """Reading of the files by split: "training" and "dev"."""
+    statistics: Mapping[str, CorpusStatistics] = field(
+        default_factory=dict, compare=False
+    )
+    """Statistics of the files by split: "training" and "dev"."""
     shared_with: Path | None = None
     """Folder of the run whose files are shared; None if made anew."""
     is_held_out: bool = False
@@ -160,38 +162,37 @@ def prepare(
     tokenizer: TokenizerConfig,
     max_length: int,
     folder: Path,
-    neighbours: Iterable[Path] = (),
+    sibling_runs: Iterable[Path] = (),
     symbols: SymbolVocabulary | None = None,
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
-    `symbols` is a parser's target vocabulary. If a neighbour was prepared from the same
-    input, its files are shared. All files are read through before anything is written.
-    Raises `DataError` if one cannot be used, or no pair is left to train on.
+    `symbols` is a parser's target vocabulary. If one of `sibling_runs` was prepared
+    from the same input, its files are shared. All files are read through before
+    anything is written. Raises `DataError` if one cannot be used, or no pair is left to
+    train on.
     """
-    reading = read_through(files.source, files.target)
+    training = read_through(files.source, files.target)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
-    recipe = _Recipe(
+    key = _CorpusKey(
         tokenizer=tokenizer,
         max_length=max_length,
-        training=reading,
+        training=training,
         dev=dev,
         symbols=symbols,
     )
-    for neighbour in neighbours:
-        if _share(neighbour, folder, recipe):
-            prepared = _read(folder, recipe)
+    for sibling in sibling_runs:
+        if _share(sibling, folder, key):
+            prepared = _read(folder, key)
             if prepared is not None:
-                return replace(
-                    prepared, shared_with=neighbour, readings=recipe.readings
-                )
+                return replace(prepared, shared_with=sibling, statistics=key.statistics)
             _discard(folder)
-    prepared = _make(files, recipe, folder)
+    prepared = _make(files, key, folder)
     record = asdict(prepared)
-    del record["shared_with"], record["readings"], record["is_held_out"]
+    del record["shared_with"], record["statistics"], record["is_held_out"]
     text = json.dumps(record, indent=2) + "\n"
     (folder / RECORD).write_text(text, encoding="utf-8")
-    return replace(prepared, readings=recipe.readings)
+    return replace(prepared, statistics=key.statistics)
 
 
 def learning_texts(
@@ -209,13 +210,13 @@ def learning_texts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
+class _CorpusKey:
     """Input and settings that a prepared corpus depends on."""
 
     tokenizer: TokenizerConfig
     max_length: int
-    training: Reading
-    dev: Reading | None
+    training: CorpusStatistics
+    dev: CorpusStatistics | None
     symbols: SymbolVocabulary | None
 
     @property
@@ -223,13 +224,14 @@ class _Recipe:
         return None if self.symbols is None else self.symbols.vocab_size
 
     @property
-    def readings(self) -> dict[str, Reading]:
-        """Reading of the files by split."""
+    def statistics(self) -> dict[str, CorpusStatistics]:
+        """Statistics of the files by split."""
         dev = {} if self.dev is None else {"dev": self.dev}
         return {"training": self.training, **dev}
 
     @property
-    def key(self) -> str:
+    def digest(self) -> str:
+        """Hash of all parts, the `key` of the record."""
         parts = {
             "format": FORMAT,
             "tokenizers": tokenizers.__version__,
@@ -243,47 +245,47 @@ class _Recipe:
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _make(files: CorpusFiles, recipe: _Recipe, folder: Path) -> PreparedCorpus:
+def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     pairs = read_pairs(files.source, files.target)
     texts = learning_texts(
-        pairs, recipe.training.num_characters, source_only=recipe.symbols is not None
+        pairs, key.training.num_characters, source_only=key.symbols is not None
     )
-    tokenizer = learn_tokenizer(texts, recipe.tokenizer)
+    tokenizer = learn_tokenizer(texts, key.tokenizer)
     tokenizer.save(folder / TOKENIZER_FILE)
-    if recipe.symbols is not None:
-        recipe.symbols.save(folder / SYMBOLS_FILE)
-    encoder = PairEncoder(tokenizer=tokenizer, symbols=recipe.symbols)
-    again = Reading()
+    if key.symbols is not None:
+        key.symbols.save(folder / SYMBOLS_FILE)
+    encoder = PairEncoder(tokenizer=tokenizer, symbols=key.symbols)
+    again = CorpusStatistics()
     training = encode_corpus(
         again.pairs(files.source, files.target),
         encoder,
-        recipe.max_length,
+        key.max_length,
         folder / TRAINING,
     )
-    _require_unchanged(files.source[0], again, recipe.training)
+    _require_unchanged(files.source[0], again, key.training)
     if training.kept == 0:
         raise DataError(
             f"{files.source[0]}: at least one pair must be left to train on, but "
             f"{training}."
         )
     return PreparedCorpus(
-        key=recipe.key,
+        key=key.digest,
         training=training,
-        dev=_make_dev(files, recipe, encoder, folder / DEV),
+        dev=_make_dev(files, key, encoder, folder / DEV),
         vocab_size=tokenizer.vocab_size,
-        target_vocab_size=recipe.target_vocab_size,
+        target_vocab_size=key.target_vocab_size,
     )
 
 
 def _make_dev(
-    files: CorpusFiles, recipe: _Recipe, encoder: PairEncoder, folder: Path
+    files: CorpusFiles, key: _CorpusKey, encoder: PairEncoder, folder: Path
 ) -> PairCounts | None:
-    if recipe.dev is None:
+    if key.dev is None:
         return None
-    again = Reading()
+    again = CorpusStatistics()
     pairs = list(again.pairs(files.dev_source, files.dev_target))
-    _require_unchanged(files.dev_source[0], again, recipe.dev)
-    counts = encode_corpus(pairs, encoder, recipe.max_length, folder)
+    _require_unchanged(files.dev_source[0], again, key.dev)
+    counts = encode_corpus(pairs, encoder, key.max_length, folder)
     if counts.kept == 0:
         raise DataError(
             f"{files.dev_source[0]}: at least one pair must be left to validate on, "
@@ -295,7 +297,9 @@ def _make_dev(
     return counts
 
 
-def _require_unchanged(path: Path, again: Reading, first: Reading) -> None:
+def _require_unchanged(
+    path: Path, again: CorpusStatistics, first: CorpusStatistics
+) -> None:
     if again.digest != first.digest:
         raise DataError(
             f"{path}: a corpus must stay as it is while it is prepared, but it or a "
@@ -303,22 +307,22 @@ def _require_unchanged(path: Path, again: Reading, first: Reading) -> None:
         )
 
 
-def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
-    """Link large files and copy the rest; return whether the neighbour has all."""
-    if _key_of(neighbour) != recipe.key:
+def _share(sibling: Path, folder: Path, key: _CorpusKey) -> bool:
+    """Link large files and copy the rest; return whether the sibling run has all."""
+    if _key_of(sibling) != key.digest:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
-    texts = [RECORD, TOKENIZER_FILE, *([SYMBOLS_FILE] if recipe.symbols else [])]
+    texts = [RECORD, TOKENIZER_FILE, *([SYMBOLS_FILE] if key.symbols else [])]
     (folder / TRAINING).mkdir(parents=True)
-    if recipe.dev is not None:
+    if key.dev is not None:
         (folder / DEV).mkdir()
         ids += [f"{DEV}/{name}" for name in DATASET_FILES]
         texts += [f"{DEV}/{DEV_SOURCE}", f"{DEV}/{DEV_TARGET}"]
     try:
         for name in ids:
-            _link(neighbour / name, folder / name)
+            _link(sibling / name, folder / name)
         for name in texts:
-            shutil.copyfile(neighbour / name, folder / name)
+            shutil.copyfile(sibling / name, folder / name)
     except OSError:  # a file is missing, or being removed
         _discard(folder)
         return False
@@ -344,15 +348,15 @@ def _key_of(folder: Path) -> str | None:
         return None  # not prepared, or by another version
 
 
-def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
+def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
     """Read the record of a prepared corpus; None if it is damaged."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         open_dataset(folder / TRAINING)
-        if recipe.dev is not None:
+        if key.dev is not None:
             open_dataset(folder / DEV)
             sides = (folder / DEV / DEV_SOURCE,), (folder / DEV / DEV_TARGET,)
-            if read_through(*sides).digest != recipe.dev.digest:
+            if read_through(*sides).digest != key.dev.digest:
                 return None
         if load_tokenizer(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
             return None
@@ -361,7 +365,7 @@ def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
             training=PairCounts(**record["training"]),
             dev=record["dev"] and PairCounts(**record["dev"]),
             vocab_size=record["vocab_size"],
-            target_vocab_size=recipe.target_vocab_size,
+            target_vocab_size=key.target_vocab_size,
         )
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
         return None

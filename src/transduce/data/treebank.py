@@ -77,7 +77,7 @@ def prepare_treebank(
     tokenizer: TokenizerConfig,
     max_length: int,
     folder: Path,
-    neighbours: Iterable[Path] = (),
+    sibling_runs: Iterable[Path] = (),
     held_out_by: int | None = None,
 ) -> PreparedCorpus:
     """Prepare treebanks as `prepare` does text; keep the normalised dev trees.
@@ -104,7 +104,7 @@ def prepare_treebank(
         dev_source=(dev / WORDS,) if dev_trees else (),
         dev_target=(dev / SYMBOLS,) if dev_trees else (),
     )
-    corpus = prepare(corpus_files, tokenizer, max_length, folder, neighbours, symbols)
+    corpus = prepare(corpus_files, tokenizer, max_length, folder, sibling_runs, symbols)
     if dev_trees:
         write_lines(folder / DEV_TREES, map(str, dev_trees))
     shutil.rmtree(text)

@@ -297,7 +297,7 @@ class ParseScore:
 
     brackets: BracketScore
     mended: float
-    """Percentage of sentences whose symbols needed repairs to be a tree."""
+    """Percentage of sentences repaired to be a tree (`mended` in files too)."""
     repairs: Repairs
     """Repairs of all sentences."""
 
@@ -314,9 +314,9 @@ class ParseScore:
 def score_parses(gold: Sequence[Tree], parses: Sequence[Parse]) -> ParseScore:
     """Score parses of the words of the gold trees."""
     trees = [parse.tree for parse in parses]
-    mended = sum(parse.repairs.total > 0 for parse in parses)
+    num_repaired = sum(parse.repairs.total > 0 for parse in parses)
     return ParseScore(
         brackets=bracket_f1(gold, list(map(with_tags_of, gold, trees))),
-        mended=percentage(mended, len(parses)),
+        mended=percentage(num_repaired, len(parses)),
         repairs=reduce(add, (parse.repairs for parse in parses)),
     )

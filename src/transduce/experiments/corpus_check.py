@@ -28,7 +28,7 @@ from transduce.data.treebank import (
 )
 from transduce.errors import ConfigError, counted
 from transduce.experiments.corpus_survey import (
-    FATES,
+    FILTER_REASONS,
     NUM_EXAMPLES,
     FilePair,
     Finding,
@@ -298,7 +298,7 @@ def check_prepared(
     """
     splits = {
         name: survey_prepared(
-            open_dataset(folder / where), counts, corpus.readings[name]
+            open_dataset(folder / where), counts, corpus.statistics[name]
         )
         for name, where, counts in (
             ("training", TRAINING, corpus.training),
@@ -379,7 +379,7 @@ def _pair_report(survey: Survey) -> PairReport:
         empty_source=survey.finding(~has_source & has_target, "source"),
         empty_target=survey.finding(has_source & ~has_target, "target"),
         empty_both=survey.finding(~has_source & ~has_target),
-        overlong=survey.finding(rows["fate"] == FATES.index("overlong")),
+        overlong=survey.finding(rows["reason"] == FILTER_REASONS.index("overlong")),
         lopsided=kept.finding(_is_lopsided(kept)),
         identical=kept.finding(
             kept.rows["source_digest"] == kept.rows["target_digest"]

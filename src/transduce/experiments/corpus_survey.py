@@ -17,13 +17,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
-from transduce.data.corpus_files import MARKS, Reading
+from transduce.data.corpus_files import MARKS, CorpusStatistics
 from transduce.data.dataset import Dataset, EncodedSide
 from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,
     encode_pairs,
-    fate_of,
+    filter_reason,
 )
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
@@ -40,8 +40,8 @@ NUM_EXAMPLES = 3
 MAX_BINS = 12
 """Largest number of bins of lengths, besides one for the longest 1 %."""
 
-FATES = ("kept", "empty", "overlong")
-"""Results of `fate_of`; a row holds their index."""
+FILTER_REASONS = ("kept", "empty", "overlong")
+"""Results of `filter_reason`; a row holds their index."""
 
 CHUNK_ROWS, CHUNK_IDS = 100_000, 10_000_000
 """Sentences and ids processed at once."""
@@ -53,7 +53,7 @@ MIXERS = tuple(
 ROW = np.dtype(
     [
         ("position", "<i8"),
-        ("fate", "u1"),
+        ("reason", "u1"),
         ("source_length", "<i4"),
         ("target_length", "<i4"),
         ("source_digest", "<u8"),
@@ -244,7 +244,10 @@ class Survey:
 
     def kept(self) -> "Survey":
         """Survey of only the pairs that training would keep."""
-        return replace(self, rows=self.rows[self.rows["fate"] == FATES.index("kept")])
+        return replace(
+            self,
+            rows=self.rows[self.rows["reason"] == FILTER_REASONS.index("kept")],
+        )
 
     def place(self, row: int, side: Side = "source") -> str:
         """File and line of a row."""
@@ -325,15 +328,17 @@ def survey_corpus(
     )
 
 
-def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> Survey:
+def survey_prepared(
+    dataset: Dataset, counts: PairCounts, statistics: CorpusStatistics
+) -> Survey:
     """Survey a prepared corpus, without file names.
 
     The texts are not read again: equal ids mean equal texts.
     """
     rows = np.zeros(counts.total, dtype=ROW)
     rows["position"] = np.arange(counts.total)
-    rows["fate"][counts.kept :] = FATES.index("empty")
-    rows["fate"][counts.kept + counts.empty :] = FATES.index("overlong")
+    rows["reason"][counts.kept :] = FILTER_REASONS.index("empty")
+    rows["reason"][counts.kept + counts.empty :] = FILTER_REASONS.index("overlong")
     kept = rows[: counts.kept]
     kept["source_length"] = np.diff(dataset.source.offsets)
     kept["target_length"] = np.diff(dataset.target.offsets)
@@ -354,7 +359,7 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
     }
     side_counts = {side: SideCounts() for side in sides}
     for side, counted in side_counts.items():
-        figures = reading.figures[side]
+        figures = statistics.figures[side]
         counted.num_lines = counts.total
         counted.num_words = figures.words
         counted.num_characters = figures.characters
@@ -362,7 +367,7 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
         counted.num_byte_tokens = _num_byte_ids(sides[side])
     # The side of a mark is not recorded, and no report needs it.
     side_counts["source"].marks = {
-        kind: Tally(number) for kind, number in reading.marks.items()
+        kind: Tally(number) for kind, number in statistics.marks.items()
     }
     return Survey(
         files=(files,),
@@ -422,7 +427,7 @@ def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterat
         reader.target.num_byte_tokens += _num_bytes(ids.target)
         yield (
             read.position,
-            FATES.index(fate_of(ids, max_length)),
+            FILTER_REASONS.index(filter_reason(ids, max_length)),
             len(ids.source),
             len(ids.target),
             _digest(read.pair.source),

@@ -77,10 +77,10 @@ class RunFolder:
         the block it is at `path`. The corpus of a run beside this one is shared if
         it would be the same. An older run is replaced only with `overwrite`.
         """
-        neighbours = sorted(path.absolute().parent.glob("[!.]*"))
+        sibling_runs = sorted(path.absolute().parent.glob("[!.]*"))
         with atomic_directory(path) as new:
             _require_new_run(path, overwrite=overwrite)
-            corpus = _prepare(files, config, new, neighbours)
+            corpus = _prepare(files, config, new, sibling_runs)
             if config.training.patience is not None and corpus.dev is None:
                 raise ConfigError(NO_DEV)
             model = replace(
@@ -324,7 +324,7 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
 
 
 def _prepare(
-    files: RunFiles, config: RunConfig, folder: Path, neighbours: Sequence[Path]
+    files: RunFiles, config: RunConfig, folder: Path, sibling_runs: Sequence[Path]
 ) -> PreparedCorpus:
     tokenizer, max_length = config.tokenizer, config.batching.max_length
     seed = None
@@ -332,15 +332,15 @@ def _prepare(
         seed = config.training.seed
     if isinstance(files, TreebankFiles):
         return prepare_treebank(
-            files, config.treebank, tokenizer, max_length, folder, neighbours, seed
+            files, config.treebank, tokenizer, max_length, folder, sibling_runs, seed
         )
     if seed is None:
-        return prepare(files, tokenizer, max_length, folder, neighbours)
+        return prepare(files, tokenizer, max_length, folder, sibling_runs)
     text = folder / "text"
     parts = hold_out_pairs(files, text, seed)
     if parts is None:
-        return prepare(files, tokenizer, max_length, folder, neighbours)
-    corpus = prepare(parts, tokenizer, max_length, folder, neighbours)
+        return prepare(files, tokenizer, max_length, folder, sibling_runs)
+    corpus = prepare(parts, tokenizer, max_length, folder, sibling_runs)
     shutil.rmtree(text)
     return replace(corpus, is_held_out=True)
 

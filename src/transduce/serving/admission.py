@@ -281,7 +281,7 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode()
 
 
-def status_of(error: TransduceError) -> RefusedError:
+def refusal_of(error: TransduceError) -> RefusedError:
     """Return the HTTP refusal for an error."""
     match error:
         case OverdueError():

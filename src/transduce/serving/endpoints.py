@@ -35,15 +35,15 @@ from transduce.serving.served_models import (
 )
 from transduce.serving.translation import (
     DocumentOptions,
-    TranslatedStretch,
-    found_stretches,
+    TranslatedSegment,
+    found_segments,
     search_for,
     split,
     translate_documents,
-    translated_stretches,
+    translated_segments,
 )
 from transduce.text.sentence_splitting import (
-    Stretch,
+    Segment,
     has_sign,
     sentences,
     split_text,
@@ -167,12 +167,12 @@ class Endpoints:
         model = by_name(self._translating, asked.model)
         queue = model.queue
         deadline = queue.deadline()
-        stretches = await in_thread(deadline, split, asked.q, _options(asked, model))
-        await queue.require_short(sentences(stretches), deadline)
+        segments = await in_thread(deadline, split, asked.q, _options(asked, model))
+        await queue.require_short(sentences(segments), deadline)
         search = search_for(queue.translator.search, asked.alternatives)
-        futures = queue.submit(sentences(stretches), search, deadline)
-        found = translated_stretches(
-            queue, stretches, futures, asked.format, asked.alternatives, deadline
+        futures = queue.submit(sentences(segments), search, deadline)
+        found = translated_segments(
+            queue, segments, futures, asked.format, asked.alternatives, deadline
         )
         return _streamed(_translated(each) async for each in found)
 
@@ -187,12 +187,12 @@ class Endpoints:
         splits = partial(
             split_text, splits_lines=asked.split_sentences, is_read=has_sign
         )
-        stretches = await in_thread(deadline, splits, asked.q, ENGLISH)
-        await queue.require_short(sentences(stretches), deadline)
+        segments = await in_thread(deadline, splits, asked.q, ENGLISH)
+        await queue.require_short(sentences(segments), deadline)
         futures = queue.submit_to_parser(
-            sentences(stretches), constrained=asked.constrained, deadline=deadline
+            sentences(segments), constrained=asked.constrained, deadline=deadline
         )
-        found = found_stretches(stretches, futures)
+        found = found_segments(segments, futures)
         return _streamed(_parsed(*each) async for each in found)
 
     async def score(self, request: Request) -> list[messages.Score]:
@@ -297,8 +297,8 @@ def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:
     return JsonLines(lines())
 
 
-def _translated(found: TranslatedStretch) -> messages.StreamedStretch:
-    return messages.StreamedStretch(
+def _translated(found: TranslatedSegment) -> messages.StreamedSegment:
+    return messages.StreamedSegment(
         source=found.source,
         translation=found.text,
         score=found.score,
@@ -309,11 +309,11 @@ def _translated(found: TranslatedStretch) -> messages.StreamedStretch:
     )
 
 
-def _parsed(stretch: Stretch, parse: Parse | None) -> messages.StreamedParse:
+def _parsed(segment: Segment, parse: Parse | None) -> messages.StreamedParse:
     if parse is None:
-        return messages.StreamedParse(source=stretch.text)
+        return messages.StreamedParse(source=segment.text)
     return messages.StreamedParse(
-        source=stretch.text,
+        source=segment.text,
         tree=str(parse.tree),
         score=parse.score,
         num_repairs=parse.repairs.total,

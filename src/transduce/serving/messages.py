@@ -175,7 +175,7 @@ class ScoredText(BaseModel):
     ]
 
 
-class StreamedStretch(BaseModel):
+class StreamedSegment(BaseModel):
     """Line of a streamed answer; all lines together give the translated text."""
 
     source: str
@@ -191,7 +191,7 @@ class ParseRequest(Asked):
     model: ModelNamed = None
     constrained: Annotated[
         bool,
-        Field(description="Look for trees only, so that nothing need be mended."),
+        Field(description="Search for trees only, so that no repair is needed."),
     ] = False
     split_sentences: SplitSentences = True
 
@@ -222,7 +222,7 @@ class StreamedParse(BaseModel):
     tree: Annotated[str | None, Field(description="In brackets.")] = None
     score: float | None = None
     num_repairs: Annotated[
-        int, Field(description="What had to be mended of what the model wrote.")
+        int, Field(description="Number of repairs that turn the output into a tree.")
     ] = 0
     is_overlong: Annotated[
         bool, Field(description="Whether it was too long to be read: its tree is flat.")

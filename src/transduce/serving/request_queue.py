@@ -142,7 +142,7 @@ class _Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class _InHand(Generic[Found]):
+class _Assigned(Generic[Found]):
     """Sentence of a batch, with its request and the future of its result."""
 
     request: _Sentences
@@ -151,7 +151,7 @@ class _InHand(Generic[Found]):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Turn:
+class _Running:
     """Work in progress, with the deadline of each result."""
 
     deadlines: dict[Future[Any], Deadline]
@@ -198,7 +198,7 @@ class RequestQueue:
         self._requests: dict[_Sentences | _Slices, None] = {}
         """Requests in round-robin order; after its turn, a request moves to the end."""
         self._num_waiting = 0
-        self._turn: _Turn | None = None
+        self._running: _Running | None = None
         self._is_closed = False
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
         self._watch = threading.Thread(target=self._expire, name="watch", daemon=True)
@@ -218,8 +218,8 @@ class RequestQueue:
     @property
     def is_stuck(self) -> bool:
         """Whether the model hangs in work past its deadline."""
-        turn = self._turn
-        return turn is not None and time.monotonic() > turn.ends + STUCK_AFTER_S
+        running = self._running
+        return running is not None and time.monotonic() > running.ends + STUCK_AFTER_S
 
     def deadline(self) -> Deadline:
         """Deadline of a request that begins now."""
@@ -401,20 +401,20 @@ class RequestQueue:
                         return
                     self._changed.wait()
                 request = next(iter(self._requests))
-                batch: list[_InHand[Any]] = []
+                batch: list[_Assigned[Any]] = []
                 if isinstance(request, _Slices):
                     self._begin_slice(request)
                 else:
                     batch = self._gather(request.task)
-                turn = self._turn
-                assert turn is not None
+                running = self._running
+                assert running is not None
                 self._changed.notify_all()  # wake the watch for the new deadline
             if isinstance(request, _Slices):
                 _do_slice(request)
             else:
-                self._do_batch(batch, turn)
+                self._do_batch(batch, running)
             with self._changed:
-                self._turn = None
+                self._running = None
                 self._changed.notify_all()
                 if isinstance(request, _Slices) and not request.future.done():
                     self._requests[request] = None
@@ -422,9 +422,9 @@ class RequestQueue:
     def _begin_slice(self, request: _Slices) -> None:
         del self._requests[request]
         request.has_begun = True
-        self._turn = _Turn(deadlines={request.future: request.deadline})
+        self._running = _Running(deadlines={request.future: request.deadline})
 
-    def _gather(self, task: _Task[Found]) -> list[_InHand[Found]]:
+    def _gather(self, task: _Task[Found]) -> list[_Assigned[Found]]:
         """Next batch of sentences for the same task, with a share for each request."""
         alike = [
             each
@@ -433,7 +433,7 @@ class RequestQueue:
         ]
         room = self.config.batch_size
         share = max(room // len(alike), 1)
-        batch: list[_InHand[Found]] = []
+        batch: list[_Assigned[Found]] = []
         for most in (share, room):
             for request in alike:
                 count = min(most, room - len(batch))
@@ -444,38 +444,41 @@ class RequestQueue:
             if request.waiting:
                 self._requests[request] = None
         self._num_waiting -= len(batch)
-        self._turn = _Turn(
+        self._running = _Running(
             deadlines={each.future: each.request.deadline for each in batch}
         )
         return batch
 
-    def _taken(self, request: _Sentences, count: int) -> list[_InHand[Any]]:
+    def _taken(self, request: _Sentences, count: int) -> list[_Assigned[Any]]:
         futures = list(islice(request.waiting, count))
         return [
-            _InHand(request, request.waiting.pop(future), future) for future in futures
+            _Assigned(request, request.waiting.pop(future), future)
+            for future in futures
         ]
 
-    def _do_batch(self, batch: list[_InHand[Any]], turn: _Turn) -> None:
+    def _do_batch(self, batch: list[_Assigned[Any]], running: _Running) -> None:
         """Run a batch; a request that fails does not fail the others."""
         self.on_batch(len(batch))
-        error = self._find(batch, turn)
+        error = self._find(batch, running)
         if error is None:
             return
         left = [each for each in batch if not each.future.done()]
         requests = list({each.request: None for each in left})
         for request in requests:
             own = [each for each in left if each.request is request]
-            own_error = error if len(requests) == 1 else self._find(own, turn)
+            own_error = error if len(requests) == 1 else self._find(own, running)
             for each in own:
                 if own_error is not None:
                     _settle(each.future, error=own_error)
 
-    def _find(self, batch: list[_InHand[Any]], turn: _Turn) -> BaseException | None:
+    def _find(
+        self, batch: list[_Assigned[Any]], running: _Running
+    ) -> BaseException | None:
         """Compute and deliver results; return the error if the search fails."""
         sentences = [each.sentence for each in batch]
-        task, pace = batch[0].request.task, Pace(on_step=turn.go_on)
+        task, pace = batch[0].request.task, Pace(on_step=running.go_on)
         try:
-            turn.go_on()
+            running.go_on()
             found = task(self.translator, sentences, pace)
             for each, result in zip(batch, found, strict=True):
                 _settle(each.future, result)
@@ -489,7 +492,7 @@ class RequestQueue:
         """Fail requests at their deadlines, even if the model hangs."""
         while True:
             with self._changed:
-                if self._is_closed and not self._requests and self._turn is None:
+                if self._is_closed and not self._requests and self._running is None:
                     return
                 now = time.monotonic()
                 overdue = list(self._overdue(now))
@@ -500,7 +503,7 @@ class RequestQueue:
                 _settle(future, error=error)
 
     def _deadlines(self) -> Iterator[float]:
-        """Deadlines of the waiting requests and of the model's turn."""
+        """Deadlines of the waiting requests and of the running work."""
         for request in self._requests:
             yield request.deadline.at
         for future, deadline in self._under_way():
@@ -524,7 +527,7 @@ class RequestQueue:
                 yield future, deadline.took_too_long()
 
     def _under_way(self) -> list[tuple[Future[Any], Deadline]]:
-        return [] if self._turn is None else list(self._turn.deadlines.items())
+        return [] if self._running is None else list(self._running.deadlines.items())
 
 
 async def in_thread(

@@ -41,7 +41,7 @@ from transduce.serving.admission import (
     Admission,
     AdmissionConfig,
     RefusedError,
-    status_of,
+    refusal_of,
 )
 from transduce.serving.connection import (
     AcceptFailures,
@@ -89,7 +89,7 @@ REFUSALS = {
     504: "The request takes too long.",
 }
 LINES: dict[str, type[BaseModel]] = {
-    "/v1/translate": messages.StreamedStretch,
+    "/v1/translate": messages.StreamedSegment,
     "/v1/parse": messages.StreamedParse,
 }
 """Type of each line of streamed answers, by path."""
@@ -376,7 +376,7 @@ async def _refuse(_: Request, refused: Exception) -> JSONResponse:
 
 async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TransduceError)
-    return await _refuse(request, status_of(error))
+    return await _refuse(request, refusal_of(error))
 
 
 async def _refuse_http(request: Request, error: Exception) -> JSONResponse:

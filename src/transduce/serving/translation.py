@@ -17,7 +17,7 @@ from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.inline_tags import WordLinks
 from transduce.text.markup import split_html, written_html
-from transduce.text.sentence_splitting import Stretch, sentences, split_text
+from transduce.text.sentence_splitting import Segment, sentences, split_text
 
 Found = TypeVar("Found")
 
@@ -46,7 +46,7 @@ class TranslatedDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedStretch:
+class TranslatedSegment:
     """Piece of a document with its text in the translation."""
 
     source: str
@@ -64,7 +64,7 @@ def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
     return replace(own, beam_size=beam_size, num_best=num_best)
 
 
-def split(document: str, options: DocumentOptions) -> list[Stretch]:
+def split(document: str, options: DocumentOptions) -> list[Segment]:
     """Split a document into sentences and the text between them."""
     split_format = split_html if options.format == "html" else split_text
     return split_format(document, options.language, splits_lines=options.splits_lines)
@@ -81,7 +81,7 @@ async def translate_documents(
     split_documents = await in_thread(
         deadline, lambda: [split(document, options) for document in documents]
     )
-    every = [each for stretches in split_documents for each in stretches]
+    every = [each for segments in split_documents for each in segments]
     search = search_for(queue.translator.search, num_alternatives)
     found = await queue.translate(sentences(every), search, deadline)
     marked = [each for each in every if each.is_sentence]
@@ -92,43 +92,43 @@ async def translate_documents(
         await in_thread(deadline, lambda: list(map(write, marked, found, links)))
     )
     return [
-        _joined([next(written) if p.is_sentence else _copied(p) for p in stretches])
-        for stretches in split_documents
+        _joined([next(written) if p.is_sentence else _copied(p) for p in segments])
+        for segments in split_documents
     ]
 
 
-async def translated_stretches(
+async def translated_segments(
     queue: RequestQueue,
-    stretches: Sequence[Stretch],
+    segments: Sequence[Segment],
     futures: Sequence[Future[Translation]],
     format: Format,
     num_alternatives: int,
     deadline: Deadline,
-) -> AsyncIterator[TranslatedStretch]:
-    """Yield each stretch as soon as it and all before it are translated."""
-    async for stretch, found in found_stretches(stretches, futures):
+) -> AsyncIterator[TranslatedSegment]:
+    """Yield each segment as soon as it and all before it are translated."""
+    async for segment, found in found_segments(segments, futures):
         if found is None:
-            yield _copied(stretch)
+            yield _copied(segment)
             continue
-        [links] = await _links(queue, [(stretch, found)], num_alternatives, deadline)
-        yield _written(format, num_alternatives, stretch, found, links)
+        [links] = await _links(queue, [(segment, found)], num_alternatives, deadline)
+        yield _written(format, num_alternatives, segment, found, links)
 
 
-async def found_stretches(
-    stretches: Sequence[Stretch], futures: Sequence[Future[Found]]
-) -> AsyncIterator[tuple[Stretch, Found | None]]:
-    """Yield each stretch with its result, as soon as those before it are done.
+async def found_segments(
+    segments: Sequence[Segment], futures: Sequence[Future[Found]]
+) -> AsyncIterator[tuple[Segment, Found | None]]:
+    """Yield each segment with its result, as soon as those before it are done.
 
     The result is None between sentences. Closing the iterator cancels pending work.
     """
     waiting = iter(futures)
     try:
-        for stretch in stretches:
-            if stretch.is_sentence:
+        for segment in segments:
+            if segment.is_sentence:
                 found = await asyncio.wrap_future(next(waiting))
-                yield stretch, found
+                yield segment, found
             else:
-                yield stretch, None
+                yield segment, None
     finally:
         for future in futures:
             future.cancel()
@@ -143,7 +143,7 @@ def other_hypotheses(
 
 async def _links(
     queue: RequestQueue,
-    found: Sequence[tuple[Stretch, Translation]],
+    found: Sequence[tuple[Segment, Translation]],
     num_alternatives: int,
     deadline: Deadline,
 ) -> list[list[WordLinks | None]]:
@@ -154,8 +154,8 @@ async def _links(
     texts = [_texts(translation, num_alternatives) for _, translation in found]
     places = [
         (i, k)
-        for i, (stretch, _) in enumerate(found)
-        if stretch.tags
+        for i, (segment, _) in enumerate(found)
+        if segment.tags
         for k in range(len(texts[i]))
     ]
     links: list[list[WordLinks | None]] = [[None] * len(each) for each in texts]
@@ -190,39 +190,39 @@ def _texts(translation: Translation, num_alternatives: int) -> list[str]:
 def _written(
     format: Format,
     num_alternatives: int,
-    stretch: Stretch,
+    segment: Segment,
     translation: Translation,
     links: Sequence[WordLinks | None],
-) -> TranslatedStretch:
+) -> TranslatedSegment:
     texts = _texts(translation, num_alternatives)
     if format == "html":
         texts = [
-            written_html(stretch, text, each)
+            written_html(segment, text, each)
             for text, each in zip(texts, links, strict=True)
         ]
     others = other_hypotheses(translation, num_alternatives)
     scores = [each.score for each in others]
-    return TranslatedStretch(
-        source=stretch.text,
+    return TranslatedSegment(
+        source=segment.text,
         text=texts[0],
         score=translation.score,
         alternatives=tuple(zip(texts[1:], scores, strict=True)),
     )
 
 
-def _copied(stretch: Stretch) -> TranslatedStretch:
-    return TranslatedStretch(source=stretch.text, text=stretch.text)
+def _copied(segment: Segment) -> TranslatedSegment:
+    return TranslatedSegment(source=segment.text, text=segment.text)
 
 
-def _joined(stretches: Sequence[TranslatedStretch]) -> TranslatedDocument:
-    """Join stretches; the k-th alternative joins the k-th best of each sentence."""
-    most = max((len(each.alternatives) for each in stretches), default=0)
+def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
+    """Join segments; the k-th alternative joins the k-th best of each sentence."""
+    most = max((len(each.alternatives) for each in segments), default=0)
     return TranslatedDocument(
-        text="".join(each.text for each in stretches),
+        text="".join(each.text for each in segments),
         alternatives=[
             "".join(
                 each.alternatives[k][0] if k < len(each.alternatives) else each.text
-                for each in stretches
+                for each in segments
             )
             for k in range(most)
         ],

@@ -20,7 +20,7 @@ from transduce.text.inline_tags import (
     with_tags,
 )
 from transduce.text.languages import base
-from transduce.text.sentence_splitting import Stretch, has_letter, sentence_spans
+from transduce.text.sentence_splitting import Segment, has_letter, sentence_spans
 
 WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
 MARK = re.compile(r"[^\w\s]")
@@ -31,52 +31,52 @@ translated separately, so that time stays linear in the text."""
 
 def split_html(
     html: str, language: str | None = None, *, splits_lines: bool = True
-) -> list[Stretch]:
-    """Split HTML into stretches that join to it again; sentences are unescaped.
+) -> list[Segment]:
+    """Split HTML into segments that join to it again; sentences are unescaped.
 
     Sentences end by the rules of the language, a BCP 47 tag. Without `splits_lines`
     each block of text is one sentence.
     """
     code = None if language is None else base(language)
     source = Source(html)
-    stretches: list[Stretch] = []
+    segments: list[Segment] = []
     place = 0
     for block in _blocks(html_pieces(source)):
-        for stretch, start, end in _sentences(source, block, code, splits_lines):
+        for segment, start, end in _sentences(source, block, code, splits_lines):
             if place < start:
-                stretches.append(Stretch(source.cut(place, start)))
-            stretches.append(stretch)
+                segments.append(Segment(source.cut(place, start)))
+            segments.append(segment)
             place = end
     if place < len(source.text):
-        stretches.append(Stretch(source.cut(place, len(source.text))))
-    return stretches
+        segments.append(Segment(source.cut(place, len(source.text))))
+    return segments
 
 
 def written_html(
-    stretch: Stretch, translation: str, links: WordLinks | None = None
+    segment: Segment, translation: str, links: WordLinks | None = None
 ) -> str:
-    """Stretch with the escaped translation of its sentence, and its tags.
+    """Segment with the escaped translation of its sentence, and its tags.
 
     Links determine the places of the tags; without them, words are linked by relative
     position. A sentence without a translation is copied.
     """
-    if stretch.sentence is None or not translation.strip():
-        return stretch.text
+    if segment.sentence is None or not translation.strip():
+        return segment.text
     if links is None:
-        links = links_by_place(stretch.sentence, translation)
-    return with_tags(stretch.tags or (), stretch.sentence, translation, links)
+        links = links_by_place(segment.sentence, translation)
+    return with_tags(segment.tags or (), segment.sentence, translation, links)
 
 
 def join_html(
-    stretches: Sequence[Stretch],
+    segments: Sequence[Segment],
     translations: Sequence[str],
     links: Sequence[WordLinks | None] | None = None,
 ) -> str:
-    """Join stretches to HTML with each sentence's translation and links, if known."""
+    """Join segments to HTML with each sentence's translation and links, if known."""
     found = iter(zip(translations, links or [None] * len(translations), strict=True))
     return "".join(
         written_html(each, *next(found)) if each.is_sentence else each.text
-        for each in stretches
+        for each in segments
     )
 
 
@@ -192,7 +192,7 @@ class _Sentence:
 
 def _sentences(
     source: Source, block: _Block, language: str | None, splits_lines: bool
-) -> list[tuple[Stretch, int, int]]:
+) -> list[tuple[Segment, int, int]]:
     """Sentences of a block, each with its span in the source."""
     readable = block.readable()
     sentences = [
@@ -200,14 +200,14 @@ def _sentences(
         for begin, end in sentence_spans(readable, language, splits_lines=splits_lines)
         if _has_own_letter(block, begin, end)
     ]
-    found: list[tuple[Stretch, int, int]] = []
+    found: list[tuple[Segment, int, int]] = []
     at = 0
     for number, sentence in enumerate(sentences, start=1):
         is_last = number == len(sentences)
         border = len(source.text) if is_last else sentences[number].start
         after = bisect_left(block.tags, border, lo=at, key=_start)
         taken = _taken(block, sentence, block.tags[at:after])
-        found += _stretches(source, block, sentence, taken)
+        found += _segments(source, block, sentence, taken)
         at = bisect_left(block.tags, found[-1][2], lo=at, key=_start)
     return found
 
@@ -261,16 +261,16 @@ def _partners(tags: Sequence[Piece]) -> list[int]:
     return partners
 
 
-def _stretches(
+def _segments(
     source: Source, block: _Block, sentence: _Sentence, tags: list[Piece]
-) -> list[tuple[Stretch, int, int]]:
+) -> list[tuple[Segment, int, int]]:
     """Sentence with its tags, or the texts between the tags if they are not nested."""
     start = min([sentence.start, *(tag.start for tag in tags[:1])])
     stop = max([sentence.stop, *(tag.end for tag in tags[-1:])])
     text = block.text[sentence.begin : sentence.end]
     elements = _elements(_placed_tags(source, block, sentence, tags), len(text))
     if elements is not None:
-        return [(Stretch(source.cut(start, stop), text, elements), start, stop)]
+        return [(Segment(source.cut(start, stop), text, elements), start, stop)]
     found = []
     begin = sentence.begin
     ends = [block.text_at(tag.start) for tag in tags]
@@ -283,9 +283,9 @@ def _stretches(
             first = begin + len(run) - len(run.lstrip())
             last = begin + len(run.rstrip())
             place = block.source_of(first, last)
-            found.append((Stretch(source.cut(*place), run.strip()), *place))
+            found.append((Segment(source.cut(*place), run.strip()), *place))
         begin = max(next_begin, begin)
-    return found or [(Stretch(source.cut(start, stop)), start, stop)]
+    return found or [(Segment(source.cut(start, stop)), start, stop)]
 
 
 class _PlacedTag(NamedTuple):

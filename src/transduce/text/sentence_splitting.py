@@ -19,7 +19,7 @@ from transduce.text.inline_tags import SentenceTags
 from transduce.text.languages import base
 
 Judgement = Literal["end", "inside", "unknown"]
-Segment = Callable[[str, str], list[str]]
+SegmentFunction = Callable[[str, str], list[str]]
 """Function that splits a text of a language into sentences that join to it again."""
 
 CLOSERS = "\"'\u2019\u201d\u201c\u2018»«›‹)\\]}」』）】〉》〕〗］｝＂＇"
@@ -346,9 +346,9 @@ class _LibraryEnds:
 
 
 @cache
-def _library() -> Segment | None:
+def _library() -> SegmentFunction | None:
     try:
-        segment: Segment = import_module("sentencex").segment
+        segment: SegmentFunction = import_module("sentencex").segment
     except ImportError:
         return None
     return segment
@@ -359,7 +359,7 @@ LINE = re.compile(r"[^\r\n]+|[\r\n]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Piece of a document that is translated as one sentence, or copied."""
 
     text: str
@@ -390,41 +390,41 @@ def split_text(
     *,
     splits_lines: bool = True,
     is_read: Callable[[str], bool] = has_letter,
-) -> list[Stretch]:
-    """Split text into stretches that join to it again; no sentence crosses a line.
+) -> list[Segment]:
+    """Split text into segments that join to it again; no sentence crosses a line.
 
     Sentences end by the rules of the language, a BCP 47 tag. Without `splits_lines`
     each line is one sentence. Sentences that `is_read` rejects are copied, by default
     those without a letter.
     """
     code = None if language is None else base(language)
-    stretches: list[Stretch] = []
+    segments: list[Segment] = []
     for match in LINE.finditer(text):
         if not is_read(match[0]):
-            stretches.append(Stretch(match[0]))
+            segments.append(Segment(match[0]))
             continue
         start = 0
         for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
-            stretches += _copied(match[0][start:begin])
+            segments += _copied(match[0][start:begin])
             sentence = match[0][begin:end]
-            stretches.append(
-                Stretch(sentence, sentence=sentence if is_read(sentence) else None)
+            segments.append(
+                Segment(sentence, sentence=sentence if is_read(sentence) else None)
             )
             start = end
-        stretches += _copied(match[0][start:])
-    return stretches
+        segments += _copied(match[0][start:])
+    return segments
 
 
-def sentences(stretches: Sequence[Stretch]) -> list[str]:
+def sentences(segments: Sequence[Segment]) -> list[str]:
     """List the sentences to translate."""
-    return [each.sentence for each in stretches if each.sentence is not None]
+    return [each.sentence for each in segments if each.sentence is not None]
 
 
-def join_text(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
-    """Join the stretches, each sentence replaced by its translation."""
+def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
+    """Join the segments, each sentence replaced by its translation."""
     found = iter(translations)
-    return "".join(next(found) if p.is_sentence else p.text for p in stretches)
+    return "".join(next(found) if p.is_sentence else p.text for p in segments)
 
 
-def _copied(text: str) -> list[Stretch]:
-    return [Stretch(text)] if text else []
+def _copied(text: str) -> list[Segment]:
+    return [Segment(text)] if text else []

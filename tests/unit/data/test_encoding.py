@@ -7,7 +7,7 @@ import pytest
 
 from transduce.data import prepared_corpus
 from transduce.data.dataset import EncodedPair
-from transduce.data.prepared_corpus import PairEncoder, encode_pairs, fate_of
+from transduce.data.prepared_corpus import PairEncoder, encode_pairs, filter_reason
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer
 from transduce.trees.vocabulary import SymbolVocabulary
@@ -51,14 +51,15 @@ def test_the_input_is_read_only_a_few_chunks_ahead(tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize(
-    ("length", "fate"), [(0, "empty"), (1, "kept"), (11, "kept"), (12, "overlong")]
+    ("length", "reason"),
+    [(0, "empty"), (1, "kept"), (11, "kept"), (12, "overlong")],
 )
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_the_end_token_counts_towards_the_maximum_length(
-    side: str, length: int, fate: str
+    side: str, length: int, reason: str
 ) -> None:
     pair = replace(EncodedPair(source=[5], target=[5]), **{side: [5] * length})
-    assert fate_of(pair, max_length=12) == fate
+    assert filter_reason(pair, max_length=12) == reason
 
 
 def test_only_the_target_is_encoded_as_symbols(tokenizer: Tokenizer) -> None:

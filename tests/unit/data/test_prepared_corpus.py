@@ -149,8 +149,13 @@ def test_the_prepared_corpus_of_a_sibling_run_is_shared(
     first = prepare(files, TOKENIZER, MAX_LENGTH, folder)
     (tmp_path / "unrelated").mkdir()
     (second := tmp_path / "second").mkdir()
-    neighbours = [tmp_path / "missing", tmp_path / "s", tmp_path / "unrelated", folder]
-    shared = prepare(files, TOKENIZER, MAX_LENGTH, second, neighbours)
+    sibling_runs = [
+        tmp_path / "missing",
+        tmp_path / "s",
+        tmp_path / "unrelated",
+        folder,
+    ]
+    shared = prepare(files, TOKENIZER, MAX_LENGTH, second, sibling_runs)
     assert shared == replace(first, shared_with=folder)
     assert content(second) == content(folder)
     ids = "corpus/training/source.ids"

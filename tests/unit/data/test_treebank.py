@@ -41,11 +41,11 @@ def prepared(
     files: TreebankFiles,
     folder: Path,
     config: TreebankConfig | None = None,
-    neighbours: tuple[Path, ...] = (),
+    sibling_runs: tuple[Path, ...] = (),
 ) -> PreparedCorpus:
     folder.mkdir()
     config = config or TreebankConfig()
-    return prepare_treebank(files, config, TOKENIZER, 100, folder, neighbours)
+    return prepare_treebank(files, config, TOKENIZER, 100, folder, sibling_runs)
 
 
 def test_sources_are_words_and_targets_symbols(
@@ -113,7 +113,7 @@ def test_a_corpus_is_shared_if_its_style_is_the_same(
 ) -> None:
     prepared(files, tmp_path / "one")
     beside = (tmp_path / "one",)
-    same = prepared(files, tmp_path / "same", neighbours=beside)
+    same = prepared(files, tmp_path / "same", sibling_runs=beside)
     other = prepared(files, tmp_path / "other", TreebankConfig(style="pos"), beside)
     assert same.shared_with == tmp_path / "one"
     assert other.shared_with is None

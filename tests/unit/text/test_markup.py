@@ -15,8 +15,8 @@ INJECTION = "<script>x</script> --> ]]> \"'/><b onclick=x> &lt;i&gt; </p> <!-- &
 
 
 def same(html: str) -> str:
-    stretches = split_html(html, "en")
-    return join_html(stretches, sentences(stretches))
+    segments = split_html(html, "en")
+    return join_html(segments, sentences(segments))
 
 
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
@@ -89,9 +89,9 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
     ],
 )
 def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
-    stretches = split_html(html, "de")
-    assert sentences(stretches) == expected
-    assert "".join(each.text for each in stretches) == html
+    segments = split_html(html, "de")
+    assert sentences(segments) == expected
+    assert "".join(each.text for each in segments) == html
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_joining_the_source_text_restores_the_document(html: str) -> None:
 
 
 @given(TEXTS)
-def test_stretches_concatenate_to_the_html(html: str) -> None:
+def test_segments_concatenate_to_the_html(html: str) -> None:
     assert "".join(each.text for each in split_html(html)) == html
 
 
@@ -196,10 +196,10 @@ def test_sentences_without_a_translation_are_unchanged() -> None:
 def test_tags_stay_around_their_words(
     html: str, translation: str, pairs: dict[str, str], expected: str
 ) -> None:
-    stretches = split_html(html, "en")
-    own = sentences(stretches)
+    segments = split_html(html, "en")
+    own = sentences(segments)
     links = [by_words(each, translation, pairs) for each in own]
-    assert join_html(stretches, [translation] * len(own), links) == expected
+    assert join_html(segments, [translation] * len(own), links) == expected
 
 
 @given(
@@ -211,8 +211,8 @@ def test_no_tag_is_lost_or_written_twice(
     parts: list[str], translation: str, draw: random.Random
 ) -> None:
     html = "".join(parts)
-    stretches = split_html(html)
-    own = sentences(stretches)
+    segments = split_html(html)
+    own = sentences(segments)
     links = []
     for each in own:
         even = links_by_place(each, translation)
@@ -220,7 +220,7 @@ def test_no_tag_is_lost_or_written_twice(
         links.append(
             WordLinks(source=even.source, target=even.target, source_of=tuple(targets))
         )
-    found = join_html(stretches, [translation] * len(own), links)
+    found = join_html(segments, [translation] * len(own), links)
     assert sorted(re.findall("<[^>]*>", found)) == sorted(re.findall("<[^>]*>", html))
     assert found.count("x") == html.count("x") + len(own) * translation.count("x") or (
         not translation.strip()
@@ -246,8 +246,8 @@ def test_no_tag_is_lost_or_written_twice(
     ],
 )
 def test_no_translation_adds_markup(html: str) -> None:
-    stretches = split_html(html)
-    found = join_html(stretches, [INJECTION] * len(sentences(stretches)))
+    segments = split_html(html)
+    found = join_html(segments, [INJECTION] * len(sentences(segments)))
     assert tags(found) == tags(html)
 
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from transduce.text import sentence_splitting as module
 from transduce.text.sentence_splitting import (
-    Stretch,
+    Segment,
     join_text,
     sentence_ends,
     sentences,
@@ -169,16 +169,16 @@ def test_text_is_split_where_sentences_end(text: str, expected: list[str]) -> No
 
 def test_text_without_a_letter_is_copied() -> None:
     text = "3.14 \n--- 😀 ... !\nA 1. 2! So.\n"
-    stretches = split_text(text, "en")
-    assert [each.text for each in stretches if each.is_sentence] == ["A 1.", "So."]
-    assert join_text(stretches, ["x", "y"]) == "3.14 \n--- 😀 ... !\nx 2! y\n"
+    segments = split_text(text, "en")
+    assert [each.text for each in segments if each.is_sentence] == ["A 1.", "So."]
+    assert join_text(segments, ["x", "y"]) == "3.14 \n--- 😀 ... !\nx 2! y\n"
 
 
 def test_a_line_is_one_sentence_without_splitting() -> None:
     text = " A dog. It barks.\nEin Hund. "
-    stretches = split_text(text, "en", splits_lines=False)
-    assert sentences(stretches) == ["A dog. It barks.", "Ein Hund."]
-    assert join_text(stretches, ["x", "y"]) == " x\ny "
+    segments = split_text(text, "en", splits_lines=False)
+    assert sentences(segments) == ["A dog. It barks.", "Ein Hund."]
+    assert join_text(segments, ["x", "y"]) == " x\ny "
 
 
 def test_a_language_may_have_a_region() -> None:
@@ -186,11 +186,11 @@ def test_a_language_may_have_a_region() -> None:
 
 
 @given(TEXTS, LANGUAGES)
-def test_stretches_concatenate_to_the_text(text: str, language: str | None) -> None:
-    stretches = split_text(text, language)
-    assert "".join(each.text for each in stretches) == text
-    assert join_text(stretches, sentences(stretches)) == text
-    assert all("\n" not in each for each in sentences(stretches))
+def test_segments_concatenate_to_the_text(text: str, language: str | None) -> None:
+    segments = split_text(text, language)
+    assert "".join(each.text for each in segments) == text
+    assert join_text(segments, sentences(segments)) == text
+    assert all("\n" not in each for each in sentences(segments))
 
 
 @given(TEXTS, LANGUAGES)
@@ -199,5 +199,5 @@ def test_no_sentence_begins_or_ends_with_space(text: str, language: str | None) 
         assert each.strip() == each != ""
 
 
-def test_a_copied_stretch_has_no_sentence() -> None:
-    assert not Stretch(" ").is_sentence
+def test_a_copied_segment_has_no_sentence() -> None:
+    assert not Segment(" ").is_sentence
