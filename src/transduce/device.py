@@ -15,10 +15,6 @@ WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
 smaller models, casting costs more than the products gain."""
 
-# cuDNN builds a new attention plan for every pair of lengths, 7 to 10 ms of CPU each:
-# nine tenths of an update on an H200. PyTorch's own kernels need no plan.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -68,7 +64,8 @@ def choose_hardware(
 
     `number` selects one of several GPUs. Precision "auto" is bf16 where a model of
     `width` d_model trains faster than in fp32. Raises `ConfigError` for an unknown
-    name, `RequestError` for a missing device.
+    name, `RequestError` for a missing device. Choosing CUDA turns off cuDNN's attention
+    in this process.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -100,6 +97,9 @@ def choose_hardware(
             "fewer --devices."
         )
     torch.cuda.set_device(number)
+    # cuDNN builds a new attention plan for every pair of lengths, 7 to 10 ms of CPU
+    # each: nine tenths of an update on an H200. PyTorch's own kernels need no plan.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return Hardware(device=torch.device(device, number), dtype=dtype)
 
 

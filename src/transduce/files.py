@@ -1,4 +1,4 @@
-"""Files that survive bad input and crashes: bounded JSON, locks, atomic directories."""
+"""Files that survive bad input and crashes: bounded JSON, locks, atomic replacement."""
 
 import ctypes
 import errno
@@ -120,6 +120,27 @@ def lock_file(descriptor: int, refusal: TransduceError) -> None:
 
 
 @contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces `path` if the block succeeds.
+
+    After an error or a crash, `path` is as it was before. A symbolic link stays, and
+    its target is replaced; the permissions of an existing file are kept. Raises
+    `OSError` if the file cannot be written.
+    """
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    new = path.with_name(f".{path.name}.transduce-new")
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())  # so that the rename cannot outrun the content
+        with suppress(FileNotFoundError):
+            new.chmod(stat.S_IMODE(path.stat().st_mode))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@contextmanager
 def atomic_directory(folder: Path) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
@@ -179,6 +200,8 @@ def clear_leftovers(parent: Path) -> None:
         folder = left.with_name(name)
         if kind == "old" and not folder.exists():
             left.rename(folder)
+        elif left.is_file():
+            left.unlink()
         else:
             _remove(left)
 

@@ -5,8 +5,6 @@ also holds `target_tokenizer.json`. Loading never unpickles.
 """
 
 import json
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -19,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, ArchitectureConfig
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.files import read_json, reason, require_file
+from transduce.files import atomic_file, read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.model.config import ModelConfig
 from transduce.model.sizes import parameter_shapes
@@ -307,18 +305,12 @@ def write_search(folder: Path, search: SearchConfig) -> None:
 
     Raises `CheckpointError` if they cannot be written.
     """
-    path = (folder / CONFIG).resolve()  # follow links, so that they stay
+    path = folder / CONFIG
     content = {**read_json(path), "search": asdict(search)}
-    new = path.with_name(f".{path.name}.transduce-new")
     try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.chmod(stat.S_IMODE(path.stat().st_mode))
-        new.replace(path)
+        with atomic_file(path) as new:
+            new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path}: the search settings cannot be written ({error.strerror}); the "
             "old ones stay."

@@ -1,4 +1,4 @@
-"""Folders are written whole or not at all, whatever fails."""
+"""Files and folders are written whole or not at all, whatever fails."""
 
 import errno
 import os
@@ -11,7 +11,12 @@ import pytest
 
 from transduce import files as module
 from transduce.errors import CheckpointError
-from transduce.files import atomic_directory, clear_leftovers, remove_folder
+from transduce.files import (
+    atomic_directory,
+    atomic_file,
+    clear_leftovers,
+    remove_folder,
+)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -277,3 +282,40 @@ def test_a_system_error_within_another_error_is_reported(folder):
     with pytest.raises(ValueError, match="a slip"):
         write_half(folder, ValueError("a slip"))
     assert (folder / WEIGHTS).read_bytes() == b"weights"
+
+
+def test_a_file_is_replaced_with_its_permissions_and_its_link_stays(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("old", encoding="utf-8")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    with atomic_file(link) as new:
+        new.write_text("new", encoding="utf-8")
+        assert file.read_text(encoding="utf-8") == "old"
+    assert link.is_symlink()
+    assert file.read_text(encoding="utf-8") == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, is_old):
+    file = tmp_path / "file"
+    if is_old:
+        file.write_text("old", encoding="utf-8")
+    before = contents(tmp_path)
+
+    def write() -> None:
+        with atomic_file(file) as new:
+            new.write_text("half", encoding="utf-8")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
+    assert contents(tmp_path) == before
+
+
+def test_the_leftover_of_a_file_is_cleared(tmp_path):
+    (tmp_path / ".file.transduce-new").write_text("half", encoding="utf-8")
+    clear_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
 """Figures of attention and of learning curves, as PNG, SVG or PDF."""
 
 import math
-import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from transduce.errors import ConfigError, DataError
+from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import STYLE, drawn_in, fonts_for, new_figure, picture_of
 from transduce.report.content import Picture
@@ -335,25 +336,19 @@ def check_figure_path(path: Path) -> None:
 def write_figure(figure: Figure, path: Path) -> None:
     """Write PNG, SVG or PDF atomically; `DataError` if that fails."""
     kind = path.suffix.removeprefix(".").lower()
-    if path.exists() and not path.is_file():
-        new = path  # a pipe or a device, which cannot be replaced
-    else:
-        path = Path(os.path.realpath(path)) if path.is_symlink() else path
-        new = path.with_name(f".{path.name}.transduce-new")
+    is_replaceable = path.is_file() or not path.exists()  # unlike pipes and devices
     facts = {} if kind == "png" else {"Date" if kind == "svg" else "CreationDate": None}
     try:
-        with matplotlib.rc_context(STYLE):
+        with (
+            atomic_file(path) if is_replaceable else nullcontext(path) as new,
+            matplotlib.rc_context(STYLE),
+        ):
             dots = min(DOTS, int(MOST_DOTS / max(figure.get_size_inches())))
             figure.savefig(
                 new, format=kind, dpi=dots, facecolor="white", metadata=facts
             )
-        if new != path:
-            new.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}).") from None
-    finally:
-        if new != path:
-            new.unlink(missing_ok=True)
 
 
 def _plain(label: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO, cast
 from cyclopts import Parameter
 
 from transduce.errors import ConfigError, DataError
+from transduce.files import atomic_file
 
 Files = Annotated[
     tuple[Path, ...],
@@ -117,14 +118,11 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
         with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    output = real_file(output)
-    new = output.with_name(f".{output.name}.transduce-new")
-    try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        new.replace(output)
-    finally:
-        new.unlink(missing_ok=True)
+    with (
+        atomic_file(output) as new,
+        new.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        yield file
 
 
 def real_file(output: Path) -> Path:

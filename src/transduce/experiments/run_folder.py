@@ -27,7 +27,13 @@ from transduce.data.treebank import (
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
-from transduce.files import atomic_directory, clear_leftovers, file_lock, read_json
+from transduce.files import (
+    atomic_directory,
+    atomic_file,
+    clear_leftovers,
+    file_lock,
+    read_json,
+)
 from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
@@ -267,9 +273,9 @@ class RunFolder:
             if entry["step"] <= step
             and (entry["kind"], entry["step"]) != ("start", step)
         ]
-        new = self.path / f"{LOG}.new"
-        new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
-        new.replace(self.path / LOG)
+        text = "".join(json.dumps(entry) + "\n" for entry in kept)
+        with atomic_file(self.path / LOG) as new:
+            new.write_text(text, encoding="utf-8")
 
 
 NUMBERS = {

@@ -28,7 +28,7 @@ from transduce.experiments.presets import TABLE_3, RunConfig
 from transduce.experiments.run_folder import LOG, RunFolder
 from transduce.experiments.run_folder import RECORD as RUN_RECORD
 from transduce.experiments.table3_rows import changes, row_config, settings
-from transduce.files import file_lock, read_json
+from transduce.files import atomic_file, file_lock, read_json
 from transduce.interruption import stop_on_signal
 from transduce.machine import Precision, num_cores
 from transduce.search_config import SearchConfig
@@ -127,9 +127,8 @@ class Experiment:
             return
         for name in (RUNS, LOGS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{RECORD}.new")
-        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        new.replace(path)
+        with atomic_file(path) as new:
+            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     @property
     def is_prepared(self) -> bool:
