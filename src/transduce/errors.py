@@ -1,4 +1,4 @@
-"""Errors that the user can correct, and phrases that error messages share.
+"""Errors that the user can correct.
 
 TransduceError
   ConfigError          a setting is impossible
@@ -6,10 +6,13 @@ TransduceError
   CheckpointError      a checkpoint is missing or damaged
     VersionError         it is intact, but saved by another version of transduce
   RequestError         the model or the machine cannot do what was requested
-    BusyError            not now, because of other requests
-      OverdueError         the request waited for too long
-    TooLongError         not in one request
-    TimeLimitError       not within the time limit of a request
+    BusyError            not now, because of other requests (HTTP 429)
+      OverdueError         the request waited for too long (HTTP 503)
+    TooLongError         not in one request (HTTP 413)
+    TimeLimitError       not within the time limit of a request (HTTP 504)
+
+The server answers errors with the HTTP status given above, others with 400
+(`refusal_of` in `transduce.serving.admission`).
 
 Each message is one sentence: what is wrong, where, and what to do. More specific errors
 stand beside the code that raises them: training that diverges or is stopped, a worker
@@ -58,46 +61,6 @@ class TooLongError(RequestError):
 
 class TimeLimitError(RequestError):
     """The request took longer than its time limit."""
-
-
-SHOWN_CHARACTERS = 80
-"""Maximum number of characters of a text in a `repr`."""
-MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
-
-
-def counted(number: int, noun: str, several: str | None = None) -> str:
-    """Format a number with its noun: "1 line", "2 lines", "1,000 lines".
-
-    `several` is the plural; the default appends "s" to the noun.
-    """
-    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
-
-
-def in_seconds(number: float) -> str:
-    """Format a limit of time exactly: "1 second", "0.5 seconds"."""
-    return f"{number:g} second{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Format a length of time in words, as exact as a forecast can be.
-
-    Examples: "less than a minute", "1 minute", "3.5 hours", "12.0 days", "14 weeks".
-    """
-    if round(seconds / MINUTE) < 1:
-        return "less than a minute"
-    if seconds < HOUR - MINUTE / 2:
-        return counted(round(seconds / MINUTE), "minute")
-    for unit, name, limit in ((HOUR, "hour", 2 * DAY), (DAY, "day", 4 * WEEK)):
-        if seconds < limit:
-            text = f"{seconds / unit:.1f}"
-            return f"1 {name}" if text == "1.0" else f"{text} {name}s"
-    return counted(round(seconds / WEEK), "week")
-
-
-def shortened(text: str) -> str:
-    """Quote the beginning of a text in one line, as a `repr` does."""
-    whole = len(text) <= SHOWN_CHARACTERS
-    return repr(text if whole else f"{text[: SHOWN_CHARACTERS - 1]}…")
 
 
 OWN_PACKAGE = "transduce"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.errors import RequestError, missing_in, packages_for
+from transduce.errors import RequestError, missing_in, missing_package, packages_for
 
 
 def test_a_missing_package_is_reported_with_its_extra() -> None:
@@ -32,3 +32,10 @@ def test_the_cause_of_an_error_names_the_missing_package() -> None:
     outer.__cause__ = ModuleNotFoundError("No module named 'wings'", name="wings")
     assert missing_in(outer) == "wings"
     assert missing_in(None) is None
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    assert missing_package("Export to onnx", "onnx", "export") == (
+        "Export to onnx needs the package `onnx`, which is not installed; install it "
+        "by pip install '.[export]' in the folder of transduce's source."
+    )

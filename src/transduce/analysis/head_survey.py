@@ -33,10 +33,11 @@ from transduce.analysis.word_links import have_same_letters
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, counted
+from transduce.errors import DataError
 from transduce.grammar.corpus import Grammar, GrammarSentence
 from transduce.model.config import ATTENTION_KINDS
 from transduce.model.transformer import Transformer
+from transduce.phrases import counted
 from transduce.report.content import (
     Part,
     Picture,

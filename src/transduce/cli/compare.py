@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Force, require_new, writer
 from transduce.cli.terminal import error_console, table_console
-from transduce.errors import ConfigError, DataError, counted
+from transduce.errors import ConfigError, DataError
 from transduce.metrics.comparison import (
     Comparison,
     Example,
@@ -30,6 +30,7 @@ from transduce.metrics.tokenization import (
     Tokenize,
     choose_tokenization,
 )
+from transduce.phrases import counted
 from transduce.report.content import (
     Column,
     MarkedText,

@@ -10,7 +10,7 @@ from transduce.cli.terminal import ProgressDisplay, program
 from transduce.data.assembly import DOWNLOADS, AssembledCorpus, assemble
 from transduce.data.download import RemoteFile
 from transduce.data.named_corpora import NamedCorpus, named_corpus
-from transduce.errors import counted
+from transduce.phrases import counted
 
 
 def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:

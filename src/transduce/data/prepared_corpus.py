@@ -24,7 +24,8 @@ from transduce.data.dataset import (
     open_dataset,
     write_dataset,
 )
-from transduce.errors import DataError, TransduceError, counted
+from transduce.errors import DataError, TransduceError
+from transduce.phrases import counted
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,

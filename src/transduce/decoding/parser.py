@@ -32,7 +32,7 @@ from transduce.decoding.streaming import (
     in_order,
 )
 from transduce.decoding.translations import require_lists
-from transduce.errors import counted, shortened
+from transduce.phrases import counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.automaton import Allowed, PartialTree, partial_tree, symbols_needed

@@ -26,7 +26,7 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
-from transduce.errors import ConfigError, counted
+from transduce.errors import ConfigError
 from transduce.experiments.corpus_survey import (
     FILTER_REASONS,
     NUM_EXAMPLES,
@@ -47,6 +47,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
+from transduce.phrases import counted
 from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10

@@ -8,7 +8,6 @@ from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
 
 from transduce.data.dataset import open_dataset
-from transduce.errors import counted
 from transduce.experiments.run_folder import (
     RunFolder,
     known_languages,
@@ -35,6 +34,7 @@ from transduce.metrics.significance import (
 )
 from transduce.metrics.tokenization import Tokenization, choose_tokenization
 from transduce.model.sizes import count_parameters
+from transduce.phrases import counted
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,

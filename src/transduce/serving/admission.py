@@ -25,9 +25,8 @@ from transduce.errors import (
     TimeLimitError,
     TooLongError,
     TransduceError,
-    counted,
-    in_seconds,
 )
+from transduce.phrases import counted, in_seconds
 from transduce.serving.messages import Asked
 from transduce.text.corpus import read_text
 

@@ -6,7 +6,8 @@ symbols; words and vocabulary ids stand elsewhere.
 
 from typing import NamedTuple
 
-from transduce.errors import RequestError, counted
+from transduce.errors import RequestError
+from transduce.phrases import counted
 from transduce.trees.linearization import Kind, Order, Style, Symbol
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from transduce.errors import RequestError, counted
+from transduce.errors import RequestError
+from transduce.phrases import counted
 from transduce.trees.automaton import Allowed, PartialTree, partial_tree
 from transduce.trees.linearization import STYLES, Symbol
 

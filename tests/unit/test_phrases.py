@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.errors import counted, duration, in_seconds, missing_package, shortened
+from transduce.phrases import counted, duration, in_seconds, shortened
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,6 @@ def test_a_duration_has_a_suitable_precision(seconds: float, expected: str) -> N
 )
 def test_a_limit_of_time_is_written_exactly(number: float, expected: str) -> None:
     assert in_seconds(number) == expected
-
-
-def test_a_missing_package_names_its_extra() -> None:
-    assert missing_package("Export to onnx", "onnx", "export") == (
-        "Export to onnx needs the package `onnx`, which is not installed; install it "
-        "by pip install '.[export]' in the folder of transduce's source."
-    )
 
 
 @pytest.mark.parametrize(
