@@ -180,7 +180,7 @@ def test_a_run_is_overwritten_by_force_only(
     )
     assert "--force overwrites a run" in refuses(*arguments)
     assert Path("run", "checkpoints", "step-00000020").is_dir()
-    assert "but not both" in refuses(*arguments, "--force", "--resume")
+    assert "but both are" in refuses(*arguments, "--force", "--resume")
     outcome = command(*arguments, "--force")
     assert outcome.code == 0, outcome.err
     assert not list(Path("run", "checkpoints").glob("step-00000020"))

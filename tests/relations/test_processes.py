@@ -127,7 +127,7 @@ def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert errors == (
-        "transduce: All processes must go on together, but process 2 of 2 was killed "
+        "transduce: Process 2 of 2 was killed "
         "(SIGKILL), and the others were ended. Continue with: transduce train --out "
         f"{run} --resume --device cpu --devices 2\n"
     )

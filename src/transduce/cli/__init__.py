@@ -27,10 +27,10 @@ from cyclopts import (
 import transduce
 from transduce.cli.files import (
     discard_output,
-    ended_at_once_if_joined,
+    exiting_at_once_if_distributed,
     lasting_streams,
     open_closed_streams,
-    say_on_errors,
+    print_message,
 )
 from transduce.cli.help import PLAIN_HELP, PlainHelp, described
 from transduce.cli.terminal import BoundedConsole
@@ -124,7 +124,7 @@ EXTRAS = {
     "serve": "serve",
 }
 """Extras that some commands need; the others need "train" at most."""
-CUT_BYTECODE = "marshal data too short"
+TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
@@ -235,7 +235,7 @@ there, and continue when the reader has gone."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors of the user end with one sentence and exit code 2."""
-    with ended_at_once_if_joined(), unwound_on_termination():
+    with exiting_at_once_if_distributed(), unwound_on_termination():
         try:
             _run(arguments)
         except ImportError as error:
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
             _fail(_missing_package(command, package))
         except EOFError as error:
-            if CUT_BYTECODE not in str(error):
+            if TRUNCATED_BYTECODE not in str(error):
                 raise
             _fail(
                 f"Python's compiled modules are cut short ({error}), as a full disk "
@@ -258,7 +258,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     try:
         words = _without_dashes(sys.argv[1:] if arguments is None else arguments)
         asks_for_help = bool({"--help", "-h"} & set(words))
-        with _imports_kept():
+        with _imports_not_collected():
             function, given, _ = command_line(
                 words if asks_for_help else ()
             ).parse_args(
@@ -277,7 +277,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             function(*given.args, **given.kwargs)
     except CycloptsError as error:
         command = " ".join(("transduce", *(error.command_chain or ())))
-        _fail(f"{_told(error)} See `{command} --help`.")
+        _fail(f"{_mistake(error)} See `{command} --help`.")
     except TransduceError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -304,25 +304,25 @@ def _only_displays(function: Callable[..., Any]) -> bool:
     return is_ours and function.__name__ not in RESULT_IS_OUTPUT
 
 
-def _told(error: CycloptsError) -> str:
+def _mistake(error: CycloptsError) -> str:
     """Describe a mistake in a command line as one sentence."""
     match error:
         case UnusedCliTokensError():
             unused = [f'"{each}"' for each in error.unused_tokens or ()]
             noun = "argument" if len(unused) == 1 else "arguments"
-            told = f"Unexpected {noun}: {', '.join(unused)}."
+            message = f"Unexpected {noun}: {', '.join(unused)}."
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
         ):
             given = f'"{token.value}"' if token.value.strip() else "empty"
-            told = f"{_name(token, error)} must be {expected}, but is {given}."
+            message = f"{_name(token, error)} must be {expected}, but is {given}."
         case RepeatArgumentError():
-            told = f"{error.token.keyword} must be given once, but is given again."
+            message = f"{error.token.keyword} must be given once, but is given again."
         case MissingArgumentError(argument=argument) if argument is not None:
-            told = _missing(argument, error)
+            message = _missing(argument, error)
         case _:
-            told = " ".join(str(error).split())
-    return told.replace(DASH_AS_FILE, "-")
+            message = " ".join(str(error).split())
+    return message.replace(DASH_AS_FILE, "-")
 
 
 def _expected(hint: Any) -> str:
@@ -356,7 +356,7 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
 
 
 @contextmanager
-def _imports_kept() -> Iterator[None]:
+def _imports_not_collected() -> Iterator[None]:
     """Keep imported objects out of garbage collection, which would take a fifth of the
     time until the first line."""
     gc.disable()
@@ -368,5 +368,5 @@ def _imports_kept() -> Iterator[None]:
 
 
 def _fail(message: str) -> NoReturn:
-    say_on_errors(f"transduce: {message}")
+    print_message(f"transduce: {message}")
     sys.exit(USER_ERROR)

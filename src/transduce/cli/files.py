@@ -97,12 +97,12 @@ def writer(output: Path | None) -> Iterator[TextIO]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
         return
-    with told_if_unwritable(output), _file_writer(output) as file:
+    with unwritable_as_data_error(output), _file_writer(output) as file:
         yield file
 
 
 @contextmanager
-def told_if_unwritable(output: Path) -> Iterator[None]:
+def unwritable_as_data_error(output: Path) -> Iterator[None]:
     """Turn errors of writing into `DataError`, except for a closed pipe."""
     try:
         yield
@@ -192,7 +192,7 @@ def _discard(descriptor: int) -> None:
         os.close(nowhere)
 
 
-def say_on_errors(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a final message on standard error, ignoring failures."""
     try:
         print(message, file=sys.stderr, flush=True)
@@ -263,23 +263,23 @@ def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
 
 
 @contextmanager
-def ended_at_once_if_joined() -> Iterator[None]:
+def exiting_at_once_if_distributed() -> Iterator[None]:
     """Exit immediately after the block if it joined a process group.
 
     PyTorch keeps gloo's threads until the process ends. A thread that still runs during
     the interpreter's shutdown may abort it, which turns success into failure.
     """
-    if _has_joined():
+    if _is_distributed():
         yield
         return
     code = 0
     try:
         yield
     except BaseException as error:
-        if not _has_joined():
+        if not _is_distributed():
             raise
         code = _exit_code_of(error)
-    if _has_joined():
+    if _is_distributed():
         code = code if _is_written() else code or OUTPUT_LOST
         try:
             atexit._run_exitfuncs()
@@ -296,7 +296,7 @@ def _is_written() -> bool:
         discard_output()
         return True  # the reader has gone, as with `head`
     except OSError as error:
-        say_on_errors(f"transduce: The output: cannot be written ({error.strerror}).")
+        print_message(f"transduce: The output: cannot be written ({error.strerror}).")
         discard_output()
         return False
     return True
@@ -310,7 +310,7 @@ def discard_output() -> None:
         _discard(sys.stdout.fileno())
 
 
-def _has_joined() -> bool:
+def _is_distributed() -> bool:
     """Return whether this process joined a group, without importing PyTorch."""
     module = sys.modules.get("transduce.training.distributed")
     return module is not None and module.HAS_PROCESS_GROUP.is_set()

@@ -35,7 +35,7 @@ LABEL_WIDTH = 26
 INDENT = "  "
 EXAMPLE_INDENT = 4 * " "
 """Indent of command lines in a docstring, which keep their line breaks."""
-UNSAID_DEFAULTS = ("False", "None", "()")
+HIDDEN_DEFAULTS = ("False", "None", "()")
 """Defaults that are not printed, since they mean "not given"."""
 PACKAGE = "transduce."
 
@@ -158,7 +158,7 @@ def _description(console: Console, entry: HelpEntry) -> str:
     parts = [_plain(console, entry.description)]
     if entry.choices:
         parts.append(f"[choices: {', '.join(entry.choices)}]")
-    if entry.default is not None and entry.default not in UNSAID_DEFAULTS:
+    if entry.default is not None and entry.default not in HIDDEN_DEFAULTS:
         parts.append(f"[default: {_as_given(entry.default)}]")
     if entry.required:
         parts.append("[required]")

@@ -64,7 +64,7 @@ class _Worker:
 
 
 @contextmanager
-def one_voice(processes: Processes, devices: int) -> Iterator[None]:
+def errors_printed_once(processes: Processes, devices: int) -> Iterator[None]:
     """Let only one process of a run print."""
     try:
         yield
@@ -192,8 +192,7 @@ def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
     for worker in failed:
         if (code := worker.process.returncode) < 0:
             raise ProcessKilledError(
-                "All processes must go on together, but process "
-                f"{workers.index(worker) + 1} of {len(workers)} was killed "
+                f"Process {workers.index(worker) + 1} of {len(workers)} was killed "
                 f"({signal.Signals(-code).name}), and the others were ended."
             )
     cause = next((worker for worker in workers if worker.is_at_fault), None)
@@ -206,7 +205,7 @@ def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
 
 
 @contextmanager
-def telling_how_to_go_on(
+def naming_resume_command(
     out: Path, device: str = "auto", devices: int = 1
 ) -> Iterator[None]:
     """Add the command that resumes a run to the error that interrupted it."""

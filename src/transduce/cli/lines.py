@@ -24,11 +24,11 @@ import transduce
 from transduce.cli.files import (
     STANDARD_OUTPUT,
     is_standard_output,
+    print_message,
     real_file,
     replaceable,
     require_new,
-    say_on_errors,
-    told_if_unwritable,
+    unwritable_as_data_error,
     writer,
 )
 from transduce.cli.terminal import counted_lines
@@ -143,7 +143,7 @@ class Destination:
             with writer(self.output) as file:
                 yield _PassingOutput(file.write, file.flush)
             return
-        with told_if_unwritable(output):
+        with unwritable_as_data_error(output):
             begun = {"format": FORMAT, "version": transduce.__version__, **origin()}
             with _Part.opened(output, begun, self.resume, batch_items) as part:
                 with _keeping(part, output):
@@ -301,7 +301,7 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
             case KeyboardInterrupt():
                 raise OutputKeptError(f"Interrupted. {kept}") from None
             case SystemExit():
-                say_on_errors(f"transduce: {kept}")
+                print_message(f"transduce: {kept}")
             case _OtherInputError():
                 raise
             case TransduceError():
@@ -498,12 +498,14 @@ def write_translations(
             output.write("".join(line + "\n" for line in _lines(each, form)))
 
 
-def lines_found_together(translator: Translator, precision: str, *, told: bool) -> int:
+def interdependent_lines(
+    translator: Translator, precision: str, *, with_scores: bool
+) -> int:
     """Number of lines whose results may depend on each other by rounding.
 
     It is 1 on a CPU in fp32, and in int8 if no score is written.
     """
-    is_exact = precision == "fp32" or (precision == "int8" and not told)
+    is_exact = precision == "fp32" or (precision == "int8" and not with_scores)
     return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES
 
 

@@ -14,7 +14,7 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
-    lines_found_together,
+    interdependent_lines,
     model_sum,
     search_of,
     source_lines,
@@ -124,7 +124,7 @@ def parse(
             "precision": precision,
         }
 
-    together = lines_found_together(translator, precision, told=False)
+    together = interdependent_lines(translator, precision, with_scores=False)
     with (
         destination.opened(origin, together) as out,
         counted_lines(is_on_screen) as count_line,

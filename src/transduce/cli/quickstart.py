@@ -6,7 +6,7 @@ from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
 from transduce.cli.files import Force
-from transduce.cli.launching import telling_how_to_go_on
+from transduce.cli.launching import naming_resume_command
 from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
@@ -69,7 +69,7 @@ def quickstart(
     print(
         f"Writing sentences of the built-in {source}-{target} grammar ...", flush=True
     )
-    with TrainingDisplay() as display, telling_how_to_go_on(out / "run", device):
+    with TrainingDisplay() as display, naming_resume_command(out / "run", device):
         if task == "parsing":
             parsed = run_parsing_quickstart(out, hardware, display)
             _show_parses(parsed, out, (time.monotonic() - started) / 60)

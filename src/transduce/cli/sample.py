@@ -14,7 +14,7 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    lines_found_together,
+    interdependent_lines,
     model_sum,
     source_lines,
     write_translations,
@@ -125,5 +125,5 @@ def sample(
         destination,
         origin,
         Form(num_best=number, jsonl=jsonl),
-        lines_found_together(translator, precision, told=jsonl),
+        interdependent_lines(translator, precision, with_scores=jsonl),
     )

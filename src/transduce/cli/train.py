@@ -12,9 +12,9 @@ from transduce.cli.display import TensorBoardLog, TrainingDisplay
 from transduce.cli.files import Files, Force
 from transduce.cli.launching import (
     end_with_launcher,
-    one_voice,
+    errors_printed_once,
+    naming_resume_command,
     run_processes,
-    telling_how_to_go_on,
 )
 from transduce.cli.options import (
     NO_CORPUS,
@@ -131,7 +131,7 @@ def train(
         )
     if devices != 1 and not is_distributed():
         given = locals()
-        with telling_how_to_go_on(out, device, devices):
+        with naming_resume_command(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
     end_with_launcher()
     files = run_files(
@@ -153,10 +153,10 @@ def train(
         raise ConfigError(NO_CORPUS)
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
-        telling_how_to_go_on(out, device, devices),
+        naming_resume_command(out, device, devices),
         process_group(hardware.device) as processes,
         TrainingDisplay() as display,
-        one_voice(processes, devices),
+        errors_printed_once(processes, devices),
     ):
         observers = (display, *log)
         if resume or files is None:

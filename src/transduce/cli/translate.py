@@ -14,7 +14,7 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    lines_found_together,
+    interdependent_lines,
     model_sum,
     search_of,
     source_lines,
@@ -175,5 +175,5 @@ def translate(
         destination,
         origin,
         Form(num_best=config.num_best, jsonl=jsonl),
-        lines_found_together(translator, precision, told=jsonl),
+        interdependent_lines(translator, precision, with_scores=jsonl),
     )

@@ -15,7 +15,7 @@ from transduce.cli.files import discard_output, lasting_streams
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
-from transduce.cli.files import ended_at_once_if_joined
+from transduce.cli.files import exiting_at_once_if_distributed
 from transduce.training.distributed import HAS_PROCESS_GROUP
 
 class Aborting:
@@ -24,7 +24,7 @@ class Aborting:
 
 kept = Aborting()
 atexit.register(print, "written", end="")
-with ended_at_once_if_joined():
+with exiting_at_once_if_distributed():
     if {has_joined}:
         HAS_PROCESS_GROUP.set()
     print("done", end=" ")
@@ -68,7 +68,7 @@ def test_a_process_that_has_not_joined_ends_as_usual() -> None:
 
 def test_a_process_that_joined_before_the_block_continues() -> None:
     work = "\n    ".join(
-        ["with ended_at_once_if_joined():", "    pass", "print('on', end=' ')"]
+        ["with exiting_at_once_if_distributed():", "    pass", "print('on', end=' ')"]
     )
     result = ended(has_joined=True, work=work)
     assert result.stdout == "done on written"

@@ -7,7 +7,7 @@ import pytest
 from transduce.cli.launching import (
     LEFT_BEHIND,
     ProcessKilledError,
-    one_voice,
+    errors_printed_once,
     run_processes,
 )
 from transduce.errors import ConfigError
@@ -36,7 +36,7 @@ def test_processes_that_all_succeed_give_exit_code_zero():
 
 def test_a_killed_process_is_named():
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
-    message = r"but process 2 of 2 was killed \(SIGKILL\), and the others were ended"
+    message = r"Process 2 of 2 was killed \(SIGKILL\), and the others were ended"
     with pytest.raises(ProcessKilledError, match=message):
         run(END_WITH_ANOTHER, kill)
 
@@ -85,7 +85,7 @@ def test_a_lost_connection_is_reported_by_one_process(
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     processes = Processes(rank=2 + rank, count=4)
-    with pytest.raises(raised), one_voice(processes, devices):
+    with pytest.raises(raised), errors_printed_once(processes, devices):
         raise ProcessLostError(LOST)
 
 
@@ -93,5 +93,5 @@ def test_a_lost_connection_is_reported_by_one_process(
     ("rank", "raised"), [(0, TrainingStoppedError), (1, SystemExit)]
 )
 def test_the_first_process_reports_that_all_have_stopped(rank, raised):
-    with pytest.raises(raised), one_voice(Processes(rank=rank, count=2), 2):
+    with pytest.raises(raised), errors_printed_once(Processes(rank=rank, count=2), 2):
         raise TrainingStoppedError("Stopped.")
