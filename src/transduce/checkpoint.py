@@ -26,7 +26,14 @@ from transduce.architectures.models import TransductionModel, build
 from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.model_folder import CONFIG, FORMAT, WEIGHTS, Array, damaged, open_model
+from transduce.model_folder import (
+    MODEL_CONFIG,
+    MODEL_FORMAT,
+    WEIGHTS,
+    Array,
+    damaged,
+    open_model,
+)
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
@@ -69,8 +76,9 @@ class Checkpoint:
         require_transformer(self.config)
         return cast(Transformer, self.build())
 
+    @property
     def arrays(self) -> Mapping[str, Array]:
-        """Return the weights in fp32; those of a CPU share memory with the tensors."""
+        """Weights in fp32; those of a CPU share memory with the tensors."""
         return {n: w.detach().cpu().float().numpy() for n, w in self.weights.items()}
 
 
@@ -119,7 +127,7 @@ def save_model(checkpoint: Checkpoint, folder: Path) -> None:
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     """Write the files of a model into an existing folder."""
     config = {
-        "format": FORMAT,
+        "format": MODEL_FORMAT,
         "architecture": architecture_of(checkpoint.config),
         "step": checkpoint.step,
         "run": checkpoint.run,
@@ -129,7 +137,9 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     }
     if checkpoint.search is not None:
         config["search"] = asdict(checkpoint.search)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / MODEL_CONFIG).write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
     checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
     if checkpoint.symbols is not None:
         checkpoint.symbols.save(folder / SYMBOLS_FILE)
@@ -145,7 +155,7 @@ def load_model(path: Path) -> Checkpoint:
     stored = open_model(path)
     return Checkpoint(
         config=stored.config,
-        weights={n: torch.from_numpy(w) for n, w in stored.weights.items()},
+        weights={n: torch.from_numpy(w) for n, w in stored.arrays.items()},
         tokenizer=stored.tokenizer,
         step=stored.step,
         symbols=stored.symbols,

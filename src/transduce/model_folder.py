@@ -1,7 +1,9 @@
 """Model folders: config, tokenizer and lazily read weights. Needs no torch.
 
 A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`; a parser's
-also holds `target_tokenizer.json`. Loading never unpickles.
+also holds `target_tokenizer.json`. Its `config.json` (`MODEL_CONFIG`) describes one
+model; the file of the same name in a run's folder holds the settings of the run
+(`RUN_CONFIG` in `transduce.experiments.run_folder`). Loading never unpickles.
 """
 
 import json
@@ -27,7 +29,7 @@ from transduce.text.languages import canonical
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
-FORMAT = 5
+MODEL_FORMAT = 5
 """Format version of model folders, raised when older code could not read newer ones."""
 DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
@@ -42,12 +44,12 @@ FORMATS = {
     2: {"target_vocab_size", *DROPOUTS},
     3: DROPOUTS,
     4: set[str](),
-    FORMAT: set[str](),
+    MODEL_FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
 MAX_UPDATES = 10**12
 """Upper bound on a model's number of updates; a larger number is damage."""
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MODEL_CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 
@@ -145,7 +147,8 @@ class ModelFolder:
     """Contents of a model folder; the weights are read on access."""
 
     config: ArchitectureConfig
-    weights: StoredWeights
+    arrays: StoredWeights
+    """Weights by the names of the model's state dict."""
     tokenizer: Tokenizer
     step: int
     """Number of updates; for an average, that of the last checkpoint."""
@@ -160,16 +163,12 @@ class ModelFolder:
     target_language: str | None = None
     """BCP 47 tag of the target language; None if unknown."""
 
-    def arrays(self) -> Mapping[str, Array]:
-        """Return the weights by the names of the model's state dict."""
-        return self.weights
-
 
 def open_model(path: Path) -> ModelFolder:
     """Open a model folder or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
-    content = read_json(folder / CONFIG)
-    config, step, search = _read_config(content, folder / CONFIG)
+    content = read_json(folder / MODEL_CONFIG)
+    config, step, search = _read_config(content, folder / MODEL_CONFIG)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
@@ -189,14 +188,14 @@ def open_model(path: Path) -> ModelFolder:
         )
     return ModelFolder(
         config=config,
-        weights=weights,
+        arrays=weights,
         tokenizer=tokenizer,
         step=step,
         symbols=symbols,
-        run=_run(content, folder / CONFIG),
+        run=_run(content, folder / MODEL_CONFIG),
         search=search,
-        source_language=_language(content, "source_language", folder / CONFIG),
-        target_language=_language(content, "target_language", folder / CONFIG),
+        source_language=_language(content, "source_language", folder / MODEL_CONFIG),
+        target_language=_language(content, "target_language", folder / MODEL_CONFIG),
     )
 
 
@@ -225,7 +224,7 @@ def find_model(path: Path) -> Path:
 def _may_be_ours(folder: Path) -> bool:
     """Return False for a model of Hugging Face, whose config has no format."""
     with suppress(CheckpointError):
-        if "format" in read_json(folder / CONFIG):
+        if "format" in read_json(folder / MODEL_CONFIG):
             return True
     return foreign_type(folder) is None
 
@@ -246,7 +245,7 @@ def _name_by_step(folder: Path) -> str:
     if folder.name != STOPPED:
         return folder.name
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
-        return f"step-{read_json(folder / CONFIG)['step']:08}"
+        return f"step-{read_json(folder / MODEL_CONFIG)['step']:08}"
     return STOPPED  # sorts after "step-"
 
 
@@ -305,7 +304,7 @@ def write_search(folder: Path, search: SearchConfig) -> None:
 
     Raises `CheckpointError` if they cannot be written.
     """
-    path = folder / CONFIG
+    path = folder / MODEL_CONFIG
     content = {**read_json(path), "search": asdict(search)}
     try:
         with atomic_file(path) as new:

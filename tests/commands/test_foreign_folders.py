@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.model_folder import CONFIG, WEIGHTS
+from transduce.model_folder import MODEL_CONFIG, WEIGHTS
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE
 
@@ -104,7 +104,7 @@ def assert_translated_or_refused(code: int, said: str, what: str) -> None:
 
 
 def test_any_value_of_any_field_works_or_is_refused(folder: Path) -> None:
-    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    content = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
     # Other tests cover the bounds of a search.
     cases = [
         (field, value)
@@ -122,7 +122,7 @@ def test_any_value_of_any_field_works_or_is_refused(folder: Path) -> None:
         assert runner.stdout is not None
         for field, value in cases:
             text = changed(content, field, value)
-            runner.stdin.write(json.dumps([CONFIG, text]) + "\n")
+            runner.stdin.write(json.dumps([MODEL_CONFIG, text]) + "\n")
             runner.stdin.flush()
             code, said = json.loads(runner.stdout.readline())
             where = f"{'.'.join(field)} = {str(value)[:40]!r}"
@@ -168,7 +168,7 @@ def gigabyte(path: Path) -> None:
         file.truncate(2**30)
 
 
-@pytest.mark.parametrize("name", [CONFIG, TOKENIZER_FILE])
+@pytest.mark.parametrize("name", [MODEL_CONFIG, TOKENIZER_FILE])
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -194,9 +194,9 @@ def test_a_damaged_file_of_weights_is_refused(folder, change) -> None:
 
 
 def test_a_repeated_key_is_refused(folder: Path) -> None:
-    text = (folder / CONFIG).read_text(encoding="utf-8")
+    text = (folder / MODEL_CONFIG).read_text(encoding="utf-8")
     text = text.replace('"d_ff":', '"d_ff": 1, "d_ff":')
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    (folder / MODEL_CONFIG).write_text(text, encoding="utf-8")
     assert "the key 'd_ff' is there twice" in refused(folder)
 
 
@@ -304,7 +304,7 @@ UNIGRAM: dict[str, Any] = {
     ids=["no text", "no number", "a word", "half a character", "a map"],
 )
 def test_a_damaged_tokenizer_of_sentence_pieces_is_refused(folder, change) -> None:
-    model = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
+    model = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))["model"]
     others = [f"p{i}" for i in range(model["vocab_size"] - 4)]
     content = {
         "type": "SentencePiece",

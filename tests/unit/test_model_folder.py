@@ -23,9 +23,9 @@ def test_an_opened_model_equals_the_saved_one(
     opened, saved = open_model(folder), trained_checkpoint
     assert (opened.config, opened.step) == (saved.config, saved.step)
     assert opened.tokenizer == saved.tokenizer
-    arrays = opened.arrays()
-    assert set(arrays) == set(saved.arrays()) == set(saved.weights)
-    for name, array in saved.arrays().items():
+    arrays = opened.arrays
+    assert set(arrays) == set(saved.arrays) == set(saved.weights)
+    for name, array in saved.arrays.items():
         assert np.array_equal(arrays[name], array)
 
 
@@ -38,8 +38,8 @@ def test_a_replaced_or_removed_file_can_still_be_read(
     if change == "replaced":
         folder.mkdir()
         (folder / WEIGHTS).write_bytes(b"another")
-    for name, array in trained_checkpoint.arrays().items():
-        assert np.array_equal(opened.arrays()[name], array)
+    for name, array in trained_checkpoint.arrays.items():
+        assert np.array_equal(opened.arrays[name], array)
 
 
 def test_a_file_that_is_overwritten_is_refused(folder: Path) -> None:
@@ -51,4 +51,4 @@ def test_a_file_that_is_overwritten_is_refused(folder: Path) -> None:
         file.write(content + b"more")
     message = "must stay as they are while they are in use, but were overwritten"
     with pytest.raises(CheckpointError, match=message):
-        _ = opened.arrays()["embedding.weight"]
+        _ = opened.arrays["embedding.weight"]

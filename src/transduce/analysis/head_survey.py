@@ -30,6 +30,8 @@ from transduce.analysis.head_statistics import (
     statistics_table,
 )
 from transduce.analysis.word_links import have_same_letters
+from transduce.data.dataset import EncodedPair
+from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
@@ -55,33 +57,17 @@ from transduce.trees.vocabulary import SymbolVocabulary
 BATCH_PAIRS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPair:
-    """Token ids of a sentence pair, without special tokens."""
-
-    source: list[int]
-    target: list[int]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the longer side."""
-        return max(len(self.source), len(self.target))
-
-
-def read_pairs(
-    translator: Translator, sources: Sequence[str], targets: Sequence[str]
-) -> list[ReadPair]:
+def encode_pairs(
+    translator: Translator, pairs: Sequence[SentencePair]
+) -> list[EncodedPair]:
     """Encode sentence pairs; the targets of a parser are lines of symbols."""
-    written = translator.symbols or translator.tokenizer
-    ids = zip(
-        translator.tokenizer.encode_sources(sources),
-        written.encode_targets(targets),
-        strict=True,
-    )
-    return [ReadPair(source=source, target=target) for source, target in ids]
+    encoder = PairEncoder(tokenizer=translator.tokenizer, symbols=translator.symbols)
+    return encoder.encode(pairs)
 
 
-def maps_of(model: Transformer, pairs: Sequence[ReadPair]) -> Iterator[AttentionMaps]:
+def maps_of(
+    model: Transformer, pairs: Sequence[EncodedPair]
+) -> Iterator[AttentionMaps]:
     """Attention maps of each pair, in order."""
     device = next(model.parameters()).device
     for batch in _batches(pairs):
@@ -90,7 +76,7 @@ def maps_of(model: Transformer, pairs: Sequence[ReadPair]) -> Iterator[Attention
         yield from attention_maps(model, source, target_in)
 
 
-def loss(model: Transformer, pairs: Sequence[ReadPair]) -> float:
+def loss(model: Transformer, pairs: Sequence[EncodedPair]) -> float:
     """Cross-entropy in nats per target token and end token, without smoothing."""
     device = next(model.parameters()).device
     by_length = sorted(pairs, key=lambda pair: len(pair.source) + len(pair.target))
@@ -103,7 +89,7 @@ def loss(model: Transformer, pairs: Sequence[ReadPair]) -> float:
     return total / num_tokens
 
 
-def _batches(pairs: Sequence[ReadPair]) -> Iterator[Sequence[ReadPair]]:
+def _batches(pairs: Sequence[EncodedPair]) -> Iterator[Sequence[EncodedPair]]:
     for start in range(0, len(pairs), BATCH_PAIRS):
         yield pairs[start : start + BATCH_PAIRS]
 
@@ -155,10 +141,9 @@ def survey_heads(
     raises `DataError` if none is left.
     """
     model = translator.torch_model.transformer
-    pairs = read_pairs(
-        translator, [pair.source for pair in corpus], [pair.target for pair in corpus]
-    )
-    pairs = [pair for pair in pairs if pair.num_tokens <= MAX_TOKENS]
+    pairs = [
+        pair for pair in encode_pairs(translator, corpus) if pair.length <= MAX_TOKENS
+    ]
     if not pairs:
         raise DataError(
             f"The corpus must have a pair of at most {MAX_TOKENS} tokens a side, but "
@@ -184,8 +169,9 @@ def survey_annotated(
     none is left.
     """
     model, tokenizer = translator.torch_model.transformer, translator.tokenizer
-    pairs = read_pairs(
-        translator, [s.source for s in sentences], [s.target for s in sentences]
+    pairs = encode_pairs(
+        translator,
+        [SentencePair(source=each.source, target=each.target) for each in sentences],
     )
     read = [
         (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)
@@ -233,7 +219,7 @@ def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[Sentenc
 
 
 def _prune(
-    model: Transformer, pairs: Sequence[ReadPair], on_progress: OnProgress
+    model: Transformer, pairs: Sequence[EncodedPair], on_progress: OnProgress
 ) -> list[PrunedHead]:
     pruned = []
     for kind, layers in attentions(model).items():

@@ -17,7 +17,7 @@ from typing import IO
 
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
-from transduce.experiments.run_folder import RECORD
+from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
 from transduce.settings import require_between
@@ -220,7 +220,7 @@ def naming_resume_command(
     except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
         raise type(error)(f"{error} {how}") from None
     except KeyboardInterrupt:
-        if not (out / RECORD).is_file():
+        if not (out / RUN_CONFIG).is_file():
             raise  # before the run existed
         raise TrainingStoppedError(
             f"Interrupted; the last checkpoint is kept. {how}"

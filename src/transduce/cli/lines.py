@@ -43,7 +43,7 @@ from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError
 from transduce.files import lock_file
-from transduce.model_folder import CONFIG, WEIGHTS, find_model
+from transduce.model_folder import MODEL_CONFIG, WEIGHTS, find_model
 from transduce.phrases import counted
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
@@ -425,7 +425,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def model_sum(path: Path) -> str:
     """Checksum of a model's settings, vocabulary and weights."""
     folder, digest = find_model(path), blake2b(digest_size=KEY_BYTES)
-    for name in (CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
+    for name in (MODEL_CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
     weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")

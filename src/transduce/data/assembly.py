@@ -19,7 +19,7 @@ from transduce.data.named_corpora import NamedCorpus, Part, Split
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import MAX_LINE_BYTES, Line
 
-RECORD, DOWNLOADS = "corpus.json", "downloads"
+CORPUS_RECORD, DOWNLOADS = "corpus.json", "downloads"
 REPORT_LINES = 10_000
 """Lines between two calls of the observer."""
 
@@ -84,19 +84,19 @@ def assemble(
 
 def _counts_there(corpus: NamedCorpus, folder: Path) -> dict[str, SplitCounts] | None:
     """Read the counts of an assembled corpus; None if it is not yet assembled."""
-    if not (folder / RECORD).exists():
+    if not (folder / CORPUS_RECORD).exists():
         _refuse_other_contents(folder)
         return None
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / CORPUS_RECORD).read_text(encoding="utf-8"))
         name = record["corpus"]
         counts = {
             split: SplitCounts(**entry) for split, entry in record["splits"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError(
-            f"{folder / RECORD}: the file is damaged; delete it and the texts beside "
-            "it, and run the command again."
+            f"{folder / CORPUS_RECORD}: the file is damaged; delete it and the texts "
+            "beside it, and run the command again."
         ) from None
     if name != corpus.name:
         raise ConfigError(
@@ -142,8 +142,8 @@ def _put_in_place(
     """Move all files into place; the record first, so that a crash can be repaired."""
     splits = {name: asdict(each) for name, each in counts.items()}
     record = json.dumps({"corpus": corpus.name, "splits": splits}, indent=2)
-    (new / RECORD).write_text(record + "\n", encoding="utf-8")
-    for path in (new / RECORD, *_paths(corpus, new)):
+    (new / CORPUS_RECORD).write_text(record + "\n", encoding="utf-8")
+    for path in (new / CORPUS_RECORD, *_paths(corpus, new)):
         path.replace(folder / path.name)
 
 

@@ -27,6 +27,11 @@ class EncodedPair:
     source: list[int]
     target: list[int]
 
+    @property
+    def length(self) -> int:
+        """Number of ids of the longer side."""
+        return max(len(self.source), len(self.target))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSide:

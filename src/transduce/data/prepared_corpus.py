@@ -123,18 +123,18 @@ def filter_reason(pair: EncodedPair, max_length: int) -> str:
     if not pair.source or not pair.target:
         return "empty"
     # The end token counts.
-    if max(len(pair.source), len(pair.target)) + 1 > max_length:
+    if pair.length + 1 > max_length:
         return "overlong"
     return "kept"
 
 
-FORMAT = 1
+PREPARATION_FORMAT = 1
 """Format version, raised when the same text would give other files."""
 CORPUS = "corpus"
 TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
 DEV_SOURCE, DEV_TARGET = "source.txt", "target.txt"
 """Files of the dev corpus's original text."""
-RECORD = f"{CORPUS}/preparation.json"
+PREPARATION = f"{CORPUS}/preparation.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ def prepare(
     record = asdict(prepared)
     del record["shared_with"], record["statistics"], record["is_held_out"]
     text = json.dumps(record, indent=2) + "\n"
-    (folder / RECORD).write_text(text, encoding="utf-8")
+    (folder / PREPARATION).write_text(text, encoding="utf-8")
     return replace(prepared, statistics=key.statistics)
 
 
@@ -234,7 +234,7 @@ class _CorpusKey:
     def digest(self) -> str:
         """Hash of all parts, the `key` of the record."""
         parts = {
-            "format": FORMAT,
+            "format": PREPARATION_FORMAT,
             "tokenizers": tokenizers.__version__,
             "tokenizer": asdict(self.tokenizer),
             "words": word_pattern(self.tokenizer.kind),
@@ -313,7 +313,7 @@ def _share(sibling: Path, folder: Path, key: _CorpusKey) -> bool:
     if _key_of(sibling) != key.digest:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
-    texts = [RECORD, TOKENIZER_FILE, *([SYMBOLS_FILE] if key.symbols else [])]
+    texts = [PREPARATION, TOKENIZER_FILE, *([SYMBOLS_FILE] if key.symbols else [])]
     (folder / TRAINING).mkdir(parents=True)
     if key.dev is not None:
         (folder / DEV).mkdir()
@@ -343,7 +343,7 @@ def _discard(folder: Path) -> None:
 
 def _key_of(folder: Path) -> str | None:
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
         return str(record["key"])
     except (OSError, ValueError, LookupError, TypeError):
         return None  # not prepared, or by another version
@@ -352,7 +352,7 @@ def _key_of(folder: Path) -> str | None:
 def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
     """Read the record of a prepared corpus; None if it is damaged."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
         open_dataset(folder / TRAINING)
         if key.dev is not None:
             open_dataset(folder / DEV)

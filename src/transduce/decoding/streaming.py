@@ -319,20 +319,22 @@ def similar_lengths(lengths: Sequence[int], positions: int) -> Iterator[list[int
         start += rows
 
 
-Pair = tuple[list[int], list[int]]
-"""Token ids of a source and its target, both without the end token."""
-
-
 def score_pairs(
-    model: DecodingModel, pairs: Sequence[Pair], positions: int
+    model: DecodingModel,
+    sources: Sequence[list[int]],
+    targets: Sequence[list[int]],
+    positions: int,
 ) -> Iterator[tuple[int, TargetScore]]:
     """Score pairs in batches of similar lengths; yield each pair's number and score.
 
-    The scores of a batch come together. The caller may stop between batches.
+    The ids of sources and targets are without end tokens. The scores of a batch come
+    together. The caller may stop between batches.
     """
-    lengths = [max(map(len, pair)) for pair in pairs]
+    pairs = zip(sources, targets, strict=True)
+    lengths = [max(len(source), len(target)) for source, target in pairs]
     for batch in similar_lengths(lengths, positions):
-        numbers = sorted(batch, key=lambda i: -len(pairs[i][1]))
-        sources = [[*pairs[i][0], EOS] for i in numbers]
-        scores = model.score(sources, [pairs[i][1] for i in numbers])
+        numbers = sorted(batch, key=lambda i: -len(targets[i]))
+        scores = model.score(
+            [[*sources[i], EOS] for i in numbers], [targets[i] for i in numbers]
+        )
         yield from zip(numbers, scores, strict=True)

@@ -120,7 +120,7 @@ def prepare(
 
     Raises `RequestError` if the device cannot decode in this precision.
     """
-    weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays().items()}
+    weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays.items()}
     model = built(checkpoint.config, weights)
     return prepared(model, precision, torch.device(device))
 

@@ -424,9 +424,10 @@ class Translator:
             )
         source_ids = self.tokenizer.encode_sources(sources)
         target_ids = self.tokenizer.encode_targets(targets)
-        pairs = list(zip(source_ids, target_ids, strict=True))
-        positions = batch_positions(self.device)
-        for number, score in score_pairs(self.models[0], pairs, positions):
+        scores = score_pairs(
+            self.models[0], source_ids, target_ids, batch_positions(self.device)
+        )
+        for number, score in scores:
             require_numbers([score.log_probability])
             yield number, score
 
@@ -511,7 +512,7 @@ class Translator:
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
-            return NativeModel(config, checkpoint.arrays(), precision)
+            return NativeModel(config, checkpoint.arrays, precision)
         if self.device != "cpu":
             needed_for = f"Device {self.device}"
         elif self.precision == "bf16":

@@ -1,4 +1,8 @@
-"""Folder of a run: its files, its record of settings and its log."""
+"""Folder of a run: its files, its record of settings and its log.
+
+The record is `config.json` (`RUN_CONFIG`); the model folders in it have files of the
+same name that describe one model (`MODEL_CONFIG` in `transduce.model_folder`).
+"""
 
 import json
 import math
@@ -40,9 +44,9 @@ from transduce.settings import apply_mapping, shown
 from transduce.text.languages import LanguagesConfig, guess_all
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
-FORMAT = 1
+RUN_FORMAT = 1
 """Format of the record."""
-RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+RUN_CONFIG, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
@@ -96,14 +100,14 @@ class RunFolder:
             )
             sized = replace(config, model=model)
             record = {
-                "format": FORMAT,
+                "format": RUN_FORMAT,
                 "id": uuid4().hex,
                 "files": files.absolute_names(),
                 "precision": precision,
                 "settings": asdict(sized),
             }
             text = json.dumps(record, indent=2) + "\n"
-            (new / RECORD).write_text(text, encoding="utf-8")
+            (new / RUN_CONFIG).write_text(text, encoding="utf-8")
             yield cls(new), sized, corpus
 
     @classmethod
@@ -114,20 +118,20 @@ class RunFolder:
                 f"{path}: must be a run to resume, but holds none; leave out --resume "
                 "to start one."
             )
-        record = read_json(path / RECORD)
-        if record.get("format") != FORMAT:
+        record = read_json(path / RUN_CONFIG)
+        if record.get("format") != RUN_FORMAT:
             raise VersionError(
-                f"{path / RECORD}: the format must be {FORMAT}, but is "
+                f"{path / RUN_CONFIG}: the format must be {RUN_FORMAT}, but is "
                 f"{shown(record.get('format'))}; the run was started by another "
                 "version of transduce."
             )
         settings = record.get("settings")
         if not isinstance(settings, dict):
             raise CheckpointError(
-                f"{path / RECORD}: must hold the run's `settings`, but does not; "
+                f"{path / RUN_CONFIG}: must hold the run's `settings`, but does not; "
                 "restore the file, or start another run."
             )
-        return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
+        return cls(path), apply_mapping(RunConfig(), settings, f"{path / RUN_CONFIG}: ")
 
     def locked(self) -> AbstractContextManager[object]:
         """Lock the run; `ConfigError` if another command is training it."""
@@ -160,7 +164,7 @@ class RunFolder:
 
     def _recorded(self, name: str, default: Value) -> Value:
         """Read a value of the record; `CheckpointError` if it has another type."""
-        value = read_json(self.path / RECORD).get(name)
+        value = read_json(self.path / RUN_CONFIG).get(name)
         if value is None and name != "files":  # every version records the files
             return default
         if not isinstance(value, type(default)):
@@ -169,8 +173,8 @@ class RunFolder:
 
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.path / RECORD}: the run's `{name}` is damaged; restore the file, "
-            "or start another run."
+            f"{self.path / RUN_CONFIG}: the run's `{name}` is damaged; restore the "
+            "file, or start another run."
         )
 
     @property
@@ -320,7 +324,7 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             "that run with --resume, or choose another folder; --force overwrites a "
             "run."
         )
-    if not (path / RECORD).is_file() or not (path / TRAINING).is_dir():
+    if not (path / RUN_CONFIG).is_file() or not (path / TRAINING).is_dir():
         raise ConfigError(
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
@@ -363,7 +367,7 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run, not a model."""
-    return (path / RECORD).is_file() and (path / TRAINING).is_dir()
+    return (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
 
 
 def settings_of(out: Path) -> RunConfig:

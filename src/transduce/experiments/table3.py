@@ -25,8 +25,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import TABLE_3, RunConfig
-from transduce.experiments.run_folder import LOG, RunFolder
-from transduce.experiments.run_folder import RECORD as RUN_RECORD
+from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
 from transduce.experiments.table3_rows import changes, row_config, settings
 from transduce.files import atomic_file, file_lock, read_json
 from transduce.interruption import stop_on_signal
@@ -34,8 +33,8 @@ from transduce.machine import Precision, num_cores
 from transduce.search_config import SearchConfig
 from transduce.settings import require_between
 
-FORMAT = 2
-RECORD, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
+EXPERIMENT_FORMAT = 2
+EXPERIMENT, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
 TRANSLATIONS = "dev_translations.txt"
 
 
@@ -72,7 +71,7 @@ class RowRun:
 
     @property
     def has_begun(self) -> bool:
-        return (self.path / RUN_RECORD).is_file()
+        return (self.path / RUN_CONFIG).is_file()
 
     @property
     def is_trained(self) -> bool:
@@ -116,12 +115,12 @@ class Experiment:
     def begin(self) -> None:
         """Record the settings; `ConfigError` if the folder has other ones."""
         record = {
-            "format": FORMAT,
+            "format": EXPERIMENT_FORMAT,
             "files": self.files.absolute_names(),
             "precision": self.precision,
             "settings": settings(self.base),
         }
-        path = self.folder / RECORD
+        path = self.folder / EXPERIMENT
         if path.is_file():
             _require_same(self.folder, read_json(path), record)
             return
@@ -133,7 +132,7 @@ class Experiment:
     @property
     def is_prepared(self) -> bool:
         """Whether a run has prepared the corpus, which all others then share."""
-        return any((self.folder / RUNS).glob(f"*/{RUN_RECORD}"))
+        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
 
     def next_command(self, run: RowRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -190,7 +189,7 @@ def row_runs(
 
 def refuse_other_contents(folder: Path) -> None:
     """Raise `ConfigError` if a folder holds anything but a reproduction of Table 3."""
-    if not folder.exists() or (folder / RECORD).is_file():
+    if not folder.exists() or (folder / EXPERIMENT).is_file():
         return
     if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
         raise ConfigError(
@@ -230,16 +229,16 @@ def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
 def _require_same(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    if recorded.get("format") != FORMAT:
+    if recorded.get("format") != EXPERIMENT_FORMAT:
         raise ConfigError(
-            f"{folder / RECORD}: the format must be {FORMAT}, but is "
+            f"{folder / EXPERIMENT}: the format must be {EXPERIMENT_FORMAT}, but is "
             f"{recorded.get('format')}; the experiment was started by another version "
             "of transduce."
         )
     if not isinstance(recorded.get("settings"), dict) or "precision" not in recorded:
         raise ConfigError(
-            f"{folder / RECORD}: the record of the experiment is damaged; restore the "
-            "file, or choose another folder."
+            f"{folder / EXPERIMENT}: the record of the experiment is damaged; "
+            "restore the file, or choose another folder."
         )
     if recorded.get("files") != requested["files"]:
         files = recorded.get("files")
