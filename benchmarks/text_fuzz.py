@@ -311,7 +311,7 @@ def entries() -> dict[str, Callable[[str], object]]:
         "running text, en": lambda text: running(text, "en"),
         "running text, de": lambda text: running(text, "de"),
         "running text, zh": lambda text: running(text, "zh"),
-        "over-long line": lambda text: split_long(text, 250, count),
+        "overlong line": lambda text: split_long(text, 250, count),
         "normalisation": normalize,
         "byte-pair tokenizer": tokenizers["bpe"].encode,
         "word-piece tokenizer": tokenizers["word-piece"].encode,

@@ -298,7 +298,7 @@ function drawAlignment() {
     const best = row.indexOf(Math.max(...row));
     return make("tr", {}, make("td", { className: "text" }, written[i]), make("td", { className: "text" }, source[best]), make("td", {}, row[best].toFixed(2)));
   }));
-  byId("alignment-note").textContent = `By the encoder-decoder attention of layer ${layer + 1}, mean of heads ${heads.map((head) => head + 1).join(", ")}.`;
+  byId("alignment-note").textContent = `By the cross-attention of layer ${layer + 1}, mean of heads ${heads.map((head) => head + 1).join(", ")}.`;
 }
 
 function draw() {

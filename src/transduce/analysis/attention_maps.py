@@ -87,7 +87,7 @@ def cross_attention_maps(
     source: Int[Tensor, "batch source"],
     target_in: Int[Tensor, "batch target"],
 ) -> list[Float[Tensor, "layers heads queries keys"]]:
-    """Encoder-decoder attention maps of each pair of a batch, without padding."""
+    """Cross-attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
         layers = attentions(model)["encoder-decoder"]
         recorded = [stack.enter_context(_recorded(each)) for each in layers]

@@ -119,9 +119,9 @@ class AnnotatedMaps:
     sentence: GrammarSentence
     encoder: Float[Tensor, "layers heads source source"]
     written: Float[Tensor, "decoder_layers heads target source"]
-    """Encoder-decoder attention at the step that outputs the target word."""
+    """Cross-attention at the step that outputs the target word."""
     read: Float[Tensor, "decoder_layers heads target source"]
-    """Encoder-decoder attention at the next step, whose input is the target word."""
+    """Cross-attention at the next step, whose input is the target word."""
 
 
 def annotate(

@@ -31,7 +31,7 @@ class HeadName:
 class HeadStatistics:
     """Statistics of a head's attention weights, as means over the queries.
 
-    The last four are None for encoder-decoder attention.
+    The last four are None for cross-attention.
     """
 
     head: HeadName

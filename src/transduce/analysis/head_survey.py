@@ -324,7 +324,7 @@ def _link_row(survey: LinkSurvey) -> tuple[str, ...]:
 
 def _alignment(annotated: AnnotatedSurvey) -> Iterator[Part]:
     yield (
-        "Alignment error rate (Och and Ney, 2003) of encoder-decoder attention between "
+        "Alignment error rate (Och and Ney, 2003) of cross-attention between "
         "words, against the grammar's alignment; 0 % means that all links are found "
         "and right. The attention of a target word is taken at the step that outputs "
         "it (written), or at the next step, whose input it is (read). By target, each "

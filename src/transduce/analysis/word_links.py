@@ -1,6 +1,6 @@
 """Word alignment between a sentence and its translation, from attention.
 
-A target word is linked to the source word of its greatest encoder-decoder attention
+A target word is linked to the source word of its greatest cross-attention
 (Bahdanau et al., 2015). The best layer differs between models; for each pair it is the
 one in which most words of both sides choose each other, as in Chen et al. (2020).
 """

@@ -1,4 +1,4 @@
-"""Pairs held out of a corpus, to score a run on text outside its training data.
+"""Dev corpus held out of a corpus, to score a run on text outside its training data.
 
 A hash of a pair's source and a seed decides whether it is held out. The choice is
 reproducible, does not depend on the pair's place, and is the same for all pairs with
@@ -11,16 +11,36 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from transduce.data.corpus_files import CorpusFiles, require_files
 from transduce.errors import ConfigError, DataError
+from transduce.metrics.tokenization import Tokenize
 from transduce.text.corpus import aligned_lines
 
 MIN_HELD_OUT, MAX_HELD_OUT = 200, 2_000
 """Minimum and maximum number of held-out pairs."""
 SHARE = 100
 """Number of pairs for each held-out one, within these bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """Settings of the dev corpus and its scores."""
+
+    tokenize: Tokenize = "auto"
+    """sacreBLEU's tokenizer; auto follows the target language, or else its script."""
+    hold_out: bool = True
+    """Whether to hold out 1 % of the training corpus if no dev corpus is given: at
+    least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
+
+    def __post_init__(self) -> None:
+        if self.tokenize not in get_args(Tokenize):
+            raise ConfigError(
+                f"`evaluation.tokenize` must be one of {', '.join(get_args(Tokenize))},"
+                f' but is "{self.tokenize}".'
+            )
+
 
 Part = TypeVar("Part")
 Keys = frozenset[bytes]

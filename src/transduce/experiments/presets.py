@@ -9,9 +9,9 @@ from typing import Literal
 
 from transduce.data.augmentation import AugmentationConfig
 from transduce.data.batches import BatchingConfig
+from transduce.data.held_out import EvaluationConfig
 from transduce.data.treebank import TreebankConfig
 from transduce.errors import ConfigError
-from transduce.metrics.tokenization import EvaluationConfig
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.languages import LanguagesConfig

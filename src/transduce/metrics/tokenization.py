@@ -6,9 +6,9 @@ clauses in Chinese. Every score names its tokenizer (Post, 2018).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from transduce.errors import ConfigError, RequestError, missing_package
+from transduce.errors import RequestError, missing_package
 from transduce.text.languages import base, detect_unspaced, english_name, is_unspaced
 
 Tokenize = Literal[
@@ -26,24 +26,6 @@ BY_LANGUAGE = {
 """Tokenizers of languages that have their own."""
 EXTRAS = {"ja-mecab": ("mecab-python3", "ja"), "ko-mecab": ("mecab-ko", "ko")}
 """Package that each tokenizer needs, and the extra that installs it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
-    """Settings of the dev corpus and its scores."""
-
-    tokenize: Tokenize = "auto"
-    """sacreBLEU's tokenizer; auto follows the target language, or else its script."""
-    hold_out: bool = True
-    """Whether to hold out 1 % of the training corpus if no dev corpus is given: at
-    least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
-
-    def __post_init__(self) -> None:
-        if self.tokenize not in get_args(Tokenize):
-            raise ConfigError(
-                f"`evaluation.tokenize` must be one of {', '.join(get_args(Tokenize))},"
-                f' but is "{self.tokenize}".'
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
 AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
-"""The three uses of attention (section 3.2.3)."""
+"""The three uses of attention (section 3.2.3): self-attention in the encoder and in the
+decoder, and cross-attention, named "encoder-decoder" as in the paper."""
 
 MAX = {
     "vocab_size": 2**24,

@@ -6,9 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import sacrebleu.metrics.bleu as sacrebleu_module
 
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.held_out import (
+    EvaluationConfig,
     choose,
     hold_out,
     hold_out_pairs,
@@ -148,3 +150,15 @@ def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
     files = CorpusFiles(source=(pipe,), target=(pipe,), dev_source=(), dev_target=())
     with pytest.raises(DataError, match="must be a file, .* is a folder or a pipe"):
         hold_out_pairs(files, tmp_path / "held", seed=1)
+
+
+def test_every_tokenizer_of_sacrebleu_can_be_chosen() -> None:
+    for name in sacrebleu_module.BLEU.TOKENIZERS:
+        assert EvaluationConfig(tokenize=name).tokenize == name
+
+
+def test_an_unknown_tokenizer_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="`evaluation.tokenize` must be one of auto, "
+    ):
+        EvaluationConfig(tokenize="moses")  # type: ignore[arg-type]

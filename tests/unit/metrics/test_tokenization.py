@@ -4,12 +4,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
-import sacrebleu.metrics.bleu as sacrebleu_module
 
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import RequestError
 from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.tokenization import (
-    EvaluationConfig,
     Tokenization,
     choose_tokenization,
     require_tokenizer,
@@ -110,15 +108,3 @@ def test_a_tokenizer_whose_model_cannot_be_fetched_is_refused(
     monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", unreachable, raising=True)
     with pytest.raises(RequestError, match="but: Name or service not known; choose"):
         require_tokenizer("flores200")
-
-
-def test_every_tokenizer_of_sacrebleu_can_be_chosen() -> None:
-    for name in sacrebleu_module.BLEU.TOKENIZERS:
-        assert EvaluationConfig(tokenize=name).tokenize == name
-
-
-def test_an_unknown_tokenizer_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="`evaluation.tokenize` must be one of auto, "
-    ):
-        EvaluationConfig(tokenize="moses")  # type: ignore[arg-type]

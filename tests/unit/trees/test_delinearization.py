@@ -10,7 +10,7 @@ from transduce.trees.linearization import STYLES, Symbol
 from transduce.trees.trees import NOTHING
 
 
-def mended(
+def repaired(
     symbols: str, num_words: int, style: str = "xx"
 ) -> tuple[str, dict[str, int]]:
     """Tree over a number of words, and the counts of repairs."""
@@ -37,7 +37,7 @@ def mended(
 def test_well_formed_symbols_need_no_repair(
     symbols: str, num_words: int, tree: str
 ) -> None:
-    assert mended(symbols, num_words) == (tree, {})
+    assert repaired(symbols, num_words) == (tree, {})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_each_repair_is_made_and_counted(
     symbols: str, num_words: int, tree: str, repairs: str
 ) -> None:
     counts = dict(Counter(repairs.split()))
-    assert mended(symbols, num_words) == (f"(TOP {tree})", counts)
+    assert repaired(symbols, num_words) == (f"(TOP {tree})", counts)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_each_repair_is_made_and_counted(
 def test_an_in_order_opening_symbol_takes_the_child_before_it(
     symbols: str, num_words: int, tree: str, repairs: dict[str, int]
 ) -> None:
-    assert mended(symbols, num_words, "in-order") == (tree, repairs)
+    assert repaired(symbols, num_words, "in-order") == (tree, repairs)
 
 
 @pytest.mark.parametrize("style", STYLES)

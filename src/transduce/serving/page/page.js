@@ -190,10 +190,10 @@ async function look(button, piece) {
 
 function showTree(piece) {
   document.getElementById("tree").replaceChildren(treeDrawing(piece));
-  const mended = piece.is_overlong ? "too long to be read, and flat"
+  const state = piece.is_overlong ? "too long to be read, and flat"
     : piece.num_repairs ? `repaired in ${piece.num_repairs} places` : "as the model wrote it";
   document.getElementById("parse-note").textContent =
-    `Score ${piece.score.toFixed(2)}; the tree is ${mended}.`;
+    `Score ${piece.score.toFixed(2)}; the tree is ${state}.`;
 }
 
 function alternativeItem({ text, score }) {
