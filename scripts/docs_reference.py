@@ -237,7 +237,7 @@ Every command has `--help`.
 | exit code | when |
 |---|---|
 | 0 | the command has done its work |
-| 1 | a failure that no other option or file would mend |
+| 1 | a failure that no other option or file would avoid |
 | 2 | a mistake in options or files, with one sentence on standard error |
 
 Nothing half-written stays behind: outputs appear whole, or as `OUTPUT.part`.
@@ -617,7 +617,7 @@ LINK_OUT = re.compile(
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Leave out the marks of the tests, and mend links to files outside docs/.
+    """Leave out the marks of the tests, and adapt links to files outside docs/.
 
     Links to benchmarks/results lead to its pages in the site, those to other files of
     the repository to their place there, or nowhere while `repo_url` is unknown.
@@ -626,7 +626,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if str(here).startswith("results"):  # found after the pages that explain things
         page.meta.setdefault("search", {"boost": 0.3})
 
-    def mended(match: re.Match[str]) -> str:
+    def adapted(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
         path = os.path.normpath(str(PurePosixPath("docs") / here / target))
         if path.startswith("docs/"):
@@ -640,7 +640,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return text[1:-1]
 
     whole = INCLUDED.sub(lambda match: _from_root(match[1]), markdown)
-    return LINK_OUT.sub(mended, MARKS.sub("", whole))
+    return LINK_OUT.sub(adapted, MARKS.sub("", whole))
 
 
 def _from_root(name: str) -> str:

@@ -165,13 +165,13 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
                 with _system_errors():
                     yield new
                 _apply_umask(new)
-                _sync(new)
+                sync(new)
                 _put_in_place(new, folder)
             finally:
                 _remove(new)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space" if full else "mend that"
+        remedy = "free some space" if full else "correct that"
         raise CheckpointError(
             f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
             "again. What was saved before is still there."
@@ -288,7 +288,7 @@ def _apply_umask(folder: Path) -> None:
             path.chmod(of_folders if is_folder else of_files)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Force the folder's files to the disk, so that a rename cannot outrun them."""
     for path in folder.rglob("*"):
         if path.is_dir():

@@ -47,7 +47,7 @@ def write_half(folder: Path, error: BaseException) -> None:
     [
         (errno.ENOSPC, "No space left on device.*free some space and try"),
         (errno.EDQUOT, "quota exceeded.*free some space and try"),
-        (errno.EIO, "error.*mend that and try"),
+        (errno.EIO, "error.*correct that and try"),
     ],
 )
 def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, remedy):

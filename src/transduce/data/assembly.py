@@ -17,6 +17,7 @@ from typing import BinaryIO, Protocol
 from transduce.data.download import DownloadObserver, fetch, lines_of
 from transduce.data.named_corpora import NamedCorpus, Part, Split
 from transduce.errors import ConfigError, DataError
+from transduce.files import sync
 from transduce.text.corpus import MAX_LINE_BYTES, Line
 
 CORPUS_RECORD, DOWNLOADS = "corpus.json", "downloads"
@@ -70,7 +71,7 @@ def assemble(
     Raises `ConfigError` if the folder holds something else, and `DataError` for other
     failures. Downloads are kept, and the next call continues from there.
     """
-    counts = _counts_there(corpus, folder)
+    counts = _existing_counts(corpus, folder)
     if counts is not None:
         return AssembledCorpus(
             corpus=corpus, folder=folder, counts=counts, is_new=False
@@ -82,7 +83,9 @@ def assemble(
     return AssembledCorpus(corpus=corpus, folder=folder, counts=counts, is_new=True)
 
 
-def _counts_there(corpus: NamedCorpus, folder: Path) -> dict[str, SplitCounts] | None:
+def _existing_counts(
+    corpus: NamedCorpus, folder: Path
+) -> dict[str, SplitCounts] | None:
     """Read the counts of an assembled corpus; None if it is not yet assembled."""
     if not (folder / CORPUS_RECORD).exists():
         _refuse_other_contents(folder)
@@ -124,7 +127,7 @@ def _assemble(
     new = folder / DOWNLOADS / "unfinished"
     shutil.rmtree(new, ignore_errors=True)
     try:
-        with _told_of_a_full_disk(folder):
+        with _write_errors(folder):
             new.mkdir(parents=True)
             counts = {
                 split.name: _write_split(corpus, split, new, observer)
@@ -143,6 +146,7 @@ def _put_in_place(
     splits = {name: asdict(each) for name, each in counts.items()}
     record = json.dumps({"corpus": corpus.name, "splits": splits}, indent=2)
     (new / CORPUS_RECORD).write_text(record + "\n", encoding="utf-8")
+    sync(new)
     for path in (new / CORPUS_RECORD, *_paths(corpus, new)):
         path.replace(folder / path.name)
 
@@ -222,11 +226,11 @@ def _path(folder: Path, split: Split, language: str) -> Path:
 
 
 @contextmanager
-def _told_of_a_full_disk(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{folder}: the texts cannot be written ({error.strerror or error}); mend "
-            "that and run the command again, which keeps the downloads."
+            f"{folder}: the texts cannot be written ({error.strerror or error}); "
+            "correct that and run the command again, which keeps the downloads."
         ) from None

@@ -235,8 +235,8 @@ def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be written ({error.strerror or error}); mend that and run "
-            "the command again, which goes on from there."
+            f"{path}: cannot be written ({error.strerror or error}); correct that and "
+            "run the command again, which goes on from there."
         ) from None
 
 

@@ -69,14 +69,14 @@ class Deadline:
     at: float
     """Deadline on the clock of `time.monotonic` and of event loops."""
 
-    def had_no_turn(self) -> OverdueError:
+    def overdue_error(self) -> OverdueError:
         """Error of work that still waits at the deadline."""
         return OverdueError(
             f"The request had no turn within {in_seconds(self.seconds)}, as others "
             "were before it; try again later."
         )
 
-    def took_too_long(self) -> TimeLimitError:
+    def time_limit_error(self) -> TimeLimitError:
         """Error of work that is running at the deadline."""
         return TimeLimitError(
             f"The request takes longer than {in_seconds(self.seconds)}; send less at "
@@ -518,13 +518,13 @@ class RequestQueue:
                 for future in request.futures():
                     yield (
                         future,
-                        deadline.took_too_long()
+                        deadline.time_limit_error()
                         if has_begun
-                        else deadline.had_no_turn(),
+                        else deadline.overdue_error(),
                     )
         for future, deadline in self._under_way():
             if deadline.at <= now and not future.done():
-                yield future, deadline.took_too_long()
+                yield future, deadline.time_limit_error()
 
     def _under_way(self) -> list[tuple[Future[Any], Deadline]]:
         return [] if self._running is None else list(self._running.deadlines.items())
@@ -550,7 +550,7 @@ async def in_thread(
         async with asyncio.timeout(deadline.at - time.monotonic()):
             return await asyncio.to_thread(contained)
     except TimeoutError:
-        raise deadline.took_too_long() from None
+        raise deadline.time_limit_error() from None
 
 
 def _do_slice(request: _Slices) -> None:
