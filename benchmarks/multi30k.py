@@ -3,7 +3,7 @@
     python benchmarks/multi30k.py --data DIR --out RUNS [--tasks tok-en-de de-en ...]
 
 DIR has train, val, test_2016_flickr, test_2017_flickr and test_2017_mscoco with the
-extensions .en, .de and .fr. `tok/` has the same files, lower-cased and tokenised by the
+extensions .en, .de and .fr. `tok/` has the same files, lower-cased and tokenized by the
 authors of the data set (Elliott et al., 2016 and 2017). An interrupted run is resumed.
 Further options are passed to `transduce train`. Results are printed as Markdown.
 """

@@ -22,7 +22,7 @@ from transduce.text.corpus import read_text, write_lines
 from transduce.trees.trees import read_trees
 
 TRANSDUCE = [sys.executable, "-m", "transduce"]
-NUM_MEMORISED = 200
+NUM_MEMORizED = 200
 """Trees that are both trained on and scored."""
 NUM_TIMED = 1_000
 OVERFITTING = (
@@ -31,7 +31,7 @@ OVERFITTING = (
     "training.learning_rate_scale=0.5", "training.warmup_steps=150",
     "training.label_smoothing=0.0",
 )  # fmt: skip
-"""Settings of a model that is to memorise its treebank."""
+"""Settings of a model that is to memorize its treebank."""
 SAMPLE_ALONE = ("--set", "model.dropout=0.2", "training.steps=8500")
 """Settings for the small sample without other trees."""
 SEARCHES = tuple(
@@ -51,9 +51,9 @@ class Task:
 def tasks(data: Path, out: Path) -> dict[str, Task]:
     """Tasks by name; with GUM, each tree of the sample counts twice."""
     wsj, gum = data / "wsj_sample", data / "gum"
-    memorised = out / "memorised.trees"
+    memorized = out / "memorized.trees"
     return {
-        "memorised": Task(train=(memorised,), dev=memorised, options=OVERFITTING),
+        "memorized": Task(train=(memorized,), dev=memorized, options=OVERFITTING),
         "wsj": Task(
             train=(wsj / "train.trees",), dev=wsj / "dev.trees", options=SAMPLE_ALONE
         ),
@@ -124,14 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=["memorised", "wsj", "wsj-gum"])
+    parser.add_argument("--tasks", nargs="+", default=["memorized", "wsj", "wsj-gum"])
     arguments, options = parser.parse_known_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     known = tasks(arguments.data, out)
     first = read_text([arguments.data / "wsj_sample" / "train.trees"])
-    memorised = list(read_trees(first, "wsj_sample"))[:NUM_MEMORISED]
-    write_lines(out / "memorised.trees", map(str, memorised))
+    memorized = list(read_trees(first, "wsj_sample"))[:NUM_MEMORizED]
+    write_lines(out / "memorized.trees", map(str, memorized))
     for name in arguments.tasks:
         train(known[name], out / name, options)
         print(report(name, known[name], out / name), flush=True)

@@ -312,7 +312,7 @@ def entries() -> dict[str, Callable[[str], object]]:
         "running text, de": lambda text: running(text, "de"),
         "running text, zh": lambda text: running(text, "zh"),
         "overlong line": lambda text: split_long(text, 250, count),
-        "normalisation": normalize,
+        "normalization": normalize,
         "byte-pair tokenizer": tokenizers["bpe"].encode,
         "word-piece tokenizer": tokenizers["word-piece"].encode,
         "Penn words": penn_words,

@@ -33,7 +33,7 @@ class Hardware:
     def seed(self, number: int) -> None:
         """Seed the device's random number generator."""
         if self.device.type == "cpu":
-            # torch.manual_seed would also keep a traceback for GPUs initialised later.
+            # torch.manual_seed would also keep a traceback for GPUs initialized later.
             torch.default_generator.manual_seed(number)
         else:
             torch.manual_seed(number)

@@ -199,7 +199,7 @@ def pointer(array: Shaped[np.ndarray, "..."], kind: str) -> Any:
 def empty_aligned(
     *shape: int, dtype: type[np.generic] = np.float32
 ) -> Shaped[np.ndarray, "..."]:
-    """Return an uninitialised array aligned to a cache line."""
+    """Return an uninitialized array aligned to a cache line."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     block = np.empty(num_bytes + CACHE_LINE, dtype=np.uint8)
     first = -block.__array_interface__["data"][0] % CACHE_LINE

@@ -39,7 +39,7 @@ class SearchConfig:
     2022). Then a hypothesis finishes only if its end is among the beam_size best
     candidates of its step, and hypotheses cut off by the length limit compete too."""
     length_penalty: float = 0.6
-    """Alpha, the strength of length normalisation; 0 turns it off."""
+    """Alpha, the strength of length normalization; 0 turns it off."""
     penalty: LengthPenalty = "gnmt"
     """Formula of the divisor: ((5 + length) / 6)^alpha (gnmt; Wu et al., 2016), or
     length^alpha (power)."""
@@ -211,7 +211,7 @@ class SearchConfig:
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0
     ) -> float:
-        """Return the score that search maximises.
+        """Return the score that search maximizes.
 
         `length` counts the end token; `coverage` is a sum of logarithms, at most 0.
         """

@@ -155,7 +155,7 @@ def test_text_of_any_script_against_itself_scores_100(
     # Moses' words are separated by spaces, and only German compounds are split.
     kinds = [line.split(" = ")[0] for line in others]
     if language == "ko":
-        assert kinds == ["BLEU, tokenised (Vaswani et al., 2017)", "chrF2"]
+        assert kinds == ["BLEU, tokenized (Vaswani et al., 2017)", "chrF2"]
     else:
         assert kinds == ["chrF2"]
 

@@ -1,4 +1,4 @@
-"""A tiny parser memorises its own treebank, using the commands alone."""
+"""A tiny parser memorizes its own treebank, using the commands alone."""
 
 import json
 from itertools import islice

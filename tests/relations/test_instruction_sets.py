@@ -122,7 +122,7 @@ def test_linear_maps_equal_pytorchs(isa: str) -> None:
     bias = rng.normal(size=70)
     found = PackedLinear(weight, bias, "fp32")(x)
     np.testing.assert_allclose(found, x @ weight.T + bias, rtol=1e-6, atol=1e-5)
-    x[:, :2] = 0.0, 255.0  # so that quantisation is exact
+    x[:, :2] = 0.0, 255.0  # so that quantization is exact
     x[:, 2:] = (30 * x[:, 2:]).round().clip(0, 255)
     packed = PackedLinear(weight, bias, "int8")
     # The rounding of weights depends on the instruction set.

@@ -1,4 +1,4 @@
-"""Any tree survives linearisation, and any symbols become a tree."""
+"""Any tree survives linearization, and any symbols become a tree."""
 
 from collections.abc import Callable, Sequence
 from itertools import product

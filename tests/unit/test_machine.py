@@ -174,7 +174,7 @@ def test_threads_of_one_core_count_once(tmp_path, monkeypatch, siblings, expecte
         (None, True),
     ],
 )
-def test_a_build_of_pytorch_without_gpus_is_recognised(
+def test_a_build_of_pytorch_without_gpus_is_recognized(
     tmp_path, monkeypatch, version, expected
 ):
     monkeypatch.setattr("transduce.machine.torch_folder", lambda: tmp_path)
@@ -183,7 +183,7 @@ def test_a_build_of_pytorch_without_gpus_is_recognised(
     assert may_have_gpu() == expected
 
 
-def test_this_build_of_pytorch_is_recognised():
+def test_this_build_of_pytorch_is_recognized():
     assert may_have_gpu() == (torch.version.cuda is not None)
 
 

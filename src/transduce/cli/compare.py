@@ -84,7 +84,7 @@ def compare(
     train
         Text of the target language for word frequencies; by default the reference.
     tokenize
-        sacreBLEU's tokenizer; none for tokenised text. By default the one for the
+        sacreBLEU's tokenizer; none for tokenized text. By default the one for the
         language: zh, ja-mecab, ko-mecab, char (Thai, Lao, Khmer, Burmese), else 13a.
     target_language
         Language of the translations, as a BCP 47 tag; by default that of the

@@ -83,8 +83,8 @@ def evaluate(
     length_penalty
         Alpha of the length penalty; by default the model's.
     tokenized
-        The text is already tokenised and lower-cased, as for published Multi30k scores:
-        also print BLEU without further tokenisation.
+        The text is already tokenized and lower-cased, as for published Multi30k scores:
+        also print BLEU without further tokenization.
     json_output
         Print one JSON object.
     device

@@ -62,7 +62,7 @@ def evaluate_parses(
         does.
     model
         A model or run folder to parse the words of the gold trees, instead of predicted
-        trees. Then all trees are normalised, words get the gold tags, and the number of
+        trees. Then all trees are normalized, words get the gold tags, and the number of
         repaired trees is reported.
     beam_size
         Beam size of the search; by default the model's.
@@ -112,7 +112,7 @@ def evaluate_parses(
         if normalize or gold_tags or allow_dropped:
             raise ConfigError(
                 "--normalize, --gold-tags and --allow-dropped are for predicted trees, "
-                "but --model is given; leave them out: a model's trees are normalised "
+                "but --model is given; leave them out: a model's trees are normalized "
                 "and have the gold tree's words and tags."
             )
         trees = read_treebank([gold])

@@ -70,7 +70,7 @@ def parse(
         Continue an interrupted output of the same model, input and options.
     tokenized
         The words of each line are already separated by spaces. By default lines are raw
-        English text, which is tokenised as in the Penn Treebank.
+        English text, which is tokenized as in the Penn Treebank.
     beam_size
         Number of hypotheses kept at each step; 1 is greedy search.
     length_penalty

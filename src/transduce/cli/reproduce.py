@@ -299,7 +299,7 @@ def table4(
 ) -> None:
     """Place parses among the parsers of Table 4 (section 6.3).
 
-    Trees are normalised, and predicted words get the gold tags, as with
+    Trees are normalized, and predicted words get the gold tags, as with
     `transduce evaluate-parses --normalize --gold-tags`.
 
     For example:

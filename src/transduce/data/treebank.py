@@ -1,4 +1,4 @@
-"""Treebanks as parallel text: sentences and linearised trees (section 6.3)."""
+"""Treebanks as parallel text: sentences and linearized trees (section 6.3)."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class TreebankConfig:
     """Settings of a parser's target."""
 
     style: StyleName = "xx"
-    """Style of linearisation."""
+    """Style of linearization."""
     guidance: float = 0.0
     """Weight of the loss that guides cross-attention to the next word; 0 for no
     guidance."""
@@ -80,7 +80,7 @@ def prepare_treebank(
     sibling_runs: Iterable[Path] = (),
     held_out_by: int | None = None,
 ) -> PreparedCorpus:
-    """Prepare treebanks as `prepare` does text; keep the normalised dev trees.
+    """Prepare treebanks as `prepare` does text; keep the normalized dev trees.
 
     With a seed `held_out_by`, dev trees are held out if there are enough trees. Raises
     `DataError` if a file cannot be used.
@@ -112,7 +112,7 @@ def prepare_treebank(
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:
-    """Read the trees of all files, normalised; `DataError` if there is none."""
+    """Read the trees of all files, normalized; `DataError` if there is none."""
     trees = [tree for path in paths for tree in _trees(path)]
     if not trees:
         raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")
@@ -142,7 +142,7 @@ def _trees(path: Path) -> Iterator[Tree]:
 
 
 def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:
-    """Write sentences and linearised trees as two files; return their folder."""
+    """Write sentences and linearized trees as two files; return their folder."""
     folder.mkdir(parents=True)
     kept = list(trees)
     write_lines(folder / WORDS, (" ".join(tree.words) for tree in kept))

@@ -1,6 +1,6 @@
 """Constituency parsing (section 6.3): words in, trees out.
 
-A parser translates the words of a sentence into the symbols of a linearised tree.
+A parser translates the words of a sentence into the symbols of a linearized tree.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

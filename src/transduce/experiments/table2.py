@@ -218,7 +218,7 @@ def as_report(table: Table2) -> Report:
 
 
 PROTOCOL = (
-    "The paper's BLEU is of tokenised text with split compounds; sacreBLEU is about "
+    "The paper's BLEU is of tokenized text with split compounds; sacreBLEU is about "
     "one point lower. The paper estimates FLOPs as time x devices x sustained speed. "
     "For the big model from English to French, its text says 41.0."
 )

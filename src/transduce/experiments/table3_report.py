@@ -235,7 +235,7 @@ LARGE = 0.7
 
 PROTOCOL = (
     "Ours is sacreBLEU on the dev text, by beam search with the last checkpoint of "
-    "each run, not averaged, as in the paper. The paper's is tokenised BLEU on "
+    "each run, not averaged, as in the paper. The paper's is tokenized BLEU on "
     "newstest2013, with one run per row. Change is the difference from base."
 )
 TESTS = (

@@ -1,7 +1,7 @@
 """Tokenizer files that other libraries read without this package.
 
 The files include what this package does in Python around its vocabulary. A learned
-tokenizer becomes a `tokenizer.json` with normalisation, byte fallback and joining of
+tokenizer becomes a `tokenizer.json` with normalization, byte fallback and joining of
 pieces; an imported SentencePiece tokenizer becomes the original files again.
 """
 
@@ -163,7 +163,7 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
 
     It adds the end token if requested. Runs of more than 64 letters or signs without a
     space may be split differently if some characters are outside the alphabet, unless
-    their script has no spaces. Decoded text is not normalised, and the end token must
+    their script has no spaces. Decoded text is not normalized, and the end token must
     be omitted before decoding. Raises `RequestError` for word-pieces, which have no
     byte fallback there."""
     settings = json.loads(tokenizer.json())["model"]

@@ -1,6 +1,6 @@
 """BLEU (Papineni et al., 2002) by three protocols that must not be confused, and chrF.
 
-sacreBLEU computes all of them; the protocols differ in tokenisation and smoothing.
+sacreBLEU computes all of them; the protocols differ in tokenization and smoothing.
 Compare only `corpus_bleu` with results that others report today. `paper_bleu` is the
 figure of the paper's Tables 2 and 3, about one point higher.
 """
@@ -33,16 +33,16 @@ class BleuScore:
     """Precisions of 1- to 4-grams in percent, smoothed if the protocol smooths."""
     brevity_penalty: float
     hypothesis_length: int
-    """Number of words of the hypotheses, as the protocol tokenises."""
+    """Number of words of the hypotheses, as the protocol tokenizes."""
     reference_length: int
-    """Number of words of the references, as the protocol tokenises."""
+    """Number of words of the references, as the protocol tokenizes."""
     statistics: tuple[int, ...]
     """Sufficient statistics: the two lengths, the matched 1- to 4-grams, and all 1- to
     4-grams of the hypotheses. Those of a corpus are the sums over its sentences."""
     signature: str
     """sacreBLEU's signature of the protocol."""
     tokenizer: str | None = None
-    """sacreBLEU's tokenizer, with the reason if detected; None for tokenised text."""
+    """sacreBLEU's tokenizer, with the reason if detected; None for tokenized text."""
 
     @property
     def matched_4_grams(self) -> int:
@@ -67,7 +67,7 @@ def corpus_bleu(
     case: Literal["mixed", "lower"] = "mixed",
     tokenization: Tokenization | None = None,
 ) -> BleuScore:
-    """Score detokenised text as sacreBLEU does (Post, 2018): 13a words by default."""
+    """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default."""
     lowercase = {"mixed": False, "lower": True}[case]
     chosen = tokenization or Tokenization()
     metric = BLEU(lowercase=lowercase, tokenize=chosen.name, force=True)
@@ -78,14 +78,14 @@ def corpus_bleu(
 def tokenized_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> BleuScore:
-    """Score tokenised text as Moses' multi-bleu.perl does, without tokenising it again.
+    """Score tokenized text as Moses' multi-bleu.perl does, without tokenizing it again.
 
     There is no smoothing: without a matching 4-gram the score is 0. Lower-casing covers
     all letters, as in Moses' lowercase.perl; `multi-bleu.perl -lc` covers only A to Z.
     Any white space separates words; in multi-bleu.perl only ASCII white space does.
     """
     metric = _multi_bleu(lowercase=lowercase)
-    return _score("BLEU, tokenised", metric, hypotheses, references)
+    return _score("BLEU, tokenized", metric, hypotheses, references)
 
 
 def paper_bleu(
@@ -95,7 +95,7 @@ def paper_bleu(
     *,
     splits_compounds: bool | None = None,
 ) -> BleuScore:
-    """Score detokenised text as the paper did (tensor2tensor's get_ende_bleu.sh).
+    """Score detokenized text as the paper did (tensor2tensor's get_ende_bleu.sh).
 
     Both sides pass Unicode punctuation replacement, Moses' tokenizer, compound
     splitting and multi-bleu.perl. The paper's script is for English-German; by default
@@ -109,7 +109,7 @@ def paper_bleu(
         text = tokenizer.tokenize(replace_unicode_punctuation(text), return_str=True)
         return split_compounds(text) if splits_compounds else text
 
-    protocol = "tokenised and compound-split" if splits_compounds else "tokenised"
+    protocol = "tokenized and compound-split" if splits_compounds else "tokenized"
     return _score(
         f"BLEU, {protocol} (Vaswani et al., 2017)",
         _multi_bleu(lowercase=False),
@@ -205,7 +205,7 @@ class ChrfScore:
 
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> ChrfScore:
-    """Score detokenised text as sacreBLEU does: chrF2, up to 6 characters, no words."""
+    """Score detokenized text as sacreBLEU does: chrF2, up to 6 characters, no words."""
     require_pairs(hypotheses, references)
     metric = CHRF()
     score = metric.corpus_score(hypotheses, [references]).score

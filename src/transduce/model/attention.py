@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise as Glorot and Bengio (2010), as if Q, K and V were one matrix.
+        """Initialize as Glorot and Bengio (2010), as if Q, K and V were one matrix.
 
         The paper's own code projects all three at once, which makes the limit smaller
         by a factor of sqrt(2) than that of separate square matrices.

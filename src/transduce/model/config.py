@@ -70,7 +70,7 @@ class ModelConfig:
     """Number of learned positional embeddings; later positions share the last one.
     Sinusoids have no limit."""
     norm: Norm = "post"
-    """Place of layer normalisation: after the residual sum (post), as in the paper, or
+    """Place of layer normalization: after the residual sum (post), as in the paper, or
     before the sub-layer (pre)."""
     scores: Scores = "scaled"
     """Attention scores (section 3.2.1): scaled dot product, unscaled dot product, or
@@ -81,7 +81,7 @@ class ModelConfig:
     """Neighbourhood r of restricted self-attention, in positions to either side
     (section 4). None for all positions, as in the paper's models."""
     norm_epsilon: float = 1e-6
-    """Constant in the denominator of layer normalisation. The paper does not give it;
+    """Constant in the denominator of layer normalization. The paper does not give it;
     the default is that of its code, tensor2tensor."""
     output_bias: bool = False
     """Whether the output layer has biases. The paper's has none; imported models may

@@ -39,7 +39,7 @@ class Loss:
     """Losses in nats, summed over tokens."""
 
     smoothed: Float[Tensor, ""]
-    """Label-smoothed cross-entropy, which training minimises."""
+    """Label-smoothed cross-entropy, which training minimizes."""
     negative_log_likelihood: Float[Tensor, ""]
     """Cross-entropy of the true tokens; exp of its mean is the perplexity."""
 

@@ -109,7 +109,7 @@ class _NativeDropout(torch.autograd.Function):
 def new_masking(
     x: Float[Tensor, "*shape"], rate: float, blocks: Blocks
 ) -> tuple[Integer[Tensor, " bytes"], Any]:
-    """Return uninitialised masks of x, and the `td_masking` to draw them."""
+    """Return uninitialized masks of x, and the `td_masking` to draw them."""
     width = max(blocks.width, 1)
     num_blocks = -(-x.numel() // width)
     kept = x.new_empty(num_blocks * blocks.masks, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Orthogonalisation of matrices, for Muon (Jordan et al., 2024)."""
+"""Orthogonalization of matrices, for Muon (Jordan et al., 2024)."""
 
 import torch
 from jaxtyping import Float

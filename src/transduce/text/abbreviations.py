@@ -1,7 +1,7 @@
 """Words that decide whether a full stop ends a sentence, by language.
 
 All are in lower case and without their last stop. A word of several parts, such as
-"e.g." or "z. B.", needs no entry: rules recognise it by its shape.
+"e.g." or "z. B.", needs no entry: rules recognize it by its shape.
 """
 
 from dataclasses import dataclass, field, replace

@@ -115,7 +115,7 @@ class UnigramModel:
         return CharacterMap(self.character_map)
 
     def _written(self, text: str) -> str:
-        """Normalise a text, and write its spaces as the pieces do."""
+        """Normalize a text, and write its spaces as the pieces do."""
         if not text:
             return ""
         written = self._map(SURROGATE.sub("\ufffd", text))

@@ -239,7 +239,7 @@ def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
 def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
     word = stop.before
     if not word:
-        return "end"  # a stop that stands alone, as in tokenised text
+        return "end"  # a stop that stands alone, as in tokenized text
     starts = stop.is_before_starter(table)
     if stop.is_first_word and LIST_MARKER.match(stop.line[stop.begin : stop.start]):
         return "inside"

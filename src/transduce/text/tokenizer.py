@@ -143,7 +143,7 @@ class TokenizerConfig:
 
 
 def normalize(text: str) -> str:
-    """Normalise text: Unicode NFC, and one space for each run of white space."""
+    """Normalize text: Unicode NFC, and one space for each run of white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -236,7 +236,7 @@ class SubwordTokenizer:
         self._known.update((word, ids_of[word]) for word in short)
 
     def _spell(self, text: str) -> str:
-        """Normalise a text, and write characters outside the alphabet as bytes."""
+        """Normalize a text, and write characters outside the alphabet as bytes."""
         return self._outside_alphabet.sub(_bytes_of, normalize(text))
 
 

@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
     def _orthogonalized(
         self, matrices: Float[Tensor, "count rows columns"]
     ) -> Float[Tensor, "count rows columns"]:
-        """Orthogonalise each matrix in one process; all have the same gradients."""
+        """Orthogonalize each matrix in one process; all have the same gradients."""
         if self._processes.count == 1:
             return orthogonalized(matrices)
         own = slice(self._processes.rank, None, self._processes.count)

@@ -1,4 +1,4 @@
-"""Automaton of well-formed linearised trees, for constrained parsing.
+"""Automaton of well-formed linearized trees, for constrained parsing.
 
 Each hypothesis has a small immutable state, cheap to copy. The automaton works on
 symbols; words and vocabulary ids stand elsewhere.
@@ -36,7 +36,7 @@ class Allowed(NamedTuple):
 
 
 class PartialTree(NamedTuple):
-    """Prefix of a linearised tree.
+    """Prefix of a linearized tree.
 
     Any sequence of allowed symbols completes the tree: every step allows at least one
     symbol, and the end comes within `symbols_left` symbols.

@@ -1,4 +1,4 @@
-"""Linearisation of trees into symbols that a Transformer can generate (section 6.3).
+"""Linearization of trees into symbols that a Transformer can generate (section 6.3).
 
 A symbol stands for each word, since the words are known from the input. A root with
 only one child is omitted.
@@ -30,7 +30,7 @@ class Symbol(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Style of linearisation."""
+    """Style of linearization."""
 
     order: Order
     """Position of the opening symbol: before the first child, or after it (Liu and
@@ -69,8 +69,8 @@ def linearize(tree: Tree, style: Style) -> list[Symbol]:
     """Return the symbols of a tree; `DataError` unless its root is `TOP`."""
     if not tree.constituents or tree.constituents[0].label != ROOT:
         raise DataError(
-            f"A tree must have the root `{ROOT}` to be linearised, but is "
-            f"`{str(tree)[:40]}`; normalise it first."
+            f"A tree must have the root `{ROOT}` to be linearized, but is "
+            f"`{str(tree)[:40]}`; normalize it first."
         )
     return list(_symbols(_below_root(tree), style))
 
@@ -106,7 +106,7 @@ def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
 
 
 def symbols_in(trees: Iterable[Tree], style: Style) -> dict[str, Symbol]:
-    """Collect the symbols of linearised trees by spelling: the target vocabulary.
+    """Collect the symbols of linearized trees by spelling: the target vocabulary.
 
     Raises `DataError` if two symbols have the same spelling.
     """

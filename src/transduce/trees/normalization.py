@@ -1,4 +1,4 @@
-"""Normalisation of trees for parsing: no traces, no function tags, one root label.
+"""Normalization of trees for parsing: no traces, no function tags, one root label.
 
 This is the usual preparation of the Penn Treebank (Collins, 1999).
 """

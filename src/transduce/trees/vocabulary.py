@@ -1,4 +1,4 @@
-"""Target vocabulary of a parser: the symbols of linearised trees (section 6.3)."""
+"""Target vocabulary of a parser: the symbols of linearized trees (section 6.3)."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""A treebank becomes a corpus of sentences and symbols, normalised."""
+"""A treebank becomes a corpus of sentences and symbols, normalized."""
 
 import math
 import re

@@ -96,7 +96,7 @@ def random_weights(outputs: int, inputs: int) -> Tensor:
 @torch.no_grad()
 def test_products_of_bytes_are_exact(weights, inputs):
     weight, x = weights(45, inputs), torch.randint(0, 256, (14, inputs)).float()
-    x[:, 0], x[:, 1] = 0, 255  # so that quantisation is exact
+    x[:, 0], x[:, 1] = 0, 255  # so that quantization is exact
     x[7, 1:] = 255
     packed = Packed("int8", weight, None)
     scales = packed.scales[:, None]

@@ -245,7 +245,7 @@ def test_a_pair_is_lopsided_by_ratio_and_difference(
     assert report.training.pairs.kept == 41
 
 
-def test_sides_are_compared_after_normalisation(check):
+def test_sides_are_compared_after_normalization(check):
     source = ["cafe\u0301  noir", "same", "other"]
     target = ["caf\u00e9 noir ", "same", "anders"]
     pairs = check(

@@ -40,7 +40,7 @@ def test_held_out_trees_belong_to_held_out_sentences() -> None:
     assert [tree.words for tree in trees] == [one.source_words for one in sentences]
 
 
-def test_the_trees_need_no_normalisation(trees: list[Tree]) -> None:
+def test_the_trees_need_no_normalization(trees: list[Tree]) -> None:
     assert list(map(normalized, trees)) == trees
 
 

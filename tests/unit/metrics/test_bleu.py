@@ -209,7 +209,7 @@ class TestPaperBleu:
 
     @without_deadline
     @given(paper_corpora)
-    def test_paper_bleu_is_multi_bleu_after_the_papers_tokenisation(
+    def test_paper_bleu_is_multi_bleu_after_the_papers_tokenization(
         self, corpus: list[tuple[list[str], list[str]]]
     ):
         hypotheses = [" ".join(hypothesis) for hypothesis, _ in corpus]
@@ -252,7 +252,7 @@ class TestPaperBleu:
     def test_name_and_signature_list_each_step(self):
         score = paper_bleu(["a"], ["a"])
         assert score.name == (
-            "BLEU, tokenised and compound-split (Vaswani et al., 2017)"
+            "BLEU, tokenized and compound-split (Vaswani et al., 2017)"
         )
         assert score.signature == (
             "nrefs:1|case:mixed|eff:no|tok:moses-de|smooth:none"
@@ -262,7 +262,7 @@ class TestPaperBleu:
 
     def test_name_and_signature_omit_skipped_steps(self):
         score = paper_bleu(["a"], ["a"], "fr")
-        assert score.name == "BLEU, tokenised (Vaswani et al., 2017)"
+        assert score.name == "BLEU, tokenized (Vaswani et al., 2017)"
         assert "tok:moses-fr" in score.signature
         assert "compounds:whole" in score.signature
 
@@ -311,7 +311,7 @@ class TestSplitCompounds:
 class TestBleuScore:
     def test_a_score_prints_as_one_line(self):
         assert str(tokenized_bleu(["a b c d e"], ["a b c d f g"])) == (
-            "BLEU, tokenised = 54.75 (80.0/75.0/66.7/50.0, brevity penalty 0.819, "
+            "BLEU, tokenized = 54.75 (80.0/75.0/66.7/50.0, brevity penalty 0.819, "
             "5 words for 6) nrefs:1|case:mixed|eff:no|tok:none|smooth:none"
             f"|version:{version('sacrebleu')}"
         )

@@ -1,4 +1,4 @@
-"""BLEU tokenises by language and names the tokenizer."""
+"""BLEU tokenizes by language and names the tokenizer."""
 
 import sys
 from collections.abc import Callable

@@ -207,7 +207,7 @@ def test_evaluation_gives_the_output_of_training_without_dropout(amx):
 
 def test_an_empty_batch_has_zero_gradients(amx):
     both, read = stacks(CONFIG), sides(0, 3, 4)
-    torch.use_deterministic_algorithms(True)  # fills uninitialised memory with NaN
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
     try:
         gradients = found(both, read)[1:]
     finally:

@@ -1,4 +1,4 @@
-"""The normalised sum by its kernel against PyTorch in double precision."""
+"""The normalized sum by its kernel against PyTorch in double precision."""
 
 from concurrent.futures import ThreadPoolExecutor
 

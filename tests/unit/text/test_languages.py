@@ -153,12 +153,12 @@ def test_a_language_has_an_english_name(tag: str, name: str) -> None:
 @pytest.mark.parametrize(
     "tag", ["zh", "zh-Hant", "yue", "ja", "th", "lo", "km", "my", "bo", "ZH_cn"]
 )
-def test_scripts_without_spaces_are_recognised(tag: str) -> None:
+def test_scripts_without_spaces_are_recognized(tag: str) -> None:
     assert is_unspaced(tag)
 
 
 @pytest.mark.parametrize("tag", ["en", "ko", "vi", "zh-Latn", "ja-Latn", "hi", "xyz"])
-def test_scripts_with_spaces_are_recognised(tag: str) -> None:
+def test_scripts_with_spaces_are_recognized(tag: str) -> None:
     assert not is_unspaced(tag)
 
 

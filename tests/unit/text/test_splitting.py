@@ -95,7 +95,7 @@ def test_a_text_may_begin_with_characters_of_no_tokens() -> None:
         ("ភាសាខ្មែរ", 4, False),
     ],
 )
-def test_a_cut_within_a_spaced_word_is_recognised(
+def test_a_cut_within_a_spaced_word_is_recognized(
     text: str, place: int, is_within: bool
 ) -> None:
     assert is_within_word(text, place) is is_within
@@ -115,7 +115,7 @@ def test_a_cut_within_a_spaced_word_is_recognised(
         ("هل هو هنا الآن؟ نعم هو", ["هل هو هنا الآن؟", "نعم هو"]),
     ],
 )
-def test_sentence_ends_of_other_scripts_are_recognised(
+def test_sentence_ends_of_other_scripts_are_recognized(
     text: str, parts: list[str]
 ) -> None:
     assert split_long(text, 12, count_letters) == parts

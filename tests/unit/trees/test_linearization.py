@@ -64,7 +64,7 @@ def test_only_tags_that_evalb_ignores_are_kept() -> None:
 
 @pytest.mark.parametrize("tree", [JOHN, f"(ROOT {JOHN})", "(NN a)"])
 def test_a_tree_with_another_root_is_refused(tree: str) -> None:
-    message = "^A tree must have the root `TOP` to be linearised, but is `.*normalise"
+    message = "^A tree must have the root `TOP` to be linearized, but is `.*normalize"
     with pytest.raises(DataError, match=message):
         linearize(parse_tree(tree), STYLES["xx"])
 
