@@ -64,7 +64,7 @@ class Derivation:
     def expand(self, symbol: str, arguments: Sequence[Value] = ()) -> "Expansion":
         """Derive one phrase: extend the English sentence, and return the target."""
         expansion = Expansion(self, *self._draw(symbol, arguments))
-        expansion.say()
+        expansion.generate()
         expansion.translate()
         return expansion
 
@@ -187,17 +187,17 @@ class Expansion:
         self._links: dict[str, tuple[int, ...]] = {}
         self._phrases: dict[str, Fields] = {}
 
-    def say(self) -> None:
+    def generate(self) -> None:
         """Derive the English side."""
         for item in self._rule.english:
             if isinstance(item, Call):
-                self._say_phrase(item)
+                self._generate_phrase(item)
             elif isinstance(item, Bracket):
                 self._derivation.add_bracket(item)
             else:
-                self._say_word(item)
+                self._generate_word(item)
 
-    def _say_phrase(self, call: Call) -> None:
+    def _generate_phrase(self, call: Call) -> None:
         arguments = call.arguments(self._variables)
         phrase = self._derivation.expand(call.symbol, arguments)
         self._phrases[call.name] = phrase.fields
@@ -206,7 +206,7 @@ class Expansion:
             if name in names:
                 self._link(call.keys[names.index(name)], *positions)
 
-    def _say_word(self, word: Word) -> None:
+    def _generate_word(self, word: Word) -> None:
         if isinstance(word.text, str):
             self._link(word.link, self._derivation.add_word(word.text))
             return
@@ -215,9 +215,9 @@ class Expansion:
         if not isinstance(text, str):
             text = form_at(text, word.text, self._variables)
         if text:
-            self._say_form(word, lexeme, text)
+            self._generate_form(word, lexeme, text)
 
-    def _say_form(self, word: Word, lexeme: Lexeme, text: str) -> None:
+    def _generate_form(self, word: Word, lexeme: Lexeme, text: str) -> None:
         derivation, path = self._derivation, word.text
         assert isinstance(path, Path)
         derivation.tree.append(" (" + form_at(lexeme.tags, path, self._variables))
