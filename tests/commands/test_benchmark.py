@@ -138,4 +138,4 @@ def test_decoding_is_measured_beside_the_peers(
 
 
 def test_random_weights_must_have_a_length(refuses: Callable[..., str]) -> None:
-    assert "`length` must be given" in refuses("benchmark", "decoding")
+    assert "--length must be given" in refuses("benchmark", "decoding")
