@@ -36,8 +36,8 @@ class SearchConfig:
     overtake them. Only a call's own value counts, never a model's."""
     patience: float | None = None
     """Search ends after patience times beam_size finished hypotheses (Kasai et al.,
-    2022). Then a hypothesis finishes only if its end is among the beam_size best
-    candidates of its step, and hypotheses cut off by the length limit compete too."""
+    2022). With it, only the beam_size best candidates of a step may finish. Hypotheses
+    cut off by the length limit are then ranked with the finished ones."""
     length_penalty: float = 0.6
     """Alpha, the strength of length normalization; 0 turns it off."""
     penalty: LengthPenalty = "gnmt"

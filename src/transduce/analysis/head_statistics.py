@@ -61,7 +61,7 @@ class Offset:
     share: float
     """Weight on this position and its two neighbours."""
     even_share: float
-    """The same weight if attention were uniform over all unmasked keys."""
+    """Mean weight of uniform attention over all unmasked keys, for comparison."""
 
 
 STATISTICS: dict[str, Callable[[HeadStatistics], float | None]] = {

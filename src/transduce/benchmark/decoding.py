@@ -95,7 +95,7 @@ class DecoderSpeed:
     """Share of greedy translations that equal those of our fp32. The last token of a
     forced length is not compared, as only ours may be an end token."""
     beam_agreement: float | None
-    """The same for beam search without a forced length. Endless repetitions may
+    """Setting for beam search without a forced length. Endless repetitions may
     differ, as the peers limit the length by batch."""
 
 

@@ -32,7 +32,7 @@ NativePrecision = Literal["fp32", "int8"]
 STEP_OVERHEAD = 4
 """Fixed cost of a decoding step, in equivalent rows of its matrix products."""
 AMX_STEP_OVERHEAD = 16
-"""The same with AMX, where reading the weights takes a larger share of the time."""
+"""Size with AMX, where reading the weights takes a larger share of the time."""
 MAX_ROWS = 1_024
 """Rows that the steps of one call process; a search can be stopped between calls."""
 MAX_SCORED = 256

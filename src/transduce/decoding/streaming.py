@@ -163,8 +163,8 @@ class SearchTask(Generic[Searcher, Input]):
     """
     step_rows: StepRows = StepRows(1, 0)
     min_steps: int = 0
-    """Steps that any sentence takes; the estimate for others is their source's length.
-    """
+    """Minimum number of steps of a sentence, whose estimate is otherwise the length of
+    its source."""
 
     def subset(self, numbers: Sequence[int]) -> "SearchTask[Searcher, Input]":
         """Return the same task for some of the sentences."""

@@ -641,8 +641,8 @@ class RunCheckpoints:
 
     def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
         """Save a checkpoint of the schedule, and remove those no longer needed."""
-        # Log first: a resumed run drops log lines after its checkpoint, so whatever the
-        # log names was saved, whenever a crash comes.
+        # Log first. A crash in between leaves a line without its checkpoint, which
+        # resuming drops; the other order could leave a checkpoint missing in the log.
         self._folder.log("saved", step=checkpoint.step)
         save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
         self.drop_old()

@@ -329,8 +329,8 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
-    with RunFolder(path).locked():
-        """Raise if a process is training the run."""
+    with RunFolder(path).locked():  # raises if a process is training the run
+        pass
 
 
 def _prepare(

@@ -115,8 +115,9 @@ class MultiHeadAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Initialize as Glorot and Bengio (2010), as if Q, K and V were one matrix.
 
-        The paper's own code projects all three at once, which makes the limit smaller
-        by a factor of sqrt(2) than that of separate square matrices.
+        The paper's own code projects all three at once. The bound of the uniform
+        distribution is therefore smaller, by a factor of sqrt(2), than for separate
+        square matrices.
         """
         matrices = [self.project_query.weight]
         matrices += self.project_key_value.weight.split(
@@ -169,7 +170,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        """Average each head's values, weighted by the match of query and key."""
+        """Return softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         weights = attention_weights(self.match(query, key), mask)
         return self.dropout(self.weights_tap(weights)) @ value
 

@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         source: Int[Tensor, "batch source"],
         target_in: Int[Tensor, "batch target"],
     ) -> Float[Tensor, "batch target vocab"]:
-        """Return the logits of the token after each token of the target."""
+        """Return the logits of each next token of the target."""
         return self.logits(self.decode(target_in, self.encode(source)))
 
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:

@@ -1,4 +1,4 @@
-"""The same model, computed fast: the one place where kernels are chosen.
+"""The same model, computed fast: the choice of kernels for each of its modules.
 
 `fuse` replaces modules of `transduce.model` by subclasses that compute the same with
 other functions: those of the native library on a CPU, PyTorch's fused attention

@@ -35,9 +35,9 @@ class TrainingConfig:
     learning_rate_scale: float = 1.0
     """Factor on the learning rate of equation 3."""
     cooldown_share: float = 0.0
-    """Share of the updates, at the end, during which the learning rate also falls
-    linearly to zero. The paper has no such phase. A run that ends by its patience may
-    not reach it."""
+    """Share of the updates, the last ones, over which the learning rate is also
+    multiplied by a factor that falls linearly from 1 to nearly 0. The paper has no such
+    phase. A run that ends by its patience may not reach it."""
     optimizer: OptimizerKind = "adam"
     """Optimizer: adam for all weights (section 5.3), or muon for the matrices of the
     layers and Adam for the rest."""

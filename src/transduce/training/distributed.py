@@ -56,7 +56,7 @@ class Processes:
         """Sum values over all processes."""
         if self.count > 1:
             values = values.clone()
-            with self.detecting_loss():
+            with self.detecting_lost():
                 distributed.all_reduce(values)
         return values
 
@@ -70,18 +70,18 @@ class Processes:
         if self.count == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.float64, device=device)
-        with self.detecting_loss():
+        with self.detecting_lost():
             distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
         return smallest.item()
 
     def barrier(self) -> None:
         """Wait until all processes have reached this call."""
         if self.count > 1:
-            with self.detecting_loss():
+            with self.detecting_lost():
                 distributed.barrier()
 
     @contextmanager
-    def detecting_loss(self) -> Iterator[None]:
+    def detecting_lost(self) -> Iterator[None]:
         """Raise `ProcessLostError` if a collective fails for want of a process."""
         try:
             yield

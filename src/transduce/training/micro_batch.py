@@ -1,7 +1,7 @@
-"""The largest micro-batch that fits in memory, and its time.
+"""Search for the largest micro-batch that fits in memory, and its time.
 
-The recipe says which pairs an update has. Trials find how it must be split to fit the
-device.
+The settings determine the pairs of an update. Trials find how to split it so that it
+fits the device.
 """
 
 import gc

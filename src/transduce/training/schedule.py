@@ -1,7 +1,7 @@
 """The learning rate of each update (section 5.3).
 
-To add a schedule, write a function of the step like those here and use it as a factor
-in `scheduled_rate`.
+To add a schedule, write a function of the step and choose it in `scheduled_rate`: as a
+factor on equation 3, or in its place.
 """
 
 from transduce.training.config import TrainingConfig
@@ -17,7 +17,7 @@ def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
 
 
 def cooldown_factor(step: int, steps: int, cooldown_share: float) -> float:
-    """Return a factor that falls to zero, linearly, in the last part of training."""
+    """Return a factor that falls linearly from 1 to nearly 0 over the last updates."""
     # Unlike the paper: an optional cooldown in the last steps (Hägele et al., 2024).
     cooldown = cooldown_share * steps
     return min((steps + 1 - step) / (cooldown + 1), 1.0) if cooldown else 1.0

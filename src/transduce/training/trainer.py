@@ -125,7 +125,7 @@ class DivergedError(TransduceError):
 
 
 class Trainer:
-    """Training loop, which is bit for bit the same when it is resumed."""
+    """Training loop; a resumed run gives bit-identical weights."""
 
     def __init__(
         self,
@@ -307,7 +307,11 @@ class Trainer:
         processes = self._processes
         losses = torch.zeros(2, device=self._hardware.device)
         # One autocast context casts each weight once, except in compiled layers.
-        with self._hardware.autocast(), processes.detecting_loss(), unchanged_weights():
+        with (
+            self._hardware.autocast(),
+            processes.detecting_lost(),
+            unchanged_weights(),
+        ):
             for each in loaded:
                 with nullcontext() if each.is_last else no_sync(self._parallel_loss):
                     losses += self._backward(each)

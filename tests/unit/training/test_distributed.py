@@ -30,7 +30,7 @@ CLOSED = "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0
     ],
 )
 def test_a_lost_connection_has_a_plain_message(text):
-    with pytest.raises(ProcessLostError) as caught, TWO.detecting_loss():
+    with pytest.raises(ProcessLostError) as caught, TWO.detecting_lost():
         raise RuntimeError(text)
     assert str(caught.value) == (
         "All processes of a run must go on together, but the connection between two of "
@@ -46,12 +46,18 @@ def test_a_lost_connection_has_a_plain_message(text):
     ],
 )
 def test_an_own_error_is_not_taken_for_a_lost_connection(text):
-    with pytest.raises(RuntimeError, match=text.splitlines()[0]), TWO.detecting_loss():
+    with (
+        pytest.raises(RuntimeError, match=text.splitlines()[0]),
+        TWO.detecting_lost(),
+    ):
         raise RuntimeError(text)
 
 
 def test_a_single_process_passes_on_connection_errors():
-    with pytest.raises(RuntimeError, match="Connection closed"), ALONE.detecting_loss():
+    with (
+        pytest.raises(RuntimeError, match="Connection closed"),
+        ALONE.detecting_lost(),
+    ):
         raise RuntimeError(CLOSED)
 
 
