@@ -41,23 +41,23 @@ class Tokenization:
 
 
 def choose_tokenization(
-    asked: Tokenize, language: str | None, references: Iterable[str]
+    setting: Tokenize, language: str | None, references: Iterable[str]
 ) -> Tokenization:
     """Choose the given tokenizer, or else the language's, or else the script's.
 
     The references are read only if the first two are unknown. `RequestError` if the
     tokenizer's package or data is missing.
     """
-    chosen = _chosen(asked, language, references)
+    chosen = _chosen(setting, language, references)
     require_tokenizer(chosen.name)
     return chosen
 
 
 def _chosen(
-    asked: Tokenize, language: str | None, references: Iterable[str]
+    setting: Tokenize, language: str | None, references: Iterable[str]
 ) -> Tokenization:
-    if asked != "auto":
-        return Tokenization(name=asked)
+    if setting != "auto":
+        return Tokenization(name=setting)
     if language is not None:
         return Tokenization(name=tokenizer_of(language))
     if (found := detect_unspaced(references)) is None:

@@ -27,10 +27,10 @@ from transduce.errors import (
     TransduceError,
 )
 from transduce.phrases import counted, in_seconds
-from transduce.serving.messages import Asked
+from transduce.serving.messages import RequestMessage
 from transduce.text.corpus import read_text
 
-AskedFor = TypeVar("AskedFor", bound=Asked)
+Message = TypeVar("Message", bound=RequestMessage)
 Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
@@ -105,12 +105,12 @@ class Admission:
         self._rate = None if limit is None else RateLimit(limit)
         self._refused_rate = RateLimit(limit or MAX_REFUSED_PER_MINUTE)
 
-    async def admit(self, request: Request, message: type[AskedFor]) -> AskedFor:
+    async def admit(self, request: Request, message_type: type[Message]) -> Message:
         """Return the parsed request; `RefusedError` if it is not admitted."""
         address = address_of(request)
         try:
-            asked = _parsed(request, await self._body(request), message)
-            client = self._client(request, asked, address)
+            message = _parsed(request, await self._body(request), message_type)
+            client = self._client(request, message, address)
         except RefusedError as refusal:
             if refusal.status != CLIENT_GONE:
                 # A client with a wrong key or a malformed request counts by address.
@@ -118,8 +118,8 @@ class Admission:
             raise
         if self._rate:
             self._count(self._rate, client)
-        self._check_length(asked)
-        return asked
+        self._check_length(message)
+        return message
 
     async def _body(self, request: Request) -> bytes:
         encoding = request.headers.get("content-encoding", "identity")
@@ -155,12 +155,12 @@ class Admission:
             "more.",
         )
 
-    def _client(self, request: Request, asked: Asked, address: str) -> str:
+    def _client(self, request: Request, message: RequestMessage, address: str) -> str:
         """Identity that a client's requests count for: its key, or else its address."""
         if not self.config.api_keys:
             return address
         bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
-        key = asked.api_key or (bearer[1] if bearer else "")
+        key = message.api_key or (bearer[1] if bearer else "")
         if not is_known(key, self.config.api_keys):
             raise RefusedError(
                 HTTPStatus.FORBIDDEN,
@@ -177,8 +177,8 @@ class Admission:
                 retry_after_s=seconds,
             )
 
-    def _check_length(self, asked: Asked) -> None:
-        most, length = self.config.max_characters, sum(map(len, asked.texts))
+    def _check_length(self, message: RequestMessage) -> None:
+        most, length = self.config.max_characters, sum(map(len, message.texts))
         if length > most:
             raise TooLongError(
                 f"A request must have at most {most:,} characters of text, but has "
@@ -200,13 +200,13 @@ def address_of(request: Request) -> str:
     return str(ipaddress.ip_network((int(address), NETWORK_BITS), strict=False))
 
 
-def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
+def _parsed(request: Request, body: bytes, message_type: type[Message]) -> Message:
     """Parse a request from JSON, or from a form and the query."""
     content_type = request.headers.get("content-type") or FORM
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if body and (kind == JSON or kind.endswith("+json")):
-            return message.model_validate_json(body)
+            return message_type.model_validate_json(body)
         fields = _Fields()
         fields.read(request.url.query)
         if body and kind == FORM:
@@ -223,7 +223,7 @@ def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
             )
-        return message.model_validate(fields.values)
+        return message_type.model_validate(fields.values)
     except ValidationError as error:
         raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
     except ValueError as error:

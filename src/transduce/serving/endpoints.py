@@ -81,10 +81,10 @@ class Endpoints:
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Translate texts, as LibreTranslate does."""
-        asked = await self._admission.admit(request, messages.TranslateRequest)
-        model = by_languages(self._translating, asked.source, asked.target)
+        message = await self._admission.admit(request, messages.TranslateRequest)
+        model = by_languages(self._translating, message.source, message.target)
         work = translate_documents(
-            model.queue, asked.texts, _options(asked, model), asked.alternatives
+            model.queue, message.texts, _options(message, model), message.alternatives
         )
         found = await while_connected(request, work)
         detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
@@ -93,7 +93,7 @@ class Endpoints:
             alternatives=[each.alternatives for each in found],
             detectedLanguage=[detected for _ in found],
         )
-        return _shaped(asked, several)
+        return _shaped(message, several)
 
     async def languages(self) -> list[messages.Language]:
         """List the languages of the models; target-only languages have no targets."""
@@ -163,16 +163,16 @@ class Endpoints:
 
         If an error occurs, the last line has an `error`.
         """
-        asked = await self._admission.admit(request, messages.StreamRequest)
-        model = by_name(self._translating, asked.model)
+        message = await self._admission.admit(request, messages.StreamRequest)
+        model = by_name(self._translating, message.model)
         queue = model.queue
         deadline = queue.deadline()
-        segments = await in_thread(deadline, split, asked.q, _options(asked, model))
+        segments = await in_thread(deadline, split, message.q, _options(message, model))
         await queue.require_short(sentences(segments), deadline)
-        search = search_for(queue.translator.search, asked.alternatives)
+        search = search_for(queue.translator.search, message.alternatives)
         futures = queue.submit(sentences(segments), search, deadline)
         found = translated_segments(
-            queue, segments, futures, asked.format, asked.alternatives, deadline
+            queue, segments, futures, message.format, message.alternatives, deadline
         )
         return _streamed(_translated(each) async for each in found)
 
@@ -181,27 +181,27 @@ class Endpoints:
 
         If an error occurs, the last line has an `error`.
         """
-        asked = await self._admission.admit(request, messages.ParseRequest)
-        queue = by_name(self._parsing, asked.model).queue
+        message = await self._admission.admit(request, messages.ParseRequest)
+        queue = by_name(self._parsing, message.model).queue
         deadline = queue.deadline()
         splits = partial(
-            split_text, splits_lines=asked.split_sentences, is_read=has_sign
+            split_text, splits_lines=message.split_sentences, is_read=has_sign
         )
-        segments = await in_thread(deadline, splits, asked.q, ENGLISH)
+        segments = await in_thread(deadline, splits, message.q, ENGLISH)
         await queue.require_short(sentences(segments), deadline)
         futures = queue.submit_to_parser(
-            sentences(segments), constrained=asked.constrained, deadline=deadline
+            sentences(segments), constrained=message.constrained, deadline=deadline
         )
         found = found_segments(segments, futures)
         return _streamed(_parsed(*each) async for each in found)
 
     async def score(self, request: Request) -> list[messages.Score]:
         """Score given translations by their log-probability."""
-        asked = await self._admission.admit(request, messages.ScoreRequest)
-        queue = by_name(self._translating, asked.model).queue
+        message = await self._admission.admit(request, messages.ScoreRequest)
+        queue = by_name(self._translating, message.model).queue
         deadline = queue.deadline()
-        await queue.require_short(asked.texts, deadline, MAX_SCORED_TOKENS)
-        slices = partial(queue.translator.score_stream, asked.source, asked.target)
+        await queue.require_short(message.texts, deadline, MAX_SCORED_TOKENS)
+        slices = partial(queue.translator.score_stream, message.source, message.target)
         found = await while_connected(request, queue.run_in_slices(slices, deadline))
         return [
             messages.Score(
@@ -214,16 +214,16 @@ class Endpoints:
 
     async def attention(self, request: Request) -> Response:
         """Return the attention weights of a sentence and its translation or tree."""
-        asked = await self._admission.admit(request, messages.AttentionRequest)
-        queue = by_name(self._models, asked.model).queue
+        message = await self._admission.admit(request, messages.AttentionRequest)
+        queue = by_name(self._models, message.model).queue
         deadline = queue.deadline()
-        await queue.require_short(asked.texts, deadline)
+        await queue.require_short(message.texts, deadline)
         with packages_for("/v1/attention"):
             from transduce.analysis.sentence_attention import attend
-        work = partial(attend, queue.translator, asked.source, asked.target)
+        work = partial(attend, queue.translator, message.source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
-        content = await in_thread(deadline, _attention_json, found, asked.kind)
+        content = await in_thread(deadline, _attention_json, found, message.kind)
         return Response(content, media_type=JSON)
 
     async def health(self) -> messages.Health:
@@ -242,13 +242,13 @@ class Endpoints:
 
 
 def _shaped(
-    asked: messages.TranslateRequest, several: messages.TranslateAnswer
+    message: messages.TranslateRequest, several: messages.TranslateAnswer
 ) -> messages.TranslateAnswer:
     """Build the answer: lists for lists, and only the requested fields."""
-    left_out = set() if asked.alternatives else {"alternatives"}
-    left_out |= set() if is_auto(asked.source) else {"detectedLanguage"}
+    left_out = set() if message.alternatives else {"alternatives"}
+    left_out |= set() if is_auto(message.source) else {"detectedLanguage"}
     fields = several.model_dump(exclude=left_out)
-    if isinstance(asked.q, str):
+    if isinstance(message.q, str):
         fields = {name: each[0] for name, each in fields.items()}
     return messages.TranslateAnswer.model_validate(fields)
 
@@ -269,12 +269,12 @@ def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:
 
 
 def _options(
-    asked: messages.TranslateRequest | messages.StreamRequest, model: ServedModel
+    message: messages.TranslateRequest | messages.StreamRequest, model: ServedModel
 ) -> DocumentOptions:
     return DocumentOptions(
-        format=asked.format,
+        format=message.format,
         language=model.language,
-        splits_lines=asked.split_sentences,
+        splits_lines=message.split_sentences,
     )
 
 

@@ -34,7 +34,7 @@ Texts = Annotated[list[str], BeforeValidator(_as_list)]
 """List of texts; a form sends a single text without a list."""
 
 
-class Asked(BaseModel):
+class RequestMessage(BaseModel):
     """Base of all requests; null and empty fields count as missing."""
 
     TEXTS: ClassVar[tuple[str, ...]] = ("q",)
@@ -46,13 +46,13 @@ class Asked(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_blanks(cls, asked: Any) -> Any:
+    def _without_blanks(cls, values: Any) -> Any:
         """Drop null and empty fields, which clients send for unset options."""
-        if not isinstance(asked, dict):
-            return asked
+        if not isinstance(values, dict):
+            return values
         return {
             name: value
-            for name, value in asked.items()
+            for name, value in values.items()
             if value is not None and (value != "" or name in cls.TEXTS)
         }
 
@@ -62,7 +62,7 @@ class Asked(BaseModel):
         """Texts that count towards the length limit."""
 
 
-class TranslateRequest(Asked):
+class TranslateRequest(RequestMessage):
     """Texts to translate, as in LibreTranslate."""
 
     q: Annotated[str | list[str], Field(description="Text, or several.")]
@@ -94,7 +94,7 @@ class TranslateAnswer(BaseModel):
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
 
 
-class DetectRequest(Asked):
+class DetectRequest(RequestMessage):
     """Text whose language is requested, as in LibreTranslate."""
 
     q: str
@@ -152,7 +152,7 @@ class Model(BaseModel):
     target_name: str
 
 
-class StreamRequest(Asked):
+class StreamRequest(RequestMessage):
     """Text to translate sentence by sentence."""
 
     q: str
@@ -184,7 +184,7 @@ class StreamedSegment(BaseModel):
     alternatives: list[ScoredText] = []
 
 
-class ParseRequest(Asked):
+class ParseRequest(RequestMessage):
     """English text to parse sentence by sentence."""
 
     q: str
@@ -234,7 +234,7 @@ class StreamedParse(BaseModel):
     ] = []
 
 
-class ScoreRequest(Asked):
+class ScoreRequest(RequestMessage):
     """Translations to score."""
 
     TEXTS = ("source", "target")
@@ -256,7 +256,7 @@ class Score(BaseModel):
     perplexity: Annotated[float | None, Field(description="Null if it is infinite.")]
 
 
-class AttentionRequest(Asked):
+class AttentionRequest(RequestMessage):
     """Sentence with its translation, or its bracketed tree, to inspect."""
 
     TEXTS = ("source", "target")

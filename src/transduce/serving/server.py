@@ -267,12 +267,12 @@ def _num_open_files() -> int:
 def _add_paths(
     app: FastAPI, endpoints: Endpoints, models: Sequence[ServedModel]
 ) -> None:
-    _add_asked(app, "/translate", endpoints.translate, messages.TranslateRequest)
-    _add_asked(app, "/detect", endpoints.detect, messages.DetectRequest)
-    _add_asked(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
-    _add_asked(app, "/v1/parse", endpoints.parse, messages.ParseRequest)
-    _add_asked(app, "/v1/score", endpoints.score, messages.ScoreRequest)
-    _add_asked(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
+    _add_post(app, "/translate", endpoints.translate, messages.TranslateRequest)
+    _add_post(app, "/detect", endpoints.detect, messages.DetectRequest)
+    _add_post(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
+    _add_post(app, "/v1/parse", endpoints.parse, messages.ParseRequest)
+    _add_post(app, "/v1/score", endpoints.score, messages.ScoreRequest)
+    _add_post(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
     app.post("/suggest", include_in_schema=False)(endpoints.suggest)
     app.post("/translate_file", include_in_schema=False)(endpoints.translate_file)
     _add_told(app, "/languages", endpoints.languages)
@@ -297,13 +297,13 @@ def _add_told(
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
-def _add_asked(
+def _add_post(
     app: FastAPI,
     path: str,
     endpoint: Callable[[Request], Coroutine[Any, Any, Any]],
-    asked: type[messages.Asked],
+    message_type: type[messages.RequestMessage],
 ) -> None:
-    schema = asked.model_json_schema()
+    schema = message_type.model_json_schema()
     answers: dict[int | str, dict[str, Any]] = {
         status: {"model": messages.Refusal, "description": description}
         for status, description in REFUSALS.items()
@@ -316,7 +316,7 @@ def _add_asked(
         path,
         endpoint,
         methods=["POST"],
-        response_model_exclude_none=asked is messages.TranslateRequest,
+        response_model_exclude_none=message_type is messages.TranslateRequest,
         responses=answers,
         openapi_extra={
             "requestBody": {

@@ -257,9 +257,9 @@ class _Reader:
         is_foreign = is_foreign or (outer is not None and outer.is_foreign)
         name = element.tag
         is_translated = self._is_translated
-        asked = self._asked(element, tag)
-        if asked is not None and not is_foreign:
-            is_translated = asked
+        explicit = self._translate_attribute(element, tag)
+        if explicit is not None and not is_foreign:
+            is_translated = explicit
         elif name in CODE:
             is_translated = False
         is_raw = name in RAW_TEXT and not is_foreign
@@ -271,7 +271,7 @@ class _Reader:
             is_translated = False
         return _Open(tag.number, name, is_translated, is_foreign, is_raw, is_in_select)
 
-    def _asked(self, element: Element, tag: _Tag) -> bool | None:
+    def _translate_attribute(self, element: Element, tag: _Tag) -> bool | None:
         """Whether the element's attributes allow translation; None without any."""
         if "translate" not in self._html[tag.start : tag.end].lower():
             return None

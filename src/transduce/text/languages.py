@@ -233,24 +233,24 @@ def script_of(tag: str) -> str | None:
     return "Hant" if region in TRADITIONAL else "Hans"
 
 
-def best_match(asked: str, offered: Sequence[str]) -> str | None:
-    """The offered language that best matches the requested one; None if none does.
+def best_match(requested: str, available: Sequence[str]) -> str | None:
+    """The available language that best matches the requested one; None if none does.
 
     The same tag in any case comes first, then tags of the same language: those in the
-    same script before others, and of these the longest beginning of what is asked for
+    same script before others, and of these the longest beginning of the requested tag
     (zh-Hans for zh-Hans-CN). A name that is no tag matches only itself.
     """
-    by_name = {_spelling(each): each for each in reversed(offered)}
-    if _spelling(asked) in by_name:
-        return by_name[_spelling(asked)]
-    if _parse(asked) is None:
+    by_name = {_spelling(each): each for each in reversed(available)}
+    if _spelling(requested) in by_name:
+        return by_name[_spelling(requested)]
+    if _parse(requested) is None:
         return None
     related = [
         each
-        for each in offered
-        if _parse(each) is not None and _family(each) == _family(asked)
+        for each in available
+        if _parse(each) is not None and _family(each) == _family(requested)
     ]
-    return min(related, key=lambda each: _distance(asked, each), default=None)
+    return min(related, key=lambda each: _distance(requested, each), default=None)
 
 
 def guess(path: str | Path) -> str | None:
@@ -330,11 +330,14 @@ def _family(tag: str) -> str:
     return "no" if language in ("nb", "nn") else language
 
 
-def _distance(asked: str, offered: str) -> tuple[bool, int]:
-    """Sort key of offered tags of one language: the best match has the least."""
-    whole, beginning = f"{canonical(asked)}-".lower(), f"{canonical(offered)}-".lower()
+def _distance(requested: str, available: str) -> tuple[bool, int]:
+    """Sort key of available tags of one language: the best match has the least."""
+    whole, beginning = (
+        f"{canonical(requested)}-".lower(),
+        f"{canonical(available)}-".lower(),
+    )
     shared = len(beginning) if whole.startswith(beginning) else 0
-    return script_of(offered) != script_of(asked), -shared
+    return script_of(available) != script_of(requested), -shared
 
 
 def _named(ending: str) -> str | None:
