@@ -1,7 +1,7 @@
 """Augmentation of small treebanks by variants of their trees.
 
 A variant replaces words by others of the same tag or a constituent by another of the
-same label, or is a constituent of its tree. So a model sees words and phrases in new
+same label, or is a constituent of its tree. Words and phrases thus occur in new
 contexts, and short sentences as well as long ones.
 """
 

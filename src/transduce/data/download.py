@@ -211,7 +211,7 @@ def _partial_offer(response: HTTPResponse, asked_from: int) -> _Offer:
     place = response.headers.get("Content-Range", "")
     match = re.fullmatch(rf"bytes ({SIZE})-{SIZE}/({SIZE})", place)
     if match is None or int(match[1]) > asked_from:
-        raise _TransferError("the server sent other bytes than it was asked for")
+        raise _TransferError("the server sent other bytes than requested")
     return _Offer(start=int(match[1]), total=int(match[2]))
 
 

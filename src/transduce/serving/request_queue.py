@@ -544,7 +544,7 @@ async def in_thread(
         except Exception:
             raise
         except BaseException as error:
-            raise _told(error) from error
+            raise _wrapped(error) from error
 
     try:
         async with asyncio.timeout(deadline.at - time.monotonic()):
@@ -573,16 +573,16 @@ def _settle(
         if error is None:
             future.set_result(result)
         else:
-            future.set_exception(_told(error))
+            future.set_exception(_wrapped(error))
 
 
-def _told(error: BaseException) -> Exception:
+def _wrapped(error: BaseException) -> Exception:
     """Return an exception that is safe to raise where the result is awaited.
 
     A library's panic or SystemExit would end more than a request, so it is wrapped.
     """
     if isinstance(error, Exception):
         return error
-    told = RuntimeError(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    wrapper = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapper.__cause__ = error
+    return wrapper

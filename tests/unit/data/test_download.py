@@ -315,7 +315,7 @@ def test_a_wrong_range_is_refused(file, path, part, observer, server, place):
     server.answer_once(content_range=place)
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
-    assert observer.reasons == ["the server sent other bytes than it was asked for"]
+    assert observer.reasons == ["the server sent other bytes than requested"]
 
 
 def test_a_log_in_page_is_not_taken_for_the_file(
