@@ -130,7 +130,7 @@ class GuardOrigins:
             refusal = None
             if host is not None and not self._config.allows_host(host):
                 refusal = (
-                    f"The host must be a name of this server, but is {_told(host)}; "
+                    f"The host must be a name of this server, but is {_quoted(host)}; "
                     "allow it by --allowed-hosts."
                 )
             elif origin is not None and not self._config.allows_origin(
@@ -138,7 +138,7 @@ class GuardOrigins:
             ):
                 refusal = (
                     "Pages of other sites need permission to use this server, but "
-                    f"{_told(origin)} has none; allow it by --cors-origins."
+                    f"{_quoted(origin)} has none; allow it by --cors-origins."
                 )
             if refusal is not None:
                 answer = JSONResponse({"error": refusal}, HTTPStatus.FORBIDDEN)
@@ -230,7 +230,7 @@ def _with_port(name: str, port: int | None, scheme: str) -> str:
     return bracketed if port in (None, own[scheme]) else f"{bracketed}:{port}"
 
 
-def _told(value: str) -> str:
+def _quoted(value: str) -> str:
     """Header value quoted for a message, truncated if long."""
     most = 80
     return json.dumps(value if len(value) <= most else value[:most] + "…")

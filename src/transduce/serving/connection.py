@@ -273,7 +273,7 @@ class AcceptFailures:
     PERIOD_S = 60.0
 
     def __init__(self) -> None:
-        self._told = -math.inf
+        self._logged_at = -math.inf
 
     def __call__(
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
@@ -287,8 +287,8 @@ class AcceptFailures:
         )
         if not is_full:
             loop.default_exception_handler(context)
-        elif time.monotonic() - self._told >= self.PERIOD_S:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._logged_at >= self.PERIOD_S:
+            self._logged_at = time.monotonic()
             logging.getLogger("uvicorn.error").error(
                 "No connection can be accepted now (%s); raise the limit on open files "
                 "(ulimit -n), or lower --max-connections.",

@@ -275,18 +275,18 @@ def _add_paths(
     _add_post(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
     app.post("/suggest", include_in_schema=False)(endpoints.suggest)
     app.post("/translate_file", include_in_schema=False)(endpoints.translate_file)
-    _add_told(app, "/languages", endpoints.languages)
-    _add_told(app, "/frontend/settings", endpoints.frontend_settings)
-    _add_told(app, "/v1/models", endpoints.models)
-    _add_told(app, "/health", endpoints.health)
-    _add_told(app, "/metrics", endpoints.metrics, response_class=Response)
+    _add_get(app, "/languages", endpoints.languages)
+    _add_get(app, "/frontend/settings", endpoints.frontend_settings)
+    _add_get(app, "/v1/models", endpoints.models)
+    _add_get(app, "/health", endpoints.health)
+    _add_get(app, "/metrics", endpoints.metrics, response_class=Response)
     for path, (name, kind) in PAGE.items():
-        _add_told(app, path, _page_file(name, kind), include_in_schema=False)
-    _add_told(app, "/docs", _documentation(app, models), include_in_schema=False)
-    _add_told(app, "/spec", _specification(app), include_in_schema=False)
+        _add_get(app, path, _page_file(name, kind), include_in_schema=False)
+    _add_get(app, "/docs", _documentation(app, models), include_in_schema=False)
+    _add_get(app, "/spec", _specification(app), include_in_schema=False)
 
 
-def _add_told(
+def _add_get(
     app: FastAPI,
     path: str,
     endpoint: Callable[[], Coroutine[Any, Any, Any]],
