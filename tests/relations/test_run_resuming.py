@@ -62,7 +62,7 @@ class SendsSignal:
         self.epochs: set[int] = set()
 
     def started(self, start: RunStart) -> None:
-        self.first_step = start.first_step
+        self.first_step = start.steps_done
 
     def stepped(self, report: StepReport) -> None:
         self.epochs.add(report.epoch)

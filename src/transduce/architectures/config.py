@@ -23,7 +23,8 @@ class ArchitectureConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of source tokens, and of target tokens too unless these are apart."""
+        """Number of source tokens; of target tokens too, without
+        `target_vocab_size`."""
         ...
 
     @property

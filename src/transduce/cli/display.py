@@ -49,10 +49,10 @@ class TrainingDisplay(ProgressDisplay):
                 "PyTorch cannot compile the layers here, which would make training "
                 f"faster: {start.micro_batch.compile_error}"
             )
-        if start.first_step:
-            self.console.print(f"Continuing after step {start.first_step:,}.")
+        if start.steps_done:
+            self.console.print(f"Continuing after step {start.steps_done:,}.")
         self._num_steps = start.config.training.steps
-        self.begin(start.first_step, self._num_steps)
+        self.begin(start.steps_done, self._num_steps)
 
     def _advise(self, start: RunStart) -> None:
         """Print the warnings of `transduce check` before the first step."""
@@ -164,7 +164,7 @@ def _augmented(total: int, config: AugmentationConfig) -> str:
 def _forecast(start: RunStart) -> str:
     """Describe an update, and the forecast of the run's time."""
     batching, fit = start.config.batching, start.micro_batch
-    num_steps = start.config.training.steps - start.first_step
+    num_steps = start.config.training.steps - start.steps_done
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
     cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
     time_left = duration(start.seconds_left)
@@ -203,7 +203,7 @@ class TensorBoardLog:
         self._writer: Any = None  # until the run has a folder
 
     def started(self, start: RunStart) -> None:
-        self._go_on_after(start.first_step)
+        self._go_on_after(start.steps_done)
 
     def stepped(self, report: StepReport) -> None:
         figures = {

@@ -1,16 +1,15 @@
 """Beam search (section 6.1).
 
-It uses a decoder only through `step` and `reorder`. The semantics are those of the
+The search reads logits and returns the rows to keep. Its semantics are those of the
 paper's own code: each step considers the 2 * beam_size likeliest continuations of a
 sentence. Those with the end token become finished hypotheses and take no place in the
 beam; the best beam_size others continue. A sentence is done when no live hypothesis can
 still score higher than the best finished ones, as many as are wanted, or, with
 `patience`, when enough hypotheses have finished.
 
-Without patience, the result never scores lower than greedy search's if the beam size is
-one or no hypothesis is ever dropped. In between it can, because hypotheses that look
-better for a few steps may push the greedy sequence out of the beam.
-"""
+A beam of one equals greedy search. A wider beam may score lower, because hypotheses
+that look better for a few steps can push the greedy sequence out of the beam; without
+patience, it cannot if no hypothesis is ever dropped."""
 
 import math
 from collections.abc import Sequence

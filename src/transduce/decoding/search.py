@@ -1,10 +1,10 @@
 """The loop that all searches share, and what it expects of a search and of a decoder.
 
-A search chooses tokens from logits. It uses a decoder only through `step` and
-`reorder`. A batch holds several sentences with a group of hypotheses each; all groups
-have the same size. Finished sentences leave the batch and new ones can join it. Token
-ids and row numbers are numpy arrays; logits are an array or a tensor on any device.
-"""
+A search chooses tokens from logits. It uses a decoder through `step`, `reorder` and
+`join`; the native search runs in C with its decoder (`take_steps`). A batch holds
+several sentences with a group of hypotheses each; all groups have the same size.
+Finished sentences leave the batch and new ones can join it. Token ids and row numbers
+are numpy arrays; logits are an array or a tensor on any device."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -645,8 +645,8 @@ def load(
         faster on processors made for them, and approximate.
     num_processes
         Processes that translate, forks of this one with one thread each; faster if
-        there are many sentences. Only under Linux and on a CPU. None stands for one for
-        each thread of PyTorch's default, at most 16.
+        there are many sentences. Only under Linux and on a CPU. None: one for each
+        core, or OMP_NUM_THREADS, at most 16.
 
     Raises
     ------

@@ -92,7 +92,7 @@ class RunStart:
     num_processes: int
     micro_batch: MicroBatch
     """Micro-batch that fits in memory, the same in all processes."""
-    first_step: int
+    steps_done: int
     """Updates made before."""
     advice: tuple[Advice, ...] = ()
     """Warnings about the corpus and the settings of a new run."""
@@ -102,7 +102,7 @@ class RunStart:
         """Estimated seconds to the end of the run, without its checkpoints."""
         batching = self.config.batching
         positions = batching.source_tokens + batching.target_tokens
-        num_steps = self.config.training.steps - self.first_step
+        num_steps = self.config.training.steps - self.steps_done
         return num_steps * positions * self.micro_batch.seconds / self.num_processes
 
 
@@ -158,9 +158,9 @@ def train(
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
-    memory, or if settings contradict each other or the corpus. With settings that the
-    user did not choose, also if they are for much larger corpora, or if training would
-    take more than a week.
+    memory, or if settings contradict each other or the corpus. If the user did not
+    choose the settings, it is also raised if they are for much larger corpora, or if
+    training would take more than a week.
     """
     config = replace(config, languages=known_languages(config.languages, files))
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
@@ -287,7 +287,7 @@ class _Run:
             hardware=self._hardware,
             num_processes=self._processes.count,
             micro_batch=trainer.find_micro_batch(self._earlier_max_positions()),
-            first_step=trainer.progress.step,
+            steps_done=trainer.progress.step,
             advice=advice,
         )
         is_too_long = start.seconds_left > limit_seconds
@@ -562,7 +562,8 @@ class _Run:
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
-        """Score of the best checkpoint; None if only that one was averaged."""
+        """Score the best checkpoint; None if only that was averaged, or it is
+        damaged."""
         try:
             best = load_model(self._folder.path / BEST)
         except CheckpointError as error:
@@ -604,10 +605,9 @@ class RunCheckpoints:
     ) -> tuple[TransductionModel, TrainingState] | None:
         """Checkpoint to continue from; None if nothing is saved.
 
-        Calls `set_aside` with each damaged checkpoint and its error. After a divergence
-        also with those that were saved while the loss was rising, if there is an older
-        one. Raises `CheckpointError` if no checkpoint is left.
-        """
+        Calls `set_aside` with each damaged checkpoint and its error. After a
+        divergence, it also sets aside those saved while the loss was rising, if there
+        is an older one. Raises `CheckpointError` if no checkpoint is left."""
         saved = newest_first(self._folder.path)
         rising: list[Path] = []
         for checkpoint in saved:

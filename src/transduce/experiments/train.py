@@ -132,7 +132,7 @@ class _Reporter:
     def started(self, start: RunStart) -> None:
         LOGGER.info(
             "training from step %d of %d with %d parameters on %s",
-            start.first_step,
+            start.steps_done,
             start.config.training.steps,
             start.num_parameters,
             start.hardware,

@@ -28,8 +28,8 @@ from transduce.trees.penn_words import penn_words
 Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)
 
-MAX_WORK = 64
-"""Maximum number of waiting requests for other work than translation."""
+MAX_SLICED = 64
+"""Maximum number of waiting requests whose work runs in slices."""
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
 """Seconds after which abandoned work that still runs counts as stuck."""
@@ -280,7 +280,10 @@ class RequestQueue:
     def translate_sync(
         self, sentences: Sequence[str], search: SearchConfig | None = None
     ) -> list[Translation]:
-        """Translate sentences in order; the blocking form of `translate`."""
+        """Translate sentences in order; block until all are done.
+
+        Raises the errors of `submit`; the number of tokens is not checked.
+        """
         return [future.result() for future in self.submit(sentences, search)]
 
     async def require_short(
@@ -321,9 +324,9 @@ class RequestQueue:
         request = _Slices(slices=slices, deadline=deadline or self.deadline())
         with self._changed:
             self._require_open()
-            if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_WORK:
+            if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_SLICED:
                 raise BusyError(
-                    f"At most {MAX_WORK} other requests may wait, and so many do; try "
+                    f"At most {MAX_SLICED} other requests may wait, and so many do; try "
                     "again later."
                 )
             self._requests[request] = None

@@ -25,7 +25,7 @@ START = RunStart(
     micro_batch=MicroBatch(
         max_positions=2_000, was_cut=False, seconds=0.001, peak_bytes=3_250_000_000
     ),
-    first_step=0,
+    steps_done=0,
 )
 """Task of 50,000 positions per update, at one millisecond per position."""
 
@@ -42,7 +42,7 @@ START = RunStart(
         (
             replace(
                 START,
-                first_step=994,
+                steps_done=994,
                 micro_batch=replace(START.micro_batch, was_cut=True),
             ),
             "6 of about 25,000 source and 25,000 target tokens, cut to 2,000 positions "

@@ -95,7 +95,7 @@ def test_a_new_run_reports_its_pairs(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     [start] = run[2].starts
-    assert start.first_step == 0
+    assert start.steps_done == 0
     assert start.corpus is not None
     assert start.corpus.training.kept == 40
 

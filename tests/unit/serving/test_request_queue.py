@@ -200,7 +200,7 @@ def test_closing_finishes_accepted_sentences(translator: Translator) -> None:
 def test_other_work_waits_its_turn_in_a_bounded_queue(
     queue: RequestQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_queue, "MAX_WORK", 2)
+    monkeypatch.setattr(request_queue, "MAX_SLICED", 2)
 
     async def ask() -> int:
         tasks = [asyncio.create_task(queue.run(lambda: 1)) for _ in range(2)]
