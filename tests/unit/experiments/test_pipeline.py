@@ -529,7 +529,7 @@ def test_resuming_a_finished_run_changes_nothing(
     resume(out, CPU, notes)
     after = load_model(result.model).weights
     assert notes.steps == []
-    assert notes.starts[0].first_step == 12
+    assert notes.starts[0].steps_done == 12
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (out / "log.jsonl").read_text() == log
 
