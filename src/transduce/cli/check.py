@@ -112,8 +112,8 @@ def check(
         print(json.dumps(content, indent=2, default=str))
     else:
         console = BoundedConsole(highlight=False, soft_wrap=True)
-        said = name if preset else f"{name}, which fits a corpus of this size"
-        CorpusDisplay(console, said).show(report, advice)
+        label = name if preset else f"{name}, which fits a corpus of this size"
+        CorpusDisplay(console, label).show(report, advice)
     refuse(advice)
 
 

@@ -43,7 +43,7 @@ from transduce.report.content import (
 from transduce.report.page import as_page
 from transduce.report.terminal import show
 from transduce.text.corpus import read_text
-from transduce.text.languages import LanguagesConfig, detect_unspaced, guess
+from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 
 EXAMPLE_COLUMNS = (
     Column(name="", is_text=True),
@@ -311,7 +311,7 @@ def marked_differences(text: str, reference: str) -> MarkedText:
 
     Characters are marked if the reference has no spaces between words.
     """
-    if detect_unspaced([reference]) not in (None, "ko"):
+    if detect_by_script([reference]) not in (None, "ko"):
         return _marked(list(text), list(reference), separator="")
     return _marked(text.split(), reference.split(), separator=" ")
 

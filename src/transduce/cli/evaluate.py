@@ -30,7 +30,7 @@ from transduce.text.corpus import read_pairs
 from transduce.text.languages import (
     LanguagesConfig,
     base,
-    detect_unspaced,
+    detect_by_script,
     guess_all,
     is_unspaced,
 )
@@ -162,7 +162,7 @@ def score_hypotheses(
 
     An unknown language counts as German, as in the paper.
     """
-    language = language or detect_unspaced(references) or "de"
+    language = language or detect_by_script(references) or "de"
     scores: list[BleuScore | ChrfScore] = [
         corpus_bleu(hypotheses, references, tokenization=tokenization)
     ]

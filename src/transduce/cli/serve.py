@@ -110,26 +110,26 @@ def serve(
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
-    queueing = QueueConfig(
+    queue_config = QueueConfig(
         max_waiting=max_waiting,
         timeout_s=timeout,
         batch_size=batch_size,
         max_tokens=max_tokens,
     )
-    admitting = admission.AdmissionConfig(
+    admission_config = admission.AdmissionConfig(
         api_keys=() if api_keys is None else admission.read_keys(api_keys),
         requests_per_minute=requests_per_minute,
         max_characters=max_characters,
         body_timeout_s=client_timeout,
     )
-    taking = server.ServerConfig(
+    server_config = server.ServerConfig(
         connections=connection.ConnectionConfig(
             max_connections=max_connections, header_timeout_s=client_timeout
         ),
         trusted_proxies=trusted_proxies,
         answer_within_s=timeout,
     )
-    reaching = access.AccessConfig(
+    access_config = access.AccessConfig(
         allowed_hosts=allowed_hosts, cors_origins=cors_origins
     )
     if processes is None:
@@ -147,7 +147,7 @@ def serve(
                         precision=precision,
                         num_processes=processes,
                     ),
-                    queueing,
+                    queue_config,
                 ),
             )
             for each in names
@@ -155,7 +155,7 @@ def serve(
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"
-        reaching = replace(reaching, is_local=access.is_loopback(bound))
+        access_config = replace(access_config, is_local=access.is_loopback(bound))
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
-        app = server.create_app(served, admitting, reaching)
-        server.serve(app, listener, taking)
+        app = server.create_app(served, admission_config, access_config)
+        server.serve(app, listener, server_config)

@@ -286,9 +286,9 @@ NUMBERS = {
     *("epoch", "learning_rate", "seconds", "flops", "bleu", "f1", "chrf"),
     "matched_4_grams",
 }
-"""Values that are numbers in every log entry."""
+"""Values of log entries that must be numbers."""
 OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}
-"""Values that are numbers, or null if infinite or unbounded."""
+"""Values that must be numbers, or null if infinite or unbounded."""
 LARGEST = 1e100
 """Magnitude from which on a number in the log counts as damaged."""
 

@@ -33,7 +33,7 @@ from transduce.report.content import (
     columns,
 )
 from transduce.text.corpus import SentencePair
-from transduce.text.languages import base, detect_unspaced, is_unspaced
+from transduce.text.languages import base, detect_by_script, is_unspaced
 
 MEAN_LENGTH = 27
 """Approximate sub-words per sentence of WMT 2014, with the end token."""
@@ -183,7 +183,7 @@ def our_row(
         config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
     )
     tokenization = choose_tokenization(tokenize, language, references)
-    known = language or detect_unspaced(references) or "de"
+    known = language or detect_by_script(references) or "de"
     translator = load(run, device=device)
     sources = (pair.source for pair in pairs)
     texts = [each.text for each in translator.translate_stream(sources, config.search)]

@@ -20,7 +20,7 @@ class Affine:
     bias: Tensor
 
     def __add__(self, other: "Affine") -> "Affine":
-        """Concatenate two maps into one product."""
+        """Concatenate the outputs of two maps, which then are one product."""
         return Affine(
             weight=torch.cat([self.weight, other.weight]),
             bias=torch.cat([self.bias, other.bias]),
@@ -32,7 +32,8 @@ class Attention:
     """Weights of a multi-head attention."""
 
     query: Affine
-    """Scaled such that scores are divided by sqrt(d_k)."""
+    """For unscaled scores, multiplied by sqrt(d_k), by which the other library
+    divides."""
     key: Affine
     value: Affine
     output: Affine
@@ -82,7 +83,7 @@ def require(target: str, config: ModelConfig, **settings: object) -> None:
 
 
 def require_one_vocabulary(target: str, config: ModelConfig) -> None:
-    """Raise `RequestError` if the target has a vocabulary of its own."""
+    """Raise `RequestError` if the target side has its own vocabulary."""
     if config.target_vocab_size is not None:
         raise RequestError(
             f"A model for {target} must have one vocabulary for source and target, but "
@@ -91,9 +92,11 @@ def require_one_vocabulary(target: str, config: ModelConfig) -> None:
 
 
 def require_plain_attention(target: str, config: ModelConfig) -> None:
-    """Raise `RequestError` unless attention is the paper's, of any size.
+    """Raise `RequestError` unless attention is a dot product with d_k = d_v =
+    d_model/h.
 
-    Unscaled dot products are supported: the scale goes into the queries.
+    It must have no neighbourhood. Unscaled dot products are supported: the scale goes
+    into the queries.
     """
     width = config.d_model / config.num_heads
     require(target, config, d_k=width, d_v=width, neighbourhood=None)

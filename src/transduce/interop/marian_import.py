@@ -59,7 +59,7 @@ WRITING = {
     "after_cross_attention.norm": "encoder_attn_layer_norm",
     "after_feed_forward.norm": "final_layer_norm",
 }
-"""Maps to the model's width, and norms: names here by names in Marian."""
+"""Marian's names of the maps to the model's width, and of the norms."""
 NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
 TOLERANCE = 1e-3

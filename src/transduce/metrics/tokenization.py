@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transduce.errors import RequestError, missing_package
-from transduce.text.languages import base, detect_unspaced, english_name, is_unspaced
+from transduce.text.languages import base, detect_by_script, english_name, is_unspaced
 
 Tokenize = Literal[
     "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "flores101",
@@ -60,14 +60,14 @@ def _chosen(
         return Tokenization(name=setting)
     if language is not None:
         return Tokenization(name=tokenizer_of(language))
-    if (found := detect_unspaced(references)) is None:
+    if (found := detect_by_script(references)) is None:
         return Tokenization()
     reason = f"as the references are in the script of {english_name(found)}"
     return Tokenization(name=tokenizer_of(found), reason=reason)
 
 
 def tokenizer_of(language: str) -> str:
-    """Tokenizer for a language: words if there are rules, otherwise characters."""
+    """Return 13a for languages with spaces, else the language's own, or char."""
     language_alone = base(language)
     if language_alone == "ko" or is_unspaced(language):
         return BY_LANGUAGE.get(language_alone, BY_CHARACTERS)

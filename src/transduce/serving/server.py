@@ -78,15 +78,15 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 REFUSALS = {
-    400: "Not as it must be, or for no model that is served.",
-    403: "Without a key of this server.",
-    408: "The body did not come in time.",
-    413: "Too long.",
-    415: "Neither JSON nor a form.",
-    429: "Too much to do, or too many requests: try again later.",
+    400: "The request is malformed, or no served model fits it.",
+    403: "The API key is missing or unknown, or the host or origin is not allowed.",
+    408: "The body did not arrive in time.",
+    413: "The text is too long.",
+    415: "The body is neither JSON nor a form.",
+    429: "The queue is full, or the client sends too many requests; try again later.",
     500: "The server failed.",
-    503: "The request had no turn in time: try again later.",
-    504: "The request takes too long.",
+    503: "The request waited too long; try again later.",
+    504: "The request exceeded its time limit.",
 }
 LINES: dict[str, type[BaseModel]] = {
     "/v1/translate": messages.StreamedSegment,

@@ -269,7 +269,7 @@ def guess_all(paths: Iterable[str | Path]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def detect_unspaced(texts: Iterable[str]) -> str | None:
+def detect_by_script(texts: Iterable[str]) -> str | None:
     """Language of text, detected by its script: zh, ja, ko, th, lo, km, my or bo.
 
     None for text in other scripts. Only scripts are counted: Cantonese counts as

@@ -10,7 +10,7 @@ from transduce.text.languages import (
     base,
     best_match,
     canonical,
-    detect_unspaced,
+    detect_by_script,
     english_name,
     guess,
     guess_all,
@@ -181,11 +181,11 @@ def test_scripts_with_spaces_are_recognized(tag: str) -> None:
     ],
 )
 def test_a_script_identifies_the_language(text: str, tag: str | None) -> None:
-    assert detect_unspaced([text]) == tag
+    assert detect_by_script([text]) == tag
 
 
 def test_a_single_line_of_another_script_does_not_decide() -> None:
-    assert detect_unspaced(["我们走吧。", "好的。", "OK", "他说 yes。"]) == "zh"
+    assert detect_by_script(["我们走吧。", "好的。", "OK", "他说 yes。"]) == "zh"
 
 
 def test_every_preferred_code_has_a_name_and_none_is_replaced_itself() -> None:
