@@ -23,6 +23,8 @@ from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
 from transduce.model.transformer import Transformer
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 GREEDY = Setting(batch_size=2, beam_size=1)
 BEAM = Setting(batch_size=3, beam_size=3)

@@ -12,6 +12,8 @@ import pytest
 
 from transduce.cli.files import discard_output, lasting_streams
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main

@@ -30,6 +30,8 @@ from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.search_config import SamplingConfig, SearchConfig
 from waiting import children_of, runs, wait_until
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ROWS = StepRows(per_sentence=1, overhead=4)
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

@@ -26,6 +26,8 @@ from transduce.training.checkpoints import average
 from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(
     PRESETS["tiny"],
     training=replace(

@@ -22,7 +22,10 @@ from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")
-pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # raised by the libraries
+]
 
 
 @pytest.fixture

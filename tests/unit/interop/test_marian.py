@@ -23,7 +23,10 @@ from transduce.interop.marian_settings import read_settings
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # raised by the libraries
+]
 CPU = torch.device("cpu")
 SENTENCES = [
     pair.source for pair in islice(Grammar.built_in().training_sentences(seed=9), 8)

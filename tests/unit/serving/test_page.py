@@ -15,6 +15,8 @@ from transduce.decoding.translations import Translation
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.documentation import examples
 
+pytestmark = pytest.mark.slow
+
 SERIOUS = ("serious", "critical")
 
 

@@ -33,6 +33,7 @@ NUM_KINDS = 2
 """Layers of the encoder, and of the decoder."""
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("compiling"),
     # The compiler calls what PyTorch itself warns of.
     pytest.mark.filterwarnings("ignore"),

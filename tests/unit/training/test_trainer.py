@@ -26,6 +26,8 @@ from transduce.training.trainer import (
 )
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 CONFIG = TrainingConfig(
     steps=5, warmup_steps=3, learning_rate_scale=0.1, checkpoint_minutes=1_000.0
 )
