@@ -46,22 +46,20 @@ GROUPS = {
         modules=tuple(
             f"model/{name}.py"
             for name in (
-                "attention", "cache", "config", "cost", "embedding", "layers", "stack",
-                "transformer",
+                "attention", "config", "embedding", "layers", "sizes", "transformer",
             )
         ),
         tests=("unit/model", "relations/test_cached_decoding.py"),
     ),
     "loss": Group(
         modules=tuple(
-            f"training/{name}.py"
-            for name in ("cross_entropy", "guided_attention", "loss", "output_loss")
+            f"{name}.py" for name in ("nn/cross_entropy", "training/loss")
         ),
         tests=(
-            "unit/training/test_cross_entropy.py",
+            "unit/nn/test_cross_entropy.py",
+            "unit/nn/test_output_loss.py",
             "unit/training/test_guided_attention.py",
             "unit/training/test_loss.py",
-            "unit/training/test_output_loss.py",
             "relations/test_accumulation.py",
         ),
     ),
