@@ -330,3 +330,8 @@ def test_the_side_that_fills_its_budget_first_decides_the_size(make_dataset, sid
     config = BatchingConfig(source_tokens=8, target_tokens=8, batch_tokens=4)
     updates = list(Batcher(make_dataset([pair] * 6), config, 1).epoch(0))
     assert [len(update.source_lengths) for update in updates] == [2, 2, 2]
+
+
+def test_an_update_has_by_default_as_many_tokens_as_the_papers():
+    config = BatchingConfig()
+    assert (config.source_tokens, config.target_tokens) == (25_000, 25_000)
