@@ -50,7 +50,8 @@ from transduce.text.inline_tags import links_by_place
 from transduce.text.markup import join_html, split_html
 from transduce.text.sentence_splitting import join_text, sentences, split_text
 from transduce.text.splitting import split_long
-from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, normalize
+from transduce.text.tokenizer import learn_tokenizer, normalize
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import parse_tree
 

@@ -19,7 +19,7 @@ HEAD = """\
 # Departures from the paper
 
 Where this toolkit does other than *Attention Is All You Need* (Vaswani et al., 2017),
-and why. Some departures must be asked for; some are of what the paper leaves open.
+and why. Some departures are options; others settle what the paper leaves open.
 
 This page is made of the comments in the code by `python scripts/departures.py`.
 

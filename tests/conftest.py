@@ -28,11 +28,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn import cross_entropy, layers
 from transduce.nn.native_operators import uses_amx
-from transduce.text.tokenizer import (
-    Tokenizer,
-    TokenizerConfig,
-    learn_tokenizer,
-)
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer
 from transduce.trees.vocabulary import learn_symbols

@@ -206,7 +206,7 @@ def _run(path: Path, names: set[str]) -> Iterator[Finding]:
     if CONFIG in names and "settings" in _json(path / CONFIG):
         yield Finding(
             what="is a run that has saved no checkpoint yet",
-            remedy="wait for its first, or go on with it: transduce train --out "
+            remedy="wait for its first, or continue it: transduce train --out "
             f"{shlex.quote(str(path))} --resume",
         )
     if any(re.fullmatch(r"step-\d+", name) for name in names):

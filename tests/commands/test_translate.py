@@ -19,7 +19,8 @@ from transduce.cli import main
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
+from transduce.text.tokenizer import learn_tokenizer, load_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
 

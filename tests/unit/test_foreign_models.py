@@ -73,7 +73,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a run that has just begun": (
         {"config.json": '{"format": 1, "settings": {}}', "tokenizer.json": "{}"},
-        "is a run that has saved no checkpoint yet; wait for its first, or go on with "
+        "is a run that has saved no checkpoint yet; wait for its first, or continue "
         "it: transduce train --out 'a folder' --resume.",
     ),
     "checkpoints": (

@@ -1,1 +1,1 @@
-"""Looking inside: pictures and costs."""
+"""Attention, its statistics and pictures, and the cost of layers and models."""

@@ -61,7 +61,7 @@ class Stepper(Protocol):
 class TransductionModel(Stepper, Protocol):
     """A model that maps a source sequence to a target sequence.
 
-    It is an `nn.Module`, of which the last members are.
+    It is also an `nn.Module`; the last members below are that class's.
     """
 
     @property

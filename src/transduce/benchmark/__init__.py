@@ -1,1 +1,1 @@
-"""Our speed beside that of others, in one run. Nothing imports it but `cli`."""
+"""Speed and memory beside other libraries, measured by turns."""

@@ -22,13 +22,8 @@ from transduce.errors import ConfigError
 from transduce.interop.portable_tokenizer import portable_pieces
 from transduce.search_config import MAX_BEAM_SIZE, MAX_TOKENS, SearchConfig
 from transduce.settings import require_between
-from transduce.text.tokenizer import (
-    SPECIAL_PIECES,
-    TOKENIZER_FILE,
-    Tokenizer,
-    load_tokenizer,
-)
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 SENTENCES_OF_ONE = 12
 """Sentences per turn with a batch size of 1."""

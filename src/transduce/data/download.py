@@ -236,7 +236,7 @@ def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror or error}); correct that and "
-            "run the command again, which goes on from there."
+            "run the command again, which continues from there."
         ) from None
 
 

@@ -195,7 +195,7 @@ def require_choice(
     for size in sizes:
         if size < 1:
             raise ConfigError(
-                f"A part must have at least 1 pair, but {size:,} are asked for; give "
+                f"A part must have at least 1 pair, but {size:,} are requested; give "
                 "another number by --dev or --test."
             )
     if not 0 <= seed < 2**63:

@@ -31,11 +31,11 @@ from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
     Tokenizer,
-    TokenizerConfig,
     learn_tokenizer,
     load_tokenizer,
     word_pattern,
 )
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 CHUNK_PAIRS = 10_000

@@ -13,7 +13,7 @@ from transduce.data.prepared_corpus import DEV, PreparedCorpus, prepare
 from transduce.errors import ConfigError, DataError
 from transduce.settings import require_between
 from transduce.text.corpus import read_text, write_lines
-from transduce.text.tokenizer import TokenizerConfig
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.linearization import STYLES, StyleName
 from transduce.trees.normalization import normalized
 from transduce.trees.trees import Tree, read_parses, read_trees

@@ -79,7 +79,7 @@ class NativeSearch:
         self.live = [Sentence() for _ in max_lengths]
         """Sentences that are not done."""
         self._numbers = list(range(len(max_lengths)))
-        """Numbers by which the library knows the live sentences."""
+        """Numbers of the live sentences in the library."""
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]

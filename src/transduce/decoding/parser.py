@@ -207,8 +207,8 @@ def _start(
         coverage = decoder.coverage
     excluded: Excluded = NEVER_WRITTEN
     if constrained:
-        # Unlike the paper: symbols that lead to no tree over the words are excluded, if
-        # that is asked for. Scores stay those of the unconstrained model.
+        # Unlike the paper: as an option, symbols that lead to no tree over the words
+        # are excluded. Scores stay those of the unconstrained model.
         trees = [
             partial_tree(len(each.words), limit - 1, symbols.style)
             for each, limit in zip(sentences, limits, strict=True)

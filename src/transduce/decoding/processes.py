@@ -77,7 +77,7 @@ class WorkerPool(Generic[Searcher]):
         if number > 1 and not _can_fork(device):
             raise RequestError(
                 "Only under Linux and on a CPU can several processes search, but "
-                f"{number} are asked for on {sys.platform} and {device}."
+                f"{number} are requested on {sys.platform} and {device}."
             )
         self._searcher = searcher
         self._number = number

@@ -175,7 +175,7 @@ class SearchTask(Generic[Searcher, Input]):
         )
 
     def shares(self, most: int) -> list[list[int]]:
-        """Return sentences' numbers in at most so many shares of about equal cost."""
+        """Return sentences' numbers in at most that many shares of about equal cost."""
         number = max(min(most, len(self.sentences) // MIN_SHARE), 1)
         if number == 1:
             return [list(range(len(self.sentences)))]
@@ -310,7 +310,7 @@ def _batch_size(
 
 
 def similar_lengths(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
-    """Yield numbers of sentences in batches of so many positions, longest first."""
+    """Yield numbers of sentences in batches of limited positions, longest first."""
     order = _longest_first(lengths)
     start = 0
     while start < len(order):

@@ -146,7 +146,7 @@ def prepared(
         natively = _natively("fp32")
         if natively is not None:
             return _packed(cast(Transformer, model).float(), natively)
-    # Unlike the paper: bf16, if it is asked for, which is several times faster on
+    # Unlike the paper: bf16 as an option, which is several times faster on
     # processors with bf16 products.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     stepper = (

@@ -40,7 +40,7 @@ class TranslationHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Translation:
-    """The translation of a source: the best hypothesis, and others if asked for."""
+    """Translation of a source: the best hypothesis, and others if requested."""
 
     text: str
     """Text of the best hypothesis; empty if the source is empty."""

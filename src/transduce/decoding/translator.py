@@ -507,7 +507,7 @@ class Translator:
     def _prepared(
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> DecodingModel:
-        # Unlike the paper: int8, if it is asked for, for speed on processors that
+        # Unlike the paper: int8 as an option, for speed on processors that
         # multiply 8-bit integers faster.
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)

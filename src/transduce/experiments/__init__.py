@@ -1,1 +1,1 @@
-"""Section 6: presets, and the way from two text files to a scored model."""
+"""Presets, runs from text files to a scored model, and the paper's tables."""

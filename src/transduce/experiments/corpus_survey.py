@@ -28,8 +28,8 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.scripts import UNSPACED_RUN
-from transduce.text.tokenizer import NUM_RESERVED, Tokenizer, normalize
-from transduce.text.vocabulary import EOS
+from transduce.text.tokenizer import Tokenizer, normalize
+from transduce.text.vocabulary import EOS, NUM_RESERVED
 
 Side: TypeAlias = Literal["source", "target"]
 Row: TypeAlias = tuple[int, int, int, int, int, int]

@@ -15,7 +15,7 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.languages import LanguagesConfig
-from transduce.text.tokenizer import TokenizerConfig
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
 
 

@@ -36,8 +36,7 @@ from transduce.interop.mapping import (
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
 from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.embedding import sinusoids
-from transduce.text.tokenizer import SPECIAL_PIECES
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 MAX_POSITIONS = 2_048
 """Number of positions in the table. The sinusoids are stored, since CTranslate2's own

@@ -48,8 +48,8 @@ from transduce.interop.proof import Proof, prove, require_short
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.tokenizer import SubwordTokenizer, Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024

@@ -22,12 +22,8 @@ from transduce.interop.portable_tokenizer import (
     unigram_model,
 )
 from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
-from transduce.text.tokenizer import (
-    SPECIAL_PIECES,
-    TOKENIZER_FILE,
-    SubwordTokenizer,
-    Tokenizer,
-)
+from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
+from transduce.text.vocabulary import SPECIAL_PIECES
 
 TARGET_VOCABULARY = "target_vocab.json"
 

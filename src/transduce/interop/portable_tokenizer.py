@@ -23,15 +23,18 @@ from transduce.text.sentence_pieces import (
     UnigramModel,
 )
 from transduce.text.tokenizer import (
-    BYTE_PIECES,
-    NUM_RESERVED,
-    SPECIAL_PIECES,
     TOKENIZER_FILE,
     SubwordTokenizer,
     Tokenizer,
     byte_pair_tokenizer,
 )
-from transduce.text.vocabulary import EOS, PAD
+from transduce.text.vocabulary import (
+    BYTE_PIECES,
+    EOS,
+    NUM_RESERVED,
+    PAD,
+    SPECIAL_PIECES,
+)
 
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 Piece = ModelProto.SentencePiece

@@ -1,1 +1,1 @@
-"""Operators of the native library with their gradients."""
+"""The model computed fast, and autograd functions over the native library."""

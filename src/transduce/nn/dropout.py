@@ -182,7 +182,7 @@ def num_dropped(rate: float) -> int:
 
 
 def dropout_scale(dropped: int) -> float:
-    """Factor on kept elements if so many of the 65,536 random values drop."""
+    """Return the factor on kept elements, 1 / (1 - dropped / 65,536)."""
     return RANDOM_VALUES / (RANDOM_VALUES - dropped)
 
 

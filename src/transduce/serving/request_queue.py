@@ -326,8 +326,8 @@ class RequestQueue:
             self._require_open()
             if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_SLICED:
                 raise BusyError(
-                    f"At most {MAX_SLICED} other requests may wait, and so many do; "
-                    "try again later."
+                    f"At most {MAX_SLICED} other requests may wait, and the queue is "
+                    "full; try again later."
                 )
             self._requests[request] = None
             self._changed.notify_all()

@@ -224,7 +224,7 @@ def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
 
 
 def _goes_on(stop: _Stop) -> bool:
-    """Whether lower case after the stop shows that a capitalised sentence goes on."""
+    """Whether lower case after the stop continues a capitalized sentence."""
     after = stop.after
     if not after[:1].islower() or CASED_LIKE_A_NAME.match(after):
         return False

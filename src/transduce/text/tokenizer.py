@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -19,9 +18,9 @@ from typing import Literal
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
-from transduce.settings import require_between, shown
+from transduce.settings import shown
 from transduce.text.scripts import (
     SPACED_SCRIPTS,
     UNSPACED_LETTER,
@@ -31,23 +30,23 @@ from transduce.text.scripts import (
     is_longer_than_a_word,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.vocabulary import EOS, PAD
+from transduce.text.vocabulary import (
+    BYTE_PIECES,
+    EOS,
+    FIRST_BYTE,
+    NUM_RESERVED,
+    PAD,
+    READABLE_BYTES,
+    SPECIAL_PIECES,
+    TokenizerConfig,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 """Name of the tokenizer's file in model folders and run folders."""
 
-SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
 
-FIRST_BYTE = 0xF700
-"""Byte b is written as the character U+F700 + b, from Unicode's private use area. A
-user's own character of that range is itself encoded as bytes, so nothing is
-ambiguous."""
-BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
-READABLE_BYTES = {piece: f"<0x{byte:02X}>" for byte, piece in enumerate(BYTE_PIECES)}
-"""Readable form of bytes."""
 _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 
-NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 
 MAX_RUN = 64
 """Maximum length of a run in characters, since word-piece takes quadratic time."""
@@ -113,33 +112,8 @@ NO_OPTIONS = (
 """Options of the library's models that this package never sets."""
 TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
 """Texts that every valid tokenizer can encode."""
-MAX_PIECES = 2**24
-"""Maximum size of a vocabulary."""
 MAX_TOKENIZER_BYTES = 2**28
 """Maximum size of a tokenizer's file in bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerConfig:
-    """Settings of learning a vocabulary (section 5.1)."""
-
-    kind: Literal["bpe", "word-piece"] = "bpe"
-    """Byte-pair encoding (the paper's en-de) or word-pieces (its en-fr)."""
-    vocab_size: int = 37_000
-    """Maximum size of the vocabulary, including special tokens and bytes; small corpora
-    give fewer."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("bpe", "word-piece"):
-            raise ConfigError(
-                f'`tokenizer.kind` must be "bpe" or "word-piece", but is "{self.kind}".'
-            )
-        require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
-        if self.vocab_size <= NUM_RESERVED:
-            raise ConfigError(
-                f"`tokenizer.vocab_size` must be above {NUM_RESERVED} (special tokens "
-                f"and bytes), but is {self.vocab_size}."
-            )
 
 
 def normalize(text: str) -> str:

@@ -25,7 +25,7 @@ REASON_LINES = 2
 
 
 def is_worth_compiling(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> bool:
-    """Whether compiling pays in a training of so many updates.
+    """Return whether compiling saves time in a training of that many updates.
 
     On a CPU the native library is faster. Guided attention reads attention weights by
     hooks, which compiled layers skip.

@@ -26,7 +26,7 @@ TIMEOUT = timedelta(days=1)
 BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
 """Parts of a backend's messages that another process is unreachable."""
 LOST = (
-    "All processes of a run must go on together, but the connection between two of "
+    "All processes of a run must continue together, but the connection between two of "
     "them is lost."
 )
 

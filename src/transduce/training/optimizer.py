@@ -153,7 +153,7 @@ class WeightOptimizer:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Continue after so many steps from the result of `state`."""
+        """Continue from the result of `state`, after `step` updates."""
         for name, weight in self._weights.items():
             state = self._state_of(name)
             if self._moments[name] == ADAM_MOMENTS:

@@ -1,1 +1,1 @@
-"""Constituency trees as strings and their scores (section 6.3). Knows no torch."""
+"""Constituency trees: reading, linearization and EVALB's scores (section 6.3)."""

@@ -18,7 +18,8 @@ from transduce.data.treebank import (
     read_treebank,
 )
 from transduce.errors import ConfigError, DataError
-from transduce.text.tokenizer import TOKENIZER_FILE, TokenizerConfig, load_tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.trees import read_parses
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 

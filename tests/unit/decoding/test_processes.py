@@ -411,7 +411,7 @@ def test_without_fork_there_is_one_process(
 ) -> None:
     monkeypatch.setattr(processes.sys, "platform", platform)
     assert default_processes(device) == 1
-    with pytest.raises(RequestError, match=f"2 are asked for on {platform} and"):
+    with pytest.raises(RequestError, match=f"2 are requested on {platform} and"):
         WorkerPool(alone, 2, device)
 
 

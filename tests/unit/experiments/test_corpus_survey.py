@@ -16,7 +16,8 @@ from transduce.experiments.corpus_survey import (
     valid_pairs,
 )
 from transduce.text.corpus import Line, SentencePair
-from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from transduce.interop.proof import GreedyOutput, ProofError, prove
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from transduce.errors import CheckpointError
 from transduce.grammar.corpus import Grammar
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
-from transduce.text.tokenizer import SPECIAL_PIECES, load_tokenizer
-from transduce.text.vocabulary import EOS
+from transduce.text.tokenizer import load_tokenizer
+from transduce.text.vocabulary import EOS, SPECIAL_PIECES
 
 FORMS = "naïve café Straße ﬁne ½ … „ “ — ™ 中文 각 ё"
 SETTINGS: dict[str, dict[str, Any]] = {

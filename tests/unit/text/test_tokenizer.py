@@ -18,16 +18,20 @@ from transduce.errors import CheckpointError, ConfigError
 from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.text import tokenizer as module
 from transduce.text.tokenizer import (
-    BYTE_PIECES,
-    NUM_RESERVED,
-    SPECIAL_PIECES,
     SubwordTokenizer,
-    TokenizerConfig,
     learn_tokenizer,
     load_tokenizer,
     normalize,
 )
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.vocabulary import (
+    BOS,
+    BYTE_PIECES,
+    EOS,
+    NUM_RESERVED,
+    PAD,
+    SPECIAL_PIECES,
+    TokenizerConfig,
+)
 
 KINDS = ["bpe", "word-piece"]
 CORPUS = [
@@ -284,7 +288,8 @@ def test_learning_twice_gives_the_same_tokenizer(kind, tmp_path):
 def test_learning_in_another_process_gives_the_same_tokenizer(tmp_path):
     program = (
         "import sys; from pathlib import Path\n"
-        "from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer\n"
+        "from transduce.text.tokenizer import learn_tokenizer\n"
+        "from transduce.text.vocabulary import TokenizerConfig\n"
         "lines = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n')\n"
         "learned = learn_tokenizer(lines, TokenizerConfig(vocab_size=500))\n"
         "learned.save(Path(sys.argv[2]))"

@@ -33,8 +33,8 @@ def test_a_lost_connection_has_a_plain_message(text):
     with pytest.raises(ProcessLostError) as caught, TWO.detecting_lost():
         raise RuntimeError(text)
     assert str(caught.value) == (
-        "All processes of a run must go on together, but the connection between two of "
-        "them is lost."
+        "All processes of a run must continue together, but the connection between "
+        "two of them is lost."
     )
 
 
