@@ -1,5 +1,6 @@
 """Training from Python equals training by the command."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,8 @@ def test_observers_see_each_update(train):
         ({"preset": "huge"}, "huge"),
         ({"settings": {"training.step": 3}}, "did you mean `training.steps`"),
         ({"settings": {"model.vocab_size": 3}}, "set `tokenizer.vocab_size`"),
+        ({"settings": {"training": 3}}, "`training` must be a table"),
+        ({"preset": "parsing-wsj"}, "is for trees"),
         ({"dev_source": "dev.en"}, "must be given together"),
         ({"device": "tpu"}, "`device` must be"),
     ],
@@ -95,6 +98,16 @@ def test_observers_see_each_update(train):
 def test_a_wrong_argument_is_a_config_error(train, changes, message):
     with pytest.raises(ConfigError, match=message):
         train(**changes)
+
+
+def test_minutes_between_checkpoints_replace_the_presets_steps(train, tmp_path):
+    settings = {"training.steps": 2, "training": {"checkpoint_minutes": 5.0}}
+    train(settings=settings)
+    assert settings["training"] == {"checkpoint_minutes": 5.0}  # left as it was
+    record = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
+    training = record["settings"]["training"]
+    assert training["checkpoint_minutes"] == 5.0
+    assert training["checkpoint_steps"] is None
 
 
 def test_a_missing_file_is_a_data_error(tmp_path):

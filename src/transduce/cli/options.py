@@ -1,7 +1,6 @@
 """Options that several commands share."""
 
 import re
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
-from transduce.experiments.presets import FITTING, RunConfig, preset
+from transduce.experiments.presets import FITTING, RunConfig, changed, preset
 from transduce.experiments.run_folder import RunFiles
 from transduce.settings import apply_assignments, apply_file
 from transduce.text.corpus import STANDARD_INPUT, read_lines
@@ -40,55 +39,20 @@ def run_config(
     name: str, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
     """Return a preset, changed by a file and then by single settings."""
-    return changed(preset(name), config_file, assignments)
+    return changed_by_options(preset(name), config_file, assignments)
 
 
-def changed(
+def changed_by_options(
     config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
-    """Return settings, changed by a file and then by assignments.
+    """Return settings, changed by a file and then by assignments."""
 
-    Setting `checkpoint_minutes` replaces the preset's `checkpoint_steps`.
-    """
-    sizes = config.model.vocab_size, config.model.target_vocab_size
-    before, config = config, _applied(config, config_file, assignments)
-    minutes, steps = (
-        _is_set(before, name, config_file, assignments)
-        for name in ("checkpoint_minutes", "checkpoint_steps")
-    )
-    if minutes and not steps:
-        training = replace(config.training, checkpoint_steps=None)
-        config = replace(config, training=training)
-    if (config.model.vocab_size, config.model.target_vocab_size) != sizes:
-        raise ConfigError(
-            "`model.vocab_size` and `model.target_vocab_size` must be left to the "
-            "tokenizer and the trees, but one is set; set `tokenizer.vocab_size` "
-            "instead."
-        )
-    return config
+    def change(config: RunConfig) -> RunConfig:
+        if config_file is not None:
+            config = apply_file(config, config_file)
+        return apply_assignments(config, assignments)
 
-
-def _applied(
-    config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
-) -> RunConfig:
-    if config_file is not None:
-        config = apply_file(config, config_file)
-    return apply_assignments(config, assignments)
-
-
-def _is_set(
-    config: RunConfig,
-    name: str,
-    config_file: Path | None,
-    assignments: tuple[str, ...],
-) -> bool:
-    """Return whether the user sets a training setting, by changing it beforehand."""
-    found = set()
-    for probe in (1, 2):
-        probed = apply_assignments(config, (f"training.{name}={probe}",))
-        applied = _applied(probed, config_file, assignments)
-        found.add(getattr(applied.training, name))
-    return len(found) == 1
+    return changed(config, change)
 
 
 def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:

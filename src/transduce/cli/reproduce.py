@@ -14,7 +14,7 @@ from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.measurement import describe_machine, matrix_rate
 from transduce.cli.data import DataDisplay
 from transduce.cli.files import Files, Force, require_new_folder
-from transduce.cli.options import Assignments, changed
+from transduce.cli.options import Assignments, changed_by_options
 from transduce.cli.terminal import ProgressDisplay, error_console, finish_report
 from transduce.data.assembly import assemble
 from transduce.data.corpus_files import CorpusFiles
@@ -256,7 +256,7 @@ def table3(
         Number of shuffles of approximate randomisation.
     """
     trials = Trials(resamples=resamples, shuffles=shuffles)
-    base = changed(base_for(corpus, scale, steps), None, settings)
+    base = changed_by_options(base_for(corpus, scale, steps), None, settings)
     runs = row_runs(
         out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
     )

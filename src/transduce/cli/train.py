@@ -19,7 +19,7 @@ from transduce.cli.launching import (
 from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
-    changed,
+    changed_by_options,
     run_config,
     run_files,
     text_files,
@@ -222,7 +222,7 @@ def _run_config(
 ) -> RunConfig:
     """Return the requested settings, based on a preset or on a resumed run."""
     if resumed is not None and preset is None:
-        return changed(settings_of(resumed), config, settings)
+        return changed_by_options(settings_of(resumed), config, settings)
     large, _ = FITTING["translation" if files is None else files.task]
     return run_config(preset or large, config, settings)
 

@@ -3,6 +3,7 @@
 A preset is a literal `RunConfig`, most often BASE with a few values replaced.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
@@ -14,6 +15,7 @@ from transduce.data.treebank import TreebankConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
+from transduce.settings import apply_mapping
 from transduce.text.languages import LanguagesConfig
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
@@ -279,3 +281,36 @@ def preset(name: str) -> RunConfig:
             f"mean {nearest!r}?"
         )
     return PRESETS[name]
+
+
+def changed(config: RunConfig, change: Callable[[RunConfig], RunConfig]) -> RunConfig:
+    """Return settings after a user's change.
+
+    A change that sets `checkpoint_minutes` alone replaces `checkpoint_steps`. Raises
+    `ConfigError` if it sets sizes that follow from the tokenizer and the trees.
+    """
+    result = change(config)
+    if _sets(change, "checkpoint_minutes", config) and not _sets(
+        change, "checkpoint_steps", config
+    ):
+        training = replace(result.training, checkpoint_steps=None)
+        result = replace(result, training=training)
+    for name in ("vocab_size", "target_vocab_size"):
+        if getattr(result.model, name) != getattr(config.model, name):
+            raise ConfigError(
+                "`model.vocab_size` and `model.target_vocab_size` must be left to the "
+                "tokenizer and the trees, but one is set; set `tokenizer.vocab_size` "
+                "instead."
+            )
+    return result
+
+
+def _sets(
+    change: Callable[[RunConfig], RunConfig], name: str, config: RunConfig
+) -> bool:
+    """Return whether a change sets a training setting, whatever its value before."""
+    found = set()
+    for probe in (1, 2):
+        probed = apply_mapping(config, {"training": {name: probe}}, where="")
+        found.add(getattr(change(probed).training, name))
+    return len(found) == 1

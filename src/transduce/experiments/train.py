@@ -19,7 +19,7 @@ from transduce.experiments.pipeline import (
 )
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import RunConfig, changed, require_task
 from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
 from transduce.machine import Precision
@@ -94,6 +94,7 @@ def train(
         dev_target=_paths(dev_target),
     )
     _require_both(files)
+    require_task(preset, files.task)
     config = _with(preset_named(preset), settings or {})
     languages = LanguagesConfig().given(
         {"source": source_language, "target": target_language}
@@ -177,18 +178,13 @@ def _require_both(files: CorpusFiles) -> None:
 
 def _with(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Return the configuration with single settings changed."""
-    nested: dict[str, Any] = {}
-    for name, value in settings.items():
-        *tables, key = name.split(".")
-        table = nested
-        for each in tables:
-            table = table.setdefault(each, {})
-        table[key] = value
-    if "vocab_size" in nested.get("model", {}):
-        raise ConfigError(
-            "`model.vocab_size` follows the tokenizer; set `tokenizer.vocab_size`."
-        )
-    training = nested.get("training", {})
-    if "checkpoint_minutes" in training:
-        training.setdefault("checkpoint_steps", None)
-    return apply_mapping(config, nested, where="settings: ")
+
+    def change(config: RunConfig) -> RunConfig:
+        for name, value in settings.items():
+            nested = value
+            for part in reversed(name.split(".")):
+                nested = {part: nested}
+            config = apply_mapping(config, nested, where="settings: ")
+        return config
+
+    return changed(config, change)
