@@ -23,6 +23,7 @@ from transduce.architectures.config import (
     require_transformer,
 )
 from transduce.architectures.models import TransductionModel, build
+from transduce.errors import CheckpointError
 from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -85,8 +86,17 @@ class Checkpoint:
 def built(
     config: ArchitectureConfig, weights: Mapping[str, Tensor]
 ) -> TransductionModel:
-    """Build the model in evaluation mode; it shares memory with the weights."""
+    """Build the model in evaluation mode; it shares memory with the weights.
+
+    Raises `CheckpointError` if the weights are of another model.
+    """
     model = _outline(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if shapes != {name: weight.shape for name, weight in weights.items()}:
+        raise CheckpointError(
+            "The weights must have the names and shapes of the model's parameters, but "
+            "do not; they are of another model."
+        )
     model.load_state_dict(weights, assign=True)
     model.eval()
     return model

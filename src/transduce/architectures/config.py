@@ -2,14 +2,16 @@
 
 `config.json` of a model folder names the architecture, and `CONFIGS` the class of its
 settings. To add an architecture, add its config here, a case to `models.build`, and a
-module that implements `models.TransductionModel`.
+module that implements `models.TransductionModel`. Its `num_parameters` is a formula, so
+that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
 from dataclasses import Field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from transduce.errors import RequestError
 from transduce.model.config import ModelConfig
+from transduce.model.sizes import count_parameters
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -38,6 +40,15 @@ class ArchitectureConfig(Protocol):
         ...
 
 
+class RivalConfig(ArchitectureConfig, Protocol):
+    """Settings of an architecture other than the Transformer."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        ...
+
+
 CONFIGS: dict[str, type[ArchitectureConfig]] = {TRANSFORMER: ModelConfig}
 """Class of the settings of each architecture, by its name in `config.json`."""
 
@@ -46,6 +57,13 @@ def architecture_of(config: ArchitectureConfig) -> str:
     """Return the name of an architecture by the class of its settings."""
     [name] = [name for name, known in CONFIGS.items() if type(config) is known]
     return name
+
+
+def num_parameters(config: ArchitectureConfig) -> int:
+    """Return the number of parameters of a model, each counted once."""
+    if isinstance(config, ModelConfig):
+        return count_parameters(config).total
+    return cast(RivalConfig, config).num_parameters
 
 
 def require_transformer(config: ArchitectureConfig) -> ModelConfig:

@@ -24,6 +24,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from transduce.architectures.config import require_transformer
 from transduce.benchmark.decoding_systems import (
     DecodingOutcome,
     DecodingTask,
@@ -132,7 +133,7 @@ def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
     they have too few words.
     """
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
-    config = replace(run.model, vocab_size=tokenizer.vocab_size)
+    config = replace(require_transformer(run.model), vocab_size=tokenizer.vocab_size)
     torch.manual_seed(SEED)
     model = Transformer(config)
     return Checkpoint(

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transduce.architectures.config import require_transformer
 from transduce.benchmark.measurement import Turns
 from transduce.data.batches import Batcher, Update
 from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
@@ -53,7 +54,8 @@ class TrainingTask:
     @property
     def model(self) -> ModelConfig:
         """Model with a vocabulary of the tokenizer's configured size."""
-        return replace(self.run.model, vocab_size=self.run.tokenizer.vocab_size)
+        model = require_transformer(self.run.model)
+        return replace(model, vocab_size=self.run.tokenizer.vocab_size)
 
     @property
     def training(self) -> TrainingConfig:

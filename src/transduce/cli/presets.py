@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from transduce.architectures.config import num_parameters
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.settings import changed_settings
 from transduce.cli.terminal import table_console
 from transduce.experiments.presets import BASE, FOR_BOTH, PRESETS, TABLE_3, RunConfig
-from transduce.model.sizes import count_parameters
 
 TRANSLATION = {
     "base": "The paper's base model: millions of pairs",
@@ -73,7 +73,7 @@ def preset_summaries() -> Iterator[PresetSummary]:
                 name=name,
                 group=group,
                 purpose=purpose,
-                num_parameters=count_parameters(model).total,
+                num_parameters=num_parameters(model),
                 steps=config.training.steps,
                 target_tokens=config.batching.target_tokens,
             )

@@ -6,6 +6,7 @@ masks among layers. `TorchDecoder` is the decoder that a search uses.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -250,7 +251,7 @@ class TorchDecoder:
     """Decoder of encoded sources, for any architecture that decodes step by step."""
 
     @torch.inference_mode()
-    def __init__(self, stepper: Stepper, memory: Memory) -> None:
+    def __init__(self, stepper: Stepper, memory: Any) -> None:
         self._stepper = stepper
         self._state: DecoderState = stepper.start(memory)
 
@@ -285,9 +286,10 @@ class TorchCoverageDecoder(TorchDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(self, stepper: FusedStep, memory: Memory) -> None:
+    def __init__(self, stepper: Stepper, memory: Any, tap: nn.Module) -> None:
+        """Create it; `tap` is the module that the weights pass through."""
         super().__init__(stepper, memory)
-        self._tap = stepper.model.cross_attention_taps[-1]
+        self._tap = tap
         mask = memory.mask[:, 0]  # sentences 1 source
         self._attention = torch.zeros(mask.shape, device=mask.device)
         """Attention of each hypothesis to each source token, summed over steps:

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor, nn
 
-from transduce.architectures.config import require_transformer
-from transduce.architectures.models import Stepper, TransductionModel
+from transduce.architectures.config import architecture_of, require_transformer
+from transduce.architectures.models import EncodedSource, Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
 from transduce.decoding.candidates import NOT_FORCED, Candidates
@@ -39,7 +39,7 @@ from transduce.errors import RequestError
 from transduce.machine import processor_flags
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.embedding import SharedEmbedding
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Transformer
 from transduce.model_folder import ModelFolder
 from transduce.native import api
 from transduce.nn.fuse import fuse
@@ -83,7 +83,7 @@ class TorchModel:
         return cast(Transformer, self.model)
 
     @torch.inference_mode()
-    def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
+    def encode(self, sources: Sequence[Sequence[int]]) -> EncodedSource:
         """Encode sources, which include their end tokens."""
         device = self.model.output_weight.device
         return self.model.encode(pad_rows(list(map(list, sources))).to(device))
@@ -93,15 +93,21 @@ class TorchModel:
         """Fixed cost of a decoding step, to start it and to read weights, in rows."""
         return STEP_OVERHEAD
 
-    def start(self, memory: Memory, *, sum_attention: bool = False) -> TorchDecoder:
+    def start(self, memory: Any, *, sum_attention: bool = False) -> TorchDecoder:
         """Return a decoder of encoded sources.
 
         With `sum_attention` it is a `TorchCoverageDecoder`; raises `RequestError` if
-        the model is not a Transformer.
+        the model has no cross-attention.
         """
         if sum_attention:
-            require_transformer(self.model.config)
-            return TorchCoverageDecoder(cast(FusedStep, self.stepper), memory)
+            taps = self.model.cross_attention_taps
+            if not taps:
+                raise RequestError(
+                    "A coverage penalty must have cross-attention, but the model's "
+                    f'architecture "{architecture_of(self.model.config)}" has none; '
+                    "set --coverage-penalty to 0."
+                )
+            return TorchCoverageDecoder(self.stepper, memory, taps[-1])
         if self.recorder is None or not isinstance(self.stepper, FusedStep):
             return TorchDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.recorder)

@@ -54,7 +54,21 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
 
 
 def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
-    model, longest = config.model, config.batching.max_length
+    if isinstance(config.model, ModelConfig):
+        yield from _contradictions_of_positions(
+            config.model, config.batching.max_length
+        )
+    training = config.training
+    steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
+    if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
+        yield (
+            f"`training.checkpoint_minutes` is {minutes:g}, but "
+            f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
+            "leave the minutes out."
+        )
+
+
+def _contradictions_of_positions(model: ModelConfig, longest: int) -> Iterator[str]:
     usual = ModelConfig().max_positions
     if model.positions == "learned" and model.max_positions < longest:
         yield (
@@ -67,14 +81,6 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
             f"`model.max_positions` is {model.max_positions:,}, but sinusoidal "
             "positions have no limit; leave it out, or set `model.positions` to "
             '"learned".'
-        )
-    training = config.training
-    steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
-    if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
-        yield (
-            f"`training.checkpoint_minutes` is {minutes:g}, but "
-            f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
-            "leave the minutes out."
         )
 
 
@@ -114,7 +120,8 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
     yield from _augmentation_without_effect(config.treebank.augmentation)
-    near = config.model.neighbourhood
+    model = config.model
+    near = model.neighbourhood if isinstance(model, ModelConfig) else None
     if near is not None and near >= batching.max_length:
         yield (
             f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
+from transduce.architectures.config import ArchitectureConfig
 from transduce.data.augmentation import AugmentationConfig
 from transduce.data.batches import BatchingConfig
 from transduce.data.held_out import EvaluationConfig
@@ -27,8 +28,8 @@ class RunConfig:
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     """Sub-word vocabulary, learned from the training text (section 5.1)."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Architecture and sizes of the model (section 3)."""
+    model: ArchitectureConfig = field(default_factory=ModelConfig)
+    """Architecture and sizes of the model: a Transformer (section 3) or another."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     """Sizes of updates and batches (section 5.1)."""
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
+from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.held_out import hold_out_pairs
 from transduce.data.prepared_corpus import (
@@ -104,6 +105,7 @@ class RunFolder:
                 "id": uuid4().hex,
                 "files": files.absolute_names(),
                 "precision": precision,
+                "architecture": architecture_of(config.model),
                 "settings": asdict(sized),
             }
             text = json.dumps(record, indent=2) + "\n"
@@ -131,7 +133,15 @@ class RunFolder:
                 f"{path / RUN_CONFIG}: must hold the run's `settings`, but does not; "
                 "restore the file, or start another run."
             )
-        return cls(path), apply_mapping(RunConfig(), settings, f"{path / RUN_CONFIG}: ")
+        architecture = record.get("architecture", TRANSFORMER)  # older runs lack it
+        if not isinstance(architecture, str) or architecture not in CONFIGS:
+            raise VersionError(
+                f"{path / RUN_CONFIG}: `architecture` must be one of "
+                f"{', '.join(sorted(CONFIGS))}, but is {shown(architecture)}; the run "
+                "was started by another version of transduce."
+            )
+        config = RunConfig(model=CONFIGS[architecture]())
+        return cls(path), apply_mapping(config, settings, f"{path / RUN_CONFIG}: ")
 
     def locked(self) -> AbstractContextManager[object]:
         """Lock the run; `ConfigError` if another command is training it."""
@@ -393,6 +403,12 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a run to resume has other settings."""
     recorded = settings_of(out)
+    asked, known = architecture_of(config.model), architecture_of(recorded.model)
+    if asked != known:
+        raise ConfigError(
+            f"{out}: the architecture of the run to resume is {known}, but {asked} is "
+            "requested; leave the preset out, or start another run."
+        )
     # The sizes follow from the tokenizer; the caller cannot choose them.
     model = replace(
         config.model,

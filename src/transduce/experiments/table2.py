@@ -15,6 +15,7 @@ from transduce.analysis.cost import (
     forecast,
     utilisation,
 )
+from transduce.architectures.config import require_transformer
 from transduce.decoding.translator import load
 from transduce.errors import DataError
 from transduce.experiments.environment import Environment, recorded_environment
@@ -154,7 +155,7 @@ class Table2:
 def training_cost(name: str) -> TrainingCost:
     """Training cost of a preset, for pairs of `MEAN_LENGTH` tokens per side."""
     run = preset(name)
-    model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
+    model = require_transformer(replace(run.model, vocab_size=run.tokenizer.vocab_size))
     length = np.array([MEAN_LENGTH])
     by_part = forward_flops(model, length, length)
     num_pairs = run.training.steps * run.batching.target_tokens / MEAN_LENGTH

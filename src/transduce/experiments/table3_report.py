@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
 
+from transduce.architectures.config import num_parameters
 from transduce.data.dataset import open_dataset
 from transduce.experiments.run_folder import (
     RunFolder,
@@ -33,7 +34,6 @@ from transduce.metrics.significance import (
     pooled,
 )
 from transduce.metrics.tokenization import Tokenization, choose_tokenization
-from transduce.model.sizes import count_parameters
 from transduce.phrases import counted
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
@@ -207,7 +207,7 @@ def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> Ro
         row=row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
-        parameters=count_parameters(settings_of(runs[0].path).model).total,
+        parameters=num_parameters(settings_of(runs[0].path).model),
         steps=config.training.steps,
         passes=runs[0].last_entry("step", "epoch")["epoch"],
         slowed_seeds=tuple(run.seed for run in runs if _was_slowed(run)),

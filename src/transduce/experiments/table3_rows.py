@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, TypeVar
 
+from transduce.architectures.config import ArchitectureConfig
 from transduce.errors import ConfigError
-from transduce.experiments.presets import BASE, TABLE_3, RunConfig
-from transduce.model.config import ModelConfig
+from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
 from transduce.training.config import TrainingConfig
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
@@ -30,7 +30,7 @@ MULTI30K_SCALE, MULTI30K_STEPS = 0.25, 2_000
 """About 2 million tokens in five epochs: on one core without matrix instructions, base
 takes 8 minutes and all rows four hours."""
 
-Part = TypeVar("Part", ModelConfig, TrainingConfig)
+Part = TypeVar("Part", ArchitectureConfig, TrainingConfig)
 
 
 def scaled_base(scale: float = 1.0, steps: int | None = None) -> RunConfig:
@@ -75,7 +75,7 @@ def base_for(corpus: str | None, scale: float | None, steps: int | None) -> RunC
     return replace(
         base,
         tokenizer=replace(base.tokenizer, vocab_size=6_000),
-        model=replace(base.model, num_layers=BASE.model.num_layers // 2),
+        model=replace(base.model, num_layers=MODEL.num_layers // 2),
         batching=replace(
             base.batching, source_tokens=1_024, target_tokens=1_024, batch_tokens=1_024
         ),

@@ -1,4 +1,4 @@
-"""Loss of a batch: label-smoothed cross-entropy (section 5.4), guided attention.
+"""Loss of a batch: smoothed cross-entropy (section 5.4), and additional losses.
 
 Guided attention (Garg et al., 2019) is for parsers. A parser writes one symbol for each
 word, in their order, so the next word is known in training. An additional loss teaches
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.models import AuxiliaryLoss, TransductionModel
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import ConfigError
@@ -112,13 +112,21 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         batch = batch.to(self._hardware.device)
-        if self._guidance is None or not self.model.training:
+        if not self.model.training:
             return self._cross_entropy(batch)
-        with recorded_attention(self.model) as recorded:
+        if self._guidance is None:
             loss = self._cross_entropy(batch)
-        [weights] = recorded
-        smoothed = loss.smoothed + self._guidance.loss(weights, batch)
-        return replace(loss, smoothed=smoothed)
+        else:
+            with recorded_attention(self.model) as recorded:
+                loss = self._cross_entropy(batch)
+            [weights] = recorded
+            guided = loss.smoothed + self._guidance.loss(weights, batch)
+            loss = replace(loss, smoothed=guided)
+        if isinstance(self.model, AuxiliaryLoss):
+            num_tokens = (batch.target_out != PAD).sum()
+            auxiliary = num_tokens * self.model.auxiliary_loss()
+            loss = replace(loss, smoothed=loss.smoothed + auxiliary)
+        return loss
 
     def _cross_entropy(self, batch: Batch) -> Loss:
         with self._hardware.autocast():
