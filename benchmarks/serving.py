@@ -34,7 +34,7 @@ from pathlib import Path
 from machine import describe_machine
 
 from transduce.decoding.translator import load
-from transduce.text.sentence_splitting import join_text, sentences, split_text
+from transduce.text.splitting import join_text, sentences, split_text
 
 MOST_LINES = 4
 MOST_READ = 4_000

@@ -48,8 +48,7 @@ from transduce.serving.messages import TranslateRequest
 from transduce.text.corpus import read_text
 from transduce.text.inline_tags import links_by_place
 from transduce.text.markup import join_html, split_html
-from transduce.text.sentence_splitting import join_text, sentences, split_text
-from transduce.text.splitting import split_long
+from transduce.text.splitting import join_text, sentences, split_long, split_text
 from transduce.text.tokenizer import learn_tokenizer, normalize
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.penn_words import penn_words

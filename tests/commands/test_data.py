@@ -183,7 +183,7 @@ def test_a_log_file_gets_occasional_lines_of_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("transduce.data.assembly.REPORT_LINES", LINES)
+    monkeypatch.setattr("transduce.data.named_corpora.REPORT_LINES", LINES)
     monkeypatch.setattr(download, "CHUNK_BYTES", 500)
     server.breaks_at = 1_000
     size = decimal(len(server.files[path_of(multi30k, 0)]))

@@ -8,7 +8,7 @@ import pytest
 
 from transduce.cli.options import run_config
 from transduce.cli.settings import as_assigned, field_meanings, setting_tables
-from transduce.data.augmentation import AugmentationConfig
+from transduce.data.treebank import AugmentationConfig
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.settings import apply_mapping
 

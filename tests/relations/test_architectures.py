@@ -14,8 +14,7 @@ from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.models import TransductionModel, build
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.data.batches import Batcher, BatchingConfig
-from transduce.data.dataset import EncodedPair, write_dataset
+from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator

@@ -10,9 +10,13 @@ import torch
 from beam_kinds import start_beam_search
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.candidates import find_candidates
 from transduce.decoding.native_model import NativeModel, PackedLinear
-from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
+from transduce.decoding.search import (
+    Decoding,
+    Hypothesis,
+    JoinableDecoder,
+    find_candidates,
+)
 from transduce.decoding.streaming import SearchTask, search_in_batches
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import find_by_torch

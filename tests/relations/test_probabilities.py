@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.candidates import (
+from transduce.decoding.search import (
     draw,
     log_likelihoods,
     log_mean,

@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
-from transduce.data.augmentation import AugmentationConfig
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.treebank import TreebankConfig, TreebankFiles
+from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore

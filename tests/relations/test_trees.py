@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.trees.automaton import partial_tree
 from transduce.trees.bracket_f1 import bracket_f1, with_tags_of
-from transduce.trees.delinearization import Repairs, delinearize
 from transduce.trees.linearization import (
     STYLES,
+    Repairs,
     Style,
     Symbol,
+    delinearize,
     linearize,
+    partial_tree,
     read_symbols,
     symbols_in,
 )
-from transduce.trees.normalization import normalized
-from transduce.trees.trees import Tree, parse_tree, read_trees
+from transduce.trees.trees import Tree, normalized, parse_tree, read_trees
 
 unhurried = settings(deadline=None)
 thoroughly = settings(deadline=None, max_examples=500)

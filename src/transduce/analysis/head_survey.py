@@ -30,16 +30,15 @@ from transduce.analysis.head_statistics import (
     statistics_table,
 )
 from transduce.analysis.word_links import have_same_letters
-from transduce.data.dataset import EncodedPair
+from transduce.data.batches import EncodedPair
 from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError
+from transduce.errors import DataError, counted
 from transduce.grammar.corpus import Grammar, GrammarSentence
 from transduce.model.config import ATTENTION_KINDS
 from transduce.model.transformer import Transformer
-from transduce.phrases import counted
 from transduce.report.content import (
     Part,
     Picture,

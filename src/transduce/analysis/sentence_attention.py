@@ -31,9 +31,8 @@ from transduce.report.page import as_html, whole_page
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
-from transduce.trees.normalization import normalized
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import parse_tree, without_brackets
+from transduce.trees.trees import normalized, parse_tree, without_brackets
 from transduce.trees.vocabulary import NEVER_WRITTEN
 
 MAX_TOKENS = 128

@@ -19,7 +19,7 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.streaming import similar_lengths
 from transduce.decoding.translator import Translator
 from transduce.text.inline_tags import Span, WordLinks, units
-from transduce.text.scripts import UNSPACED_LETTER, UNSPACED_LETTERS
+from transduce.text.languages import UNSPACED_LETTER, UNSPACED_LETTERS
 from transduce.text.vocabulary import BOS, EOS
 
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")

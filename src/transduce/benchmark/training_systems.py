@@ -17,8 +17,14 @@ from torch.nn import functional
 
 from transduce.architectures.config import require_transformer
 from transduce.benchmark.measurement import Turns
-from transduce.data.batches import Batcher, Update
-from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
+from transduce.data.batches import (
+    ID_TYPE,
+    OFFSET_TYPE,
+    Batcher,
+    Dataset,
+    EncodedSide,
+    Update,
+)
 from transduce.device import Hardware
 from transduce.errors import missing_package
 from transduce.experiments.presets import RunConfig

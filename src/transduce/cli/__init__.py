@@ -34,9 +34,8 @@ from transduce.cli.files import (
 )
 from transduce.cli.help import PLAIN_HELP, PlainHelp, described
 from transduce.cli.terminal import BoundedConsole
-from transduce.errors import TransduceError, missing_in, missing_package
+from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination
-from transduce.phrases import counted
 
 USER_ERROR = 2
 """Exit code of errors that the user can correct."""

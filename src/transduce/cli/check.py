@@ -20,7 +20,7 @@ from transduce.cli.options import (
 )
 from transduce.cli.terminal import BoundedConsole, error_console
 from transduce.data.treebank import TreebankFiles
-from transduce.errors import DataError
+from transduce.errors import DataError, counted
 from transduce.experiments.corpus_check import (
     Advice,
     CorpusReport,
@@ -37,7 +37,6 @@ from transduce.experiments.corpus_check import (
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import require_task
-from transduce.phrases import counted
 
 WIDTH = 80
 """Columns of the report without a terminal, so that output is the same everywhere."""

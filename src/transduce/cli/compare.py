@@ -11,26 +11,23 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Force, require_new, writer
 from transduce.cli.terminal import error_console, table_console
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (
+    SIGNIFICANT_P,
     Comparison,
     Example,
     LengthScores,
-    SystemExamples,
-)
-from transduce.metrics.comparison import compare as compare_systems
-from transduce.metrics.significance import (
-    SIGNIFICANT_P,
     PairedScores,
+    SystemExamples,
     SystemScore,
     Trials,
 )
+from transduce.metrics.comparison import compare as compare_systems
 from transduce.metrics.tokenization import (
     Tokenization,
     Tokenize,
     choose_tokenization,
 )
-from transduce.phrases import counted
 from transduce.report.content import (
     Column,
     MarkedText,

@@ -7,10 +7,15 @@ from types import TracebackType
 from rich.filesize import decimal
 
 from transduce.cli.terminal import ProgressDisplay, program
-from transduce.data.assembly import DOWNLOADS, AssembledCorpus, assemble
 from transduce.data.download import RemoteFile
-from transduce.data.named_corpora import NamedCorpus, named_corpus
-from transduce.phrases import counted
+from transduce.data.named_corpora import (
+    DOWNLOADS,
+    AssembledCorpus,
+    NamedCorpus,
+    assemble,
+    named_corpus,
+)
+from transduce.errors import counted
 
 
 def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from transduce.cli.terminal import ProgressDisplay
-from transduce.data.augmentation import AugmentationConfig
 from transduce.data.prepared_corpus import PreparedCorpus
-from transduce.errors import RequestError, missing_package
+from transduce.data.treebank import AugmentationConfig
+from transduce.errors import WEEK, RequestError, counted, duration, missing_package
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
-from transduce.phrases import WEEK, counted, duration
 from transduce.training.config import TrainingConfig
 from transduce.training.micro_batch import MicroBatch
 from transduce.training.trainer import StepReport

@@ -22,7 +22,7 @@ from transduce.trees.bracket_f1 import (
     evalb_report,
     with_tags_of,
 )
-from transduce.trees.normalization import normalized
+from transduce.trees.trees import normalized
 
 
 def evaluate_parses(

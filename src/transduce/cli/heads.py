@@ -21,8 +21,7 @@ from transduce.errors import ConfigError
 from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
-from transduce.trees.normalization import normalized
-from transduce.trees.trees import Tree
+from transduce.trees.trees import Tree, normalized
 
 MOST_SENTENCES = 1_000_000
 """Maximum number of sentences of a survey, which keeps all in memory."""

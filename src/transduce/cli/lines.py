@@ -41,10 +41,9 @@ from transduce.decoding.streaming import (
 )
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, DataError, TransduceError
+from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
 from transduce.model_folder import MODEL_CONFIG, WEIGHTS, find_model
-from transduce.phrases import counted
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 from transduce.text.tokenizer import TOKENIZER_FILE

@@ -16,9 +16,8 @@ from transduce.cli.data import DataDisplay
 from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import Assignments, changed_by_options
 from transduce.cli.terminal import ProgressDisplay, error_console, finish_report
-from transduce.data.assembly import assemble
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.named_corpora import NamedCorpus, named_corpus
+from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.environment import current_environment
@@ -50,7 +49,7 @@ from transduce.experiments.table3_rows import base_for, require_rows
 from transduce.experiments.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory
-from transduce.metrics.significance import Trials
+from transduce.metrics.comparison import Trials
 from transduce.metrics.tokenization import Tokenize
 from transduce.settings import require_between
 from transduce.text.corpus import read_pairs

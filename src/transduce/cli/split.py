@@ -8,11 +8,14 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.options import refuse_trees, require_both
 from transduce.cli.terminal import program
-from transduce.data.corpus_files import read_through
-from transduce.data.held_out import require_choice, usual_number, write_split
-from transduce.errors import ConfigError
+from transduce.data.corpus_files import (
+    read_through,
+    require_choice,
+    usual_number,
+    write_split,
+)
+from transduce.errors import ConfigError, counted
 from transduce.files import atomic_directory
-from transduce.phrases import counted
 from transduce.text.corpus import aligned_lines
 from transduce.text.languages import guess_all
 

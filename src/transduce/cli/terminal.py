@@ -21,8 +21,8 @@ from rich.progress import (
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from transduce.errors import counted
 from transduce.files import atomic_directory
-from transduce.phrases import counted
 from transduce.report.content import Report, write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show

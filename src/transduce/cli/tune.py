@@ -14,7 +14,7 @@ from transduce.cli.terminal import error_console, table_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.translator import Translator, load
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (
     Grid,
     Tuning,
@@ -22,10 +22,9 @@ from transduce.experiments.tuning import (
     tune_translation,
     tuned,
 )
-from transduce.metrics.significance import SIGNIFICANT_P
+from transduce.metrics.comparison import SIGNIFICANT_P
 from transduce.metrics.tokenization import Tokenize, choose_tokenization
 from transduce.model_folder import find_model, write_search
-from transduce.phrases import counted
 from transduce.report.content import Report, Section, Table, columns
 from transduce.report.terminal import show
 from transduce.search_config import SearchConfig

@@ -1,16 +1,25 @@
-"""Text files of a run, and statistics from reading them through once."""
+"""Text files of a run: their statistics, and the dev corpus held out of them.
 
+The dev corpus serves to score a run on text outside its training data. A hash of a
+pair's source and a seed decides whether it is held out. The choice is reproducible,
+does not depend on the pair's place, and is the same for all pairs with one source, so
+that no copy stays in training.
+"""
+
+import heapq
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar, get_args
 
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
+from transduce.metrics.tokenization import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
-from transduce.text.scripts import UNSPACED_RUN
+from transduce.text.languages import UNSPACED_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +151,203 @@ def read_through(source: Sequence[Path], target: Sequence[Path]) -> CorpusStatis
 def num_characters(pair: SentencePair) -> int:
     """Return the number of characters of both sides, with a line end."""
     return len(pair.source) + len(pair.target) + 1
+
+
+MIN_HELD_OUT, MAX_HELD_OUT = 200, 2_000
+"""Minimum and maximum number of held-out pairs."""
+SHARE = 100
+"""Number of pairs for each held-out one, within these bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """Settings of the dev corpus and its scores."""
+
+    tokenize: Tokenize = "auto"
+    """sacreBLEU's tokenizer; auto follows the target language, or else its script."""
+    hold_out: bool = True
+    """Whether to hold out 1 % of the training corpus if no dev corpus is given: at
+    least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
+
+    def __post_init__(self) -> None:
+        if self.tokenize not in get_args(Tokenize):
+            raise ConfigError(
+                f"`evaluation.tokenize` must be one of {', '.join(get_args(Tokenize))},"
+                f' but is "{self.tokenize}".'
+            )
+
+
+Part = TypeVar("Part")
+Keys = frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Held-out sources, in disjoint parts."""
+
+    parts: tuple[Keys, ...]
+    num_read: int
+    """Number of pairs of the whole corpus."""
+    seed: int
+
+    def part_of(self, source: str) -> int | None:
+        """Index of the part that a source belongs to; None for training."""
+        key = _key(source, self.seed)
+        return next((i for i, part in enumerate(self.parts) if key in part), None)
+
+
+def usual_number(num_pairs: int) -> int | None:
+    """Default number of held-out pairs; None if it is more than half of all.
+
+    It is one in a hundred, at least 200 and at most 2,000.
+    """
+    number = min(max(num_pairs // SHARE, MIN_HELD_OUT), MAX_HELD_OUT)
+    return number if 2 * number <= num_pairs else None
+
+
+def choose(
+    sources: Iterable[str], sizes: Sequence[int] | None, seed: int
+) -> Choice | None:
+    """Choose different sources for parts of these sizes, by default the usual one.
+
+    Returns None if there are too few pairs: training must keep at least as many as are
+    held out.
+    """
+    most = MAX_HELD_OUT if sizes is None else sum(sizes)
+    kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0
+    for source in sources:
+        num_read += 1
+        key = _key(source, seed)
+        if not source.strip() or key in held:
+            continue
+        # Keep the smallest keys in a heap with the largest of them on top.
+        number = -int.from_bytes(key)
+        if len(kept) < most:
+            heapq.heappush(kept, (number, key))
+            held.add(key)
+        elif number > kept[0][0]:
+            _, last = heapq.heapreplace(kept, (number, key))
+            held.remove(last)
+            held.add(key)
+    if sizes is None:
+        usual = usual_number(num_read)
+        sizes = () if usual is None else (usual,)
+    if not sizes or sum(sizes) > len(kept) or 2 * sum(sizes) > num_read:
+        return None
+    keys = iter(sorted(held))
+    parts = tuple(frozenset(next(keys) for _ in range(size)) for size in sizes)
+    return Choice(parts=parts, num_read=num_read, seed=seed)
+
+
+def _key(source: str, seed: int) -> bytes:
+    """Hash of a source and a seed, regardless of white space."""
+    text = " ".join(source.split()).encode()
+    return blake2b(text, digest_size=16, key=seed.to_bytes(8)).digest()
+
+
+def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles | None:
+    """Write files as training and dev text to a folder; None if pairs are too few.
+
+    `DataError` if a file cannot be used.
+    """
+    require_files((*files.source, *files.target))
+    pairs = _text_pairs(files.source, files.target)
+    choice = choose((source for source, _ in pairs), None, seed)
+    if choice is None:
+        return None
+    folder.mkdir()
+    parts = [
+        (folder / f"{name}.source", folder / f"{name}.target")
+        for name in ("training", "dev")
+    ]
+    write_split(files.source, files.target, choice, parts)
+    (training, dev) = parts
+    return CorpusFiles(
+        source=training[:1],
+        target=training[1:],
+        dev_source=dev[:1],
+        dev_target=dev[1:],
+    )
+
+
+def hold_out(
+    items: Sequence[Part], sources: Sequence[str], seed: int
+) -> tuple[list[Part], list[Part]] | None:
+    """Divide items into training and dev by their sources; None if too few."""
+    choice = choose(sources, None, seed)
+    if choice is None:
+        return None
+    training, dev = list[Part](), dict[str, Part]()
+    for item, source in zip(items, sources, strict=True):
+        if choice.part_of(source) is None:
+            training.append(item)
+        else:
+            dev.setdefault(" ".join(source.split()), item)
+    return (training, list(dev.values())) if training else None
+
+
+def write_split(
+    source: Sequence[Path],
+    target: Sequence[Path],
+    choice: Choice,
+    outputs: Sequence[tuple[Path, Path]],
+) -> list[int]:
+    """Write training text and the held-out parts; the number of pairs of each.
+
+    Of all pairs with one held-out source, the first with a translation is written and
+    the others are dropped. The first output is that of training.
+    """
+    counts, written = [0] * len(outputs), set[str]()
+    with ExitStack() as stack:
+        files = [
+            [
+                stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+                for path in sides
+            ]
+            for sides in outputs
+        ]
+        for line, translation in _text_pairs(source, target):
+            part = choice.part_of(line)
+            if part is not None:
+                key = " ".join(line.split())
+                if key in written or not translation.strip():
+                    continue
+                written.add(key)
+            number = 0 if part is None else part + 1
+            counts[number] += 1
+            for file, text in zip(files[number], (line, translation), strict=True):
+                file.write(text + "\n")
+    return counts
+
+
+def require_choice(
+    source: Sequence[Path], target: Sequence[Path], sizes: Sequence[int], seed: int
+) -> Choice:
+    """Choose pairs to hold out; `DataError` if files have too few.
+
+    `ConfigError` if a size is below 1 or the seed is out of bounds.
+    """
+    for size in sizes:
+        if size < 1:
+            raise ConfigError(
+                f"A part must have at least 1 pair, but {size:,} are requested; give "
+                "another number by --dev or --test."
+            )
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"`seed` must be from 0 to 2^63 - 1, but is {seed}.")
+    pairs = _text_pairs(source, target)
+    choice = choose((line for line, _ in pairs), sizes, seed)
+    if choice is None:
+        raise DataError(
+            f"{source[0]}: holding out {sum(sizes):,} pairs needs as many different "
+            f"sources and {2 * sum(sizes):,} pairs in all, but there are fewer; hold "
+            "out fewer."
+        )
+    return choice
+
+
+def _text_pairs(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    for source_line, target_line in aligned_lines(source, target):
+        yield source_line.text(), target_line.text()

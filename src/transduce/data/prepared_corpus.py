@@ -17,15 +17,14 @@ from pathlib import Path
 
 import tokenizers
 
-from transduce.data.corpus_files import CorpusFiles, CorpusStatistics, read_through
-from transduce.data.dataset import (
+from transduce.data.batches import (
     DATASET_FILES,
     EncodedPair,
     open_dataset,
     write_dataset,
 )
-from transduce.errors import DataError, TransduceError
-from transduce.phrases import counted
+from transduce.data.corpus_files import CorpusFiles, CorpusStatistics, read_through
+from transduce.errors import DataError, TransduceError, counted
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,

@@ -20,17 +20,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from transduce.decoding.candidates import (
+from transduce.decoding.search import (
     NOT_FORCED,
     Candidates,
-    Excluded,
-    find_candidates,
-)
-from transduce.decoding.search import (
     Coverage,
     Decoder,
+    Excluded,
     Hypothesis,
     Sentence,
+    find_candidates,
     run_search,
 )
 from transduce.search_config import SearchConfig

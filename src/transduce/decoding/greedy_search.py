@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transduce.decoding.candidates import (
+from transduce.decoding.search import (
     NOT_FORCED,
+    Decoder,
     Excluded,
+    Hypothesis,
+    Sentence,
     find_candidates,
+    run_search,
 )
-from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
 
 

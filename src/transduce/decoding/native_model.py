@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.candidates import log_likelihoods
 from transduce.decoding.native_search import NativeSearch
-from transduce.decoding.search import Decoder
+from transduce.decoding.search import Decoder, log_likelihoods
 from transduce.machine import num_threads
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig

@@ -10,14 +10,17 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.beam_search import ENDLESS, BeamSearch
-from transduce.decoding.candidates import (
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.search import (
     Candidates,
+    Coverage,
     Excluded,
+    Hypothesis,
+    Search,
+    Sentence,
     find_candidates,
     native_logits,
 )
-from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.search import Coverage, Hypothesis, Search, Sentence
 from transduce.machine import num_threads
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from transduce.decoding.candidates import Excluded
 from transduce.decoding.native_search import start_search
 from transduce.decoding.search import (
     Coverage,
     CoverageDecoder,
     Decoding,
     DecodingModel,
+    Excluded,
     Hypothesis,
     JoinableDecoder,
     require_numbers,
@@ -32,18 +32,24 @@ from transduce.decoding.streaming import (
     in_order,
 )
 from transduce.decoding.translations import require_lists
-from transduce.phrases import counted, shortened
+from transduce.errors import counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
-from transduce.trees.automaton import Allowed, PartialTree, partial_tree, symbols_needed
 from transduce.trees.bracket_f1 import (
     BracketScore,
     bracket_f1,
     percentage,
     with_tags_of,
 )
-from transduce.trees.delinearization import Repairs, delinearize
-from transduce.trees.linearization import Symbol
+from transduce.trees.linearization import (
+    Allowed,
+    PartialTree,
+    Repairs,
+    Symbol,
+    delinearize,
+    partial_tree,
+    symbols_needed,
+)
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import Tree, without_brackets
 from transduce.trees.vocabulary import NEVER_WRITTEN, SymbolVocabulary

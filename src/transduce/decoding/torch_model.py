@@ -20,7 +20,6 @@ from transduce.architectures.config import architecture_of, require_transformer
 from transduce.architectures.models import EncodedSource, Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
-from transduce.decoding.candidates import NOT_FORCED, Candidates
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
 from transduce.decoding.native_model import (
     STEP_OVERHEAD,
@@ -28,6 +27,7 @@ from transduce.decoding.native_model import (
     NativePrecision,
     PackedLinear,
 )
+from transduce.decoding.search import NOT_FORCED, Candidates
 from transduce.decoding.torch_decoder import (
     FusedStep,
     TorchCoverageDecoder,

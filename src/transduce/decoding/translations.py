@@ -6,8 +6,7 @@ from itertools import chain, repeat, zip_longest
 from typing import NamedTuple
 
 from transduce.decoding.search import Hypothesis, require_numbers
-from transduce.errors import RequestError
-from transduce.phrases import shortened
+from transduce.errors import RequestError, shortened
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer
 

@@ -54,13 +54,12 @@ from transduce.decoding.translations import (
     require_strings,
     without_duplicates,
 )
-from transduce.errors import ConfigError, RequestError, packages_for
+from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
-from transduce.phrases import counted
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD

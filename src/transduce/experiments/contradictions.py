@@ -6,8 +6,7 @@ checkpoint. A setting without effect only causes a warning.
 
 from collections.abc import Iterator
 
-from transduce.data.augmentation import AugmentationConfig
-from transduce.data.treebank import TreebankConfig, TreebankFiles
+from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import NO_DEV, RunFiles

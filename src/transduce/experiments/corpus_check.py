@@ -12,9 +12,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from transduce.data.batches import Batcher, Update
+from transduce.data.batches import (
+    ID_TYPE,
+    Batcher,
+    Dataset,
+    EncodedSide,
+    Update,
+    open_dataset,
+)
 from transduce.data.corpus_files import CorpusFiles, num_characters
-from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide, open_dataset
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
@@ -26,7 +32,7 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, counted
 from transduce.experiments.corpus_survey import (
     FILTER_REASONS,
     NUM_EXAMPLES,
@@ -47,7 +53,6 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
-from transduce.phrases import counted
 from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10

@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
+from transduce.data.batches import Dataset, EncodedSide
 from transduce.data.corpus_files import MARKS, CorpusStatistics
-from transduce.data.dataset import Dataset, EncodedSide
 from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,
@@ -27,7 +27,7 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
-from transduce.text.scripts import UNSPACED_RUN
+from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import Tokenizer, normalize
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 

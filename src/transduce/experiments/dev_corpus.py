@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.data.batches import Batcher
-from transduce.data.dataset import open_dataset, require_ids_below
+from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator

@@ -17,13 +17,11 @@ import torch
 from transduce.analysis.figures import draw_learning_curve
 from transduce.architectures.models import TransductionModel, build
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.data.batches import Batcher
-from transduce.data.corpus_files import CorpusFiles
-from transduce.data.dataset import open_dataset, require_ids_below
-from transduce.data.held_out import MAX_HELD_OUT
+from transduce.data.batches import Batcher, open_dataset, require_ids_below
+from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
     refuse_contradictions,
     settings_without_effect,
@@ -54,7 +52,6 @@ from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.metrics.tokenization import choose_tokenization
 from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
-from transduce.phrases import WEEK, duration
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.checkpoints import average, load_training_state, save_training

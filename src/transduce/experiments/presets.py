@@ -9,10 +9,9 @@ from difflib import get_close_matches
 from typing import Literal
 
 from transduce.architectures.config import ArchitectureConfig
-from transduce.data.augmentation import AugmentationConfig
 from transduce.data.batches import BatchingConfig
-from transduce.data.held_out import EvaluationConfig
-from transduce.data.treebank import TreebankConfig
+from transduce.data.corpus_files import EvaluationConfig
+from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig

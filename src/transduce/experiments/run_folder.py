@@ -17,8 +17,7 @@ from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
-from transduce.data.corpus_files import CorpusFiles
-from transduce.data.held_out import hold_out_pairs
+from transduce.data.corpus_files import CorpusFiles, hold_out_pairs
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,

@@ -8,7 +8,8 @@ from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
 
 from transduce.architectures.config import num_parameters
-from transduce.data.dataset import open_dataset
+from transduce.data.batches import open_dataset
+from transduce.errors import counted
 from transduce.experiments.run_folder import (
     RunFolder,
     known_languages,
@@ -24,7 +25,7 @@ from transduce.experiments.table3_rows import (
 )
 from transduce.machine import Precision
 from transduce.metrics.bleu import corpus_bleu
-from transduce.metrics.significance import (
+from transduce.metrics.comparison import (
     SIGNIFICANT_P,
     PairedScores,
     PooledBleu,
@@ -34,7 +35,6 @@ from transduce.metrics.significance import (
     pooled,
 )
 from transduce.metrics.tokenization import Tokenization, choose_tokenization
-from transduce.phrases import counted
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,

@@ -14,7 +14,7 @@ from transduce.trees.bracket_f1 import (
     bracket_f1,
     with_tags_of,
 )
-from transduce.trees.normalization import normalized
+from transduce.trees.trees import normalized
 
 Setting = Literal["WSJ only", "semi-supervised"]
 """Training data of the paper's parser."""

@@ -18,7 +18,7 @@ from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.experiments.dev_corpus import ENOUGH_4_GRAMS
 from transduce.metrics.bleu import corpus_bleu, corpus_chrf
-from transduce.metrics.significance import Trials, paired_scores
+from transduce.metrics.comparison import Trials, paired_scores
 from transduce.metrics.tokenization import Tokenization
 from transduce.search_config import SearchConfig
 from transduce.trees.bracket_f1 import SentenceCounts

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import MAX_SOURCE_TOKENS
-from transduce.errors import DataError, TransduceError
+from transduce.errors import DataError, TransduceError, counted
 from transduce.model.transformer import Transformer
-from transduce.phrases import counted
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 

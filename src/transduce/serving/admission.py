@@ -25,8 +25,9 @@ from transduce.errors import (
     TimeLimitError,
     TooLongError,
     TransduceError,
+    counted,
+    in_seconds,
 )
-from transduce.phrases import counted, in_seconds
 from transduce.serving.messages import RequestMessage
 from transduce.text.corpus import read_text
 

@@ -16,8 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from transduce.errors import ConfigError
-from transduce.phrases import in_seconds
+from transduce.errors import ConfigError, in_seconds
 
 DRAIN_S = 2.0
 """Seconds for which a refused client's input is read, so that it gets the answer."""

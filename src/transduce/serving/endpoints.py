@@ -42,7 +42,7 @@ from transduce.serving.translation import (
     translate_documents,
     translated_segments,
 )
-from transduce.text.sentence_splitting import (
+from transduce.text.splitting import (
     Segment,
     has_sign,
     sentences,

@@ -20,8 +20,8 @@ from transduce.errors import (
     OverdueError,
     TimeLimitError,
     TooLongError,
+    in_seconds,
 )
-from transduce.phrases import in_seconds
 from transduce.search_config import SearchConfig
 from transduce.trees.penn_words import penn_words
 

@@ -17,7 +17,7 @@ from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.inline_tags import WordLinks
 from transduce.text.markup import split_html, written_html
-from transduce.text.sentence_splitting import Segment, sentences, split_text
+from transduce.text.splitting import Segment, sentences, split_text
 
 Found = TypeVar("Found")
 

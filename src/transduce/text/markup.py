@@ -20,7 +20,7 @@ from transduce.text.inline_tags import (
     with_tags,
 )
 from transduce.text.languages import base
-from transduce.text.sentence_splitting import Segment, has_letter, sentence_spans
+from transduce.text.splitting import Segment, has_letter, sentence_spans
 
 WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
 MARK = re.compile(r"[^\w\s]")

@@ -1,11 +1,435 @@
-"""Splitting of long texts at the ends of sentences and clauses."""
+"""Splitting of text into sentences, and of long sentences into parts.
+
+Rules with shapes and a table of abbreviations find the ends of sentences: they cover
+initials, ordinals, list numbers, ellipses, quotes after the stop and scripts without
+spaces. For a full stop after an unknown word, `sentencex` (with the extra `serve`)
+decides, as it has the abbreviations of some 300 languages; without it the stop ends the
+sentence. Everything takes time linear in the text. Sentences that are too long for a
+model are split at clauses or words.
+"""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Literal
 
-from transduce.text.languages import base
-from transduce.text.scripts import UNSPACED_LETTERS
-from transduce.text.sentence_splitting import sentence_spans
+from transduce.text.abbreviations import Abbreviations, abbreviations
+from transduce.text.inline_tags import SentenceTags
+from transduce.text.languages import UNSPACED_LETTERS, base
+
+Judgement = Literal["end", "inside", "unknown"]
+SegmentFunction = Callable[[str, str], list[str]]
+"""Function that splits a text of a language into sentences that join to it again."""
+
+CLOSERS = "\"'\u2019\u201d\u201c\u2018»«›‹)\\]}」』）】〉》〕〗］｝＂＇"
+UNSPACED_STOPS = "。！？｡．"
+"""Sentence ends of Chinese and Japanese, which no space follows."""
+SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
+"""Sentence ends of other scripts, which always end a sentence."""
+STOP = re.compile(
+    rf"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]+"
+    rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
+)
+"""Pattern of marks and the closing signs after them; French has a space before ». """
+SPACE = re.compile(r"\s*")
+OPENERS = "\"'(\\[{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-"
+NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
+LAST_WORD = re.compile(r"\S{1,48}$")
+UNSPACED = "\\u2e80-\\u30ff\\u31c0-\\u9fff\\uf900-\\ufaff\\uff00-\\uffef"
+UNSPACED_SCRIPT = re.compile(rf"[{UNSPACED}]")
+LEADING = re.compile(rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—-]*")
+"""Signs that open before a word, and Chinese or Japanese that it stands in."""
+NUMBER = re.compile(r"[0-9]{1,9}\Z")
+ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
+COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
+"""Pattern of the next word that makes words such as "No." an abbreviation."""
+PARTS = re.compile(r"[^\W\d_]{1,3}(?:[.\u00a0\u202f]{1,2}[^\W\d_]{1,3})+\Z")
+"""Pattern of short parts with stops between them, such as "U.S" or "e.g"."""
+LIST_MARKER = re.compile(r"\s*[(\[]?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})\Z")
+BOUND_BEFORE = re.compile(r"^.*[-/](?=.)|^[^\W\d_]{1,5}['\u2019](?=[^\W\d_]{3})")
+"""Pattern of a part joined to a word: "und/" in "und/bzw.", "l'" in "l'art."."""
+LIST_NUMBER = re.compile(r"\s+[0-9]{1,3}[.)]\s")
+WIDE_NUMBER = re.compile(r"\d{1,3}")
+CASED_LIKE_A_NAME = re.compile(r"[a-z]{1,2}[A-Z]")
+GOES_ON_AFTER_QUOTE = re.compile(
+    "[とはがをのにもへでや、，：；:,;～)）」』】]|って|だ|です"
+)
+"""Pattern of text that continues a sentence after a quotation, mostly in Japanese."""
+CLOSES_QUOTE = re.compile(r"[」』”’）】〉》]\Z")
+EXCLAIMING_NAMES = frozenset({"yahoo", "jeopardy", "joomla", "kahoot", "wham", "yum"})
+"""Names that are written with an exclamation mark."""
+CUT = re.compile(r"\s\w")
+"""Pattern of a place to cut reversed text: a space after a letter or digit."""
+LOOK_BACK = 64
+"""Characters before a stop that are searched for the word before it."""
+MAX_ASKED = 2_000
+"""Maximum number of characters the library reads at once: with unclosed quotes, its
+time is quadratic."""
+MAX_ORDINAL = 31
+"""Largest number that counts as an ordinal by itself, such as the day of a month."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Place where a sentence may end."""
+
+    line: str
+    begin: int
+    """Offset of the beginning of the current sentence."""
+    start: int
+    """Offset of the marks."""
+    marks: str
+    end: int
+    """Offset after the closing signs; space and the next word follow."""
+
+    @property
+    def space(self) -> str:
+        found = SPACE.match(self.line, self.end)
+        return found[0] if found else ""
+
+    @property
+    def before(self) -> str:
+        """Word before the marks, without opening signs."""
+        begin = max(self.start - LOOK_BACK, self.begin)
+        found = LAST_WORD.search(self.line[begin : self.start])
+        return LEADING.sub("", found[0]) if found else ""
+
+    @property
+    def word_before_last(self) -> str:
+        """Word before `before`, with its own stop."""
+        text = self.line[max(self.begin, self.start - 2 * LOOK_BACK) : self.start]
+        words = text.rsplit(None, 2)
+        return LEADING.sub("", words[-2]) if len(words) > 1 else ""
+
+    @property
+    def is_first_word(self) -> bool:
+        """Whether the current sentence has only this word so far."""
+        if self.start - self.begin > LOOK_BACK:
+            return False
+        return len(self.line[self.begin : self.start].split(None, 1)) < 2
+
+    @property
+    def after(self) -> str:
+        """Next word, without opening signs."""
+        found = NEXT_WORD.match(self.line, self.end)
+        return found[1] if found else ""
+
+    @property
+    def is_among_han(self) -> bool:
+        """Whether it is an ASCII mark followed at once by Chinese or Japanese."""
+        if self.space or self.marks[-1] not in "!?":
+            return False
+        return UNSPACED_SCRIPT.match(self.line, self.end) is not None
+
+    @property
+    def is_remark(self) -> bool:
+        """Whether the marks stand alone in brackets, as in (!)."""
+        return self.start > 0 and self.line[self.start - 1] in "(["
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a bracket or a quotation closes after the marks."""
+        return self.end > self.start + len(self.marks)
+
+    def is_before_starter(self, table: Abbreviations) -> bool:
+        """Whether the next word is a starter, capitalised to begin a sentence."""
+        found = NEXT_WORD.match(self.line, self.end)
+        word = found[1] if found else ""
+        if not found or word[:1].islower() or word.lower() not in table.starters:
+            return False
+        # A letter with a stop is an initial.
+        return len(word) > 1 or self.line[found.end() : found.end() + 1] != "."
+
+
+def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int]]:
+    """Ends of all sentences but the last, each with the beginning of the next.
+
+    The language is a base language, such as "de", or unknown. The two offsets enclose
+    white space, if there is any.
+    """
+    table = abbreviations(language)
+    known = _LibraryEnds(line, language)
+    found: list[tuple[int, int]] = []
+    begin = len(line) - len(line.lstrip())
+    last = len(line.rstrip())
+    for match in STOP.finditer(line):
+        end = match.end()
+        if end >= last:
+            break
+        marks = match[0].rstrip(" \u00a0\u202f" + CLOSERS.replace("\\", ""))
+        stop = _Stop(line, begin, match.start(), marks, end)
+        judgement = _judge(stop, table)
+        if judgement == "unknown":
+            judgement = "end" if known.has_end(stop) else "inside"
+        if judgement == "end":
+            begin = end + len(stop.space)
+            found.append((end, begin))
+    return found
+
+
+def sentence_spans(
+    line: str, language: str | None = None, *, splits_lines: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Spans of the sentences of a line, without the space around them.
+
+    Without `splits_lines` the line is one sentence.
+    """
+    begin, last = len(line) - len(line.lstrip()), len(line.rstrip())
+    for end, next_begin in sentence_ends(line, language) if splits_lines else ():
+        yield begin, end
+        begin = next_begin
+    if begin < last:
+        yield begin, last
+
+
+def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
+    """Judge a stop by its shape and the table."""
+    if stop.marks[-1] in SPACED_STOPS:
+        return "end"
+    if stop.marks[-1] in UNSPACED_STOPS or stop.is_among_han:
+        return _judge_unspaced(stop)
+    if not stop.space or stop.is_remark or _goes_on(stop):
+        return "inside"
+    if stop.is_closed:
+        return _judge_closed(stop, table)
+    if stop.marks == ".":
+        return _judge_full_stop(stop, table)
+    is_name = stop.marks == "!" and stop.before.lower() in EXCLAIMING_NAMES
+    return "inside" if is_name else "end"
+
+
+def _judge_unspaced(stop: _Stop) -> Judgement:
+    """Judge a Chinese or Japanese stop; a quotation may end within the sentence."""
+    if set(stop.marks) <= {"…"} or _is_wide_point(stop):
+        return "inside"
+    is_quote = CLOSES_QUOTE.search(stop.line[stop.end - 1 : stop.end])
+    goes_on = GOES_ON_AFTER_QUOTE.match(stop.line, stop.end)
+    return "inside" if is_quote and goes_on else "end"
+
+
+def _is_wide_point(stop: _Stop) -> bool:
+    """Whether a full-width point stands within a number, or after a list's number."""
+    if stop.marks != "．" or not stop.line[stop.start - 1 : stop.start].isdecimal():
+        return False
+    is_list_number = WIDE_NUMBER.fullmatch(stop.line, stop.begin, stop.start)
+    return bool(is_list_number) or stop.line[stop.end : stop.end + 1].isdecimal()
+
+
+def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
+    """Judge a stop before a closing sign: "(e.g.) A" is one sentence."""
+    is_bracketed = stop.line[stop.start + len(stop.marks)] in ")]}"
+    is_short = stop.marks == "." and is_bracketed and _is_short_form(stop, table)
+    return "inside" if is_short else "end"
+
+
+def _goes_on(stop: _Stop) -> bool:
+    """Whether lower case after the stop continues a capitalized sentence."""
+    after = stop.after
+    if not after[:1].islower() or CASED_LIKE_A_NAME.match(after):
+        return False
+    return not stop.line[stop.begin].islower()
+
+
+def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
+    word = stop.before.lower()
+    return word in table.never or PARTS.match(word) is not None
+
+
+def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
+    word = stop.before
+    if not word:
+        return "end"  # a stop that stands alone, as in tokenized text
+    starts = stop.is_before_starter(table)
+    if stop.is_first_word and LIST_MARKER.match(stop.line[stop.begin : stop.start]):
+        return "inside"
+    is_known = word.lower() in table.never or word.lower() in table.final
+    if _is_letter(word) and not is_known:
+        return _judge_initial(stop, starts)
+    if NUMBER.match(word) or ROMAN.match(word):
+        return _judge_number(stop, table, starts)
+    return _judge_word(stop, table, starts)
+
+
+def _is_letter(word: str) -> bool:
+    """Whether a word is one letter of a script with two cases, ignoring its marks."""
+    letters = word if word.isascii() else "".join(c for c in word if c.isalnum())
+    return len(letters) == 1 and letters.lower() != letters.upper()
+
+
+def _judge_number(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
+    """Judge a number: an ordinal, or the end of a sentence."""
+    word, after = stop.before, stop.after
+    if word.isdigit() and len(word) < 3 and after.lower() in table.months:
+        return "inside"
+    if starts or not table.has_ordinal_stop:
+        return "end"
+    if stop.word_before_last.lower() in table.before_ordinals:
+        return "inside"
+    is_low = not word.isdigit() or int(word) <= MAX_ORDINAL
+    return "inside" if is_low and after[:1].isalpha() else "end"
+
+
+def _judge_initial(stop: _Stop, starts: bool) -> Judgement:
+    """Judge a letter: an initial, a part of an abbreviation, or a last word."""
+    before = stop.word_before_last
+    is_lower = stop.before.islower() or (before[-1:] == "." and before[:1].islower())
+    return "inside" if is_lower or not starts else "end"
+
+
+def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
+    word, after = BOUND_BEFORE.sub("", stop.before.lower()), stop.after
+    is_street = word.endswith(table.street_endings) and after[:1].isdigit()
+    if is_street or (word in table.numeric and COUNTED.match(after)):
+        starts_one = starts and (stop.before.islower() or word == "no")
+        return "end" if starts_one else "inside"
+    is_known = word in table.never or word in table.numeric
+    if not is_known and LIST_NUMBER.match(stop.line, stop.end):
+        return "end"
+    if word in table.final:
+        return "end" if starts or _ends_clause(word, after, table) else "inside"
+    if word in table.never:
+        return "inside"
+    if PARTS.match(word) and not starts:
+        return "inside"
+    is_sure = starts or word in table.numeric or not after[:1].isalnum()
+    return "end" if is_sure else "unknown"
+
+
+def _ends_clause(word: str, after: str, table: Abbreviations) -> bool:
+    """Whether a possible last word is one, by the capital after it.
+
+    Days are no evidence: "5 p.m. Monday" goes on.
+    """
+    is_day = after.lower() in table.months
+    return word not in table.never and after[:1].isupper() and not is_day
+
+
+class _LibraryEnds:
+    """Sentence ends of a line by the library, found part by part on demand."""
+
+    def __init__(self, line: str, language: str | None) -> None:
+        self._line = line
+        self._segment = None if language is None else _library()
+        self._language = language or ""
+        self._parts = self._bounded_parts()
+        self._read = 0
+        self._ends: set[int] = set()
+
+    def has_end(self, stop: _Stop) -> bool:
+        """Whether a sentence ends with a stop; always true without the library."""
+        if self._segment is None:
+            return True
+        begin = stop.end + len(stop.space)
+        while self._read < begin and (part := next(self._parts, "")):
+            self._take(part)
+        return any(end in self._ends for end in range(stop.start + 1, begin + 1))
+
+    def _take(self, part: str) -> None:
+        assert self._segment is not None
+        place = self._read
+        for sentence in self._segment(self._language, part):
+            place += len(sentence)
+            self._ends.add(place)
+        self._read += len(part)
+
+    def _bounded_parts(self) -> Iterator[str]:
+        """Parts of the line, each cut after a space that follows no stop."""
+        start = 0
+        while start < len(self._line):
+            end = min(start + MAX_ASKED, len(self._line))
+            if end < len(self._line):
+                cut = CUT.search(self._line[start:end][::-1])
+                end -= cut.start() if cut else 0
+            yield self._line[start:end]
+            start = end
+
+
+@cache
+def _library() -> SegmentFunction | None:
+    try:
+        segment: SegmentFunction = import_module("sentencex").segment
+    except ImportError:
+        return None
+    return segment
+
+
+LINE = re.compile(r"[^\r\n]+|[\r\n]+")
+"""Pattern of a line, or of line breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Piece of a document that is translated as one sentence, or copied."""
+
+    text: str
+    """Text of the piece in the document."""
+    sentence: str | None = None
+    """Sentence to translate; None if the text is copied."""
+    tags: SentenceTags | None = None
+    """Markup within the sentence, if there is any."""
+
+    @property
+    def is_sentence(self) -> bool:
+        return self.sentence is not None
+
+
+def has_letter(text: str) -> bool:
+    """Whether a text has a letter, and so anything to translate."""
+    return any(map(str.isalpha, text))
+
+
+def has_sign(text: str) -> bool:
+    """Whether a text has letters, digits or signs, and so anything to parse."""
+    return text != "" and not text.isspace()
+
+
+def split_text(
+    text: str,
+    language: str | None = None,
+    *,
+    splits_lines: bool = True,
+    is_read: Callable[[str], bool] = has_letter,
+) -> list[Segment]:
+    """Split text into segments that join to it again; no sentence crosses a line.
+
+    Sentences end by the rules of the language, a BCP 47 tag. Without `splits_lines`
+    each line is one sentence. Sentences that `is_read` rejects are copied, by default
+    those without a letter.
+    """
+    code = None if language is None else base(language)
+    segments: list[Segment] = []
+    for match in LINE.finditer(text):
+        if not is_read(match[0]):
+            segments.append(Segment(match[0]))
+            continue
+        start = 0
+        for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
+            segments += _copied(match[0][start:begin])
+            sentence = match[0][begin:end]
+            segments.append(
+                Segment(sentence, sentence=sentence if is_read(sentence) else None)
+            )
+            start = end
+        segments += _copied(match[0][start:])
+    return segments
+
+
+def sentences(segments: Sequence[Segment]) -> list[str]:
+    """List the sentences to translate."""
+    return [each.sentence for each in segments if each.sentence is not None]
+
+
+def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
+    """Join the segments, each sentence replaced by its translation."""
+    found = iter(translations)
+    return "".join(next(found) if p.is_sentence else p.text for p in segments)
+
+
+def _copied(text: str) -> list[Segment]:
+    return [Segment(text)] if text else []
+
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Function that counts the tokens of each text. Counts are additive over texts joined
@@ -24,7 +448,7 @@ JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
 """Characters that combine with the one before, and with the one after."""
 CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
-UNSPACED = re.compile(
+HAN_OR_KANA = re.compile(
     r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
 )
 """Pattern of a character of Han or Kana, or of text with them: no spaces separate words
@@ -56,13 +480,15 @@ def is_within_word(text: str, place: int) -> bool:
     Word borders of scripts without spaces are unknown.
     """
     around = text[max(place - 1, 0) : place + 1]
-    return bool(WITHIN_WORD.fullmatch(around)) and not UNSPACED.search(around)
+    return bool(WITHIN_WORD.fullmatch(around)) and not HAN_OR_KANA.search(around)
 
 
 def space_between(before: str, after: str) -> str:
     """Return the space between two texts; empty if one is empty or neither uses
     spaces."""
-    is_written = UNSPACED.match(before[-1:]) is None or UNSPACED.match(after) is None
+    is_written = (
+        HAN_OR_KANA.match(before[-1:]) is None or HAN_OR_KANA.match(after) is None
+    )
     return " " if before and after and is_written else ""
 
 

@@ -21,7 +21,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
 from transduce.settings import shown
-from transduce.text.scripts import (
+from transduce.text.languages import (
     SPACED_SCRIPTS,
     UNSPACED_LETTER,
     UNSPACED_LETTERS,

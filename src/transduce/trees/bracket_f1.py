@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from transduce.errors import DataError
-from transduce.phrases import counted
+from transduce.errors import DataError, counted
 from transduce.trees.linearization import PUNCTUATION
-from transduce.trees.normalization import ROOT, TRACE, without_traces
-from transduce.trees.trees import Constituent, Leaf, Tree
+from transduce.trees.trees import ROOT, TRACE, Constituent, Leaf, Tree, without_traces
 
 Status = Literal["valid", "error", "skip"]
 DELETED = PUNCTUATION | {ROOT, TRACE}

@@ -1,16 +1,19 @@
 """Linearization of trees into symbols that a Transformer can generate (section 6.3).
 
 A symbol stands for each word, since the words are known from the input. A root with
-only one child is omitted.
+only one child is omitted. An automaton limits parsing to well-formed symbol sequences;
+its states are small, immutable and cheap to copy. Otherwise a model's output may not be
+a tree: fixed rules repair it, and each repair is counted. Vinyals et al. (2015) only
+add brackets; here the number of leaves is corrected as well.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from transduce.errors import DataError
-from transduce.trees.normalization import ROOT
-from transduce.trees.trees import Constituent, Tree
+from transduce.errors import DataError, RequestError, counted
+from transduce.trees.trees import NOTHING, ROOT, Constituent, Leaf, Tree
 
 Kind = Literal["opening", "closing", "leaf"]
 Order = Literal["top-down", "in-order"]
@@ -148,3 +151,291 @@ def read_symbols(spellings: Iterable[str], style: Style) -> dict[str, Symbol]:
         table[style.opening + label] = Symbol("opening", label)
         table[style.closing + label] = Symbol("closing", label)
     return table
+
+
+CLAUSE = "S"
+"""Label of the root added to an output without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """Number of repairs by kind; all 0 for a well-formed tree."""
+
+    mislabelled: int = 0
+    """Closing symbols whose label differs from the open constituent's."""
+    unopened: int = 0
+    """Closing symbols without an open constituent; they close one that is added around
+    everything before."""
+    unclosed: int = 0
+    """Constituents without a closing symbol, closed at the end."""
+    childless: int = 0
+    """In-order opening symbols with no child before them."""
+    empty: int = 0
+    """Constituents without a leaf, removed."""
+    surplus: int = 0
+    """Leaves beyond the number of words, removed from the end."""
+    missing: int = 0
+    """Words without a leaf, added at the end of the root."""
+    unrooted: int = 0
+    """1 if a root had to be added."""
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+    def __add__(self, other: "Repairs") -> "Repairs":
+        return Repairs(**(Counter(asdict(self)) + Counter(asdict(other))))
+
+
+class Delinearized(NamedTuple):
+    """Tree with the repairs that were needed."""
+
+    tree: Tree
+    repairs: Repairs
+
+
+def delinearize(
+    symbols: Iterable[Symbol], words: Sequence[str], style: Style
+) -> Delinearized:
+    """Build a tree over exactly these words from any symbols, with the root `TOP`.
+
+    Leaves take their tags from the symbols. Without words, the result is `NOTHING`.
+    """
+    repairs: Counter[str] = Counter()
+    outline = _flat(_balanced(symbols, style.order, repairs), repairs)
+    outline = _shortened(outline, len(words), repairs)
+    outline = _rooted(outline, len(words), repairs)
+    outline = _lengthened(outline, len(words), repairs)
+    return Delinearized(_tree(outline, words), Repairs(**repairs))
+
+
+@dataclass(slots=True, eq=False)
+class _Bracket:
+    label: str
+    children: list["_Bracket | str"] = field(default_factory=list)
+    """Inner brackets, and tags of leaves."""
+    num_taken: int = 0
+    """Number of children that preceded the in-order opening symbol."""
+
+
+def _balanced(
+    symbols: Iterable[Symbol], order: Order, repairs: Counter[str]
+) -> _Bracket:
+    top = _Bracket(ROOT)
+    unclosed = [top]
+    for kind, label in symbols:
+        if kind == "leaf":
+            unclosed[-1].children.append(label)
+        elif kind == "opening":
+            unclosed.append(_opened(unclosed[-1], label, order, repairs))
+        elif unclosed[-1] is top:
+            repairs["unopened"] += 1
+            top.children = [_Bracket(label, top.children)]
+        else:
+            repairs["mislabelled"] += unclosed.pop().label != label
+    repairs["unclosed"] += len(unclosed) - 1
+    return top
+
+
+def _opened(
+    parent: _Bracket, label: str, order: Order, repairs: Counter[str]
+) -> _Bracket:
+    bracket = _Bracket(label)
+    if order == "in-order":
+        if len(parent.children) > parent.num_taken:
+            bracket.children.append(parent.children.pop())
+            bracket.num_taken = 1
+        else:
+            repairs["childless"] += 1
+    parent.children.append(bracket)
+    return bracket
+
+
+class _Outline(NamedTuple):
+    """Tree without its words."""
+
+    tags: list[str]
+    constituents: list[Constituent]
+
+
+def _flat(top: _Bracket, repairs: Counter[str]) -> _Outline:
+    tags: list[str] = []
+    constituents: list[Constituent] = []
+    # Stack of nodes to visit; a number marks where that constituent closes.
+    coming: list[_Bracket | str | int] = [*reversed(top.children)]
+    while coming:
+        match coming.pop():
+            case _Bracket(label=label, children=children):
+                coming += [len(constituents), *reversed(children)]
+                constituents.append(Constituent(label, len(tags), len(tags)))
+            case str(tag):
+                tags.append(tag)
+            case number if constituents[number].start < len(tags):
+                closed = constituents[number]._replace(end=len(tags))
+                constituents[number] = closed
+            case _:
+                # Its inner constituents were empty too and are already removed.
+                constituents.pop()
+                repairs["empty"] += 1
+    return _Outline(tags, constituents)
+
+
+def _shortened(outline: _Outline, num_words: int, repairs: Counter[str]) -> _Outline:
+    tags, constituents = outline
+    surplus = len(tags) - num_words
+    if surplus <= 0:
+        return outline
+    repairs["surplus"] += surplus
+    # A full stop stays the last.
+    at = num_words - 1 if num_words and tags[-1] in PUNCTUATION else num_words
+    moved = [
+        Constituent(label, _moved(start, at, surplus), _moved(end, at, surplus))
+        for label, start, end in constituents
+    ]
+    return _Outline(
+        tags[:at] + tags[at + surplus :],
+        [one for one in moved if one.start < one.end],
+    )
+
+
+def _moved(position: int, at: int, surplus: int) -> int:
+    """Return a position after `surplus` leaves are removed."""
+    return max(min(position, at), position - surplus)
+
+
+def _rooted(outline: _Outline, num_words: int, repairs: Counter[str]) -> _Outline:
+    tags, constituents = outline
+    has_root = bool(constituents) and constituents[0][1:] == (0, len(tags))
+    if has_root or len(tags) == num_words <= 1:
+        return outline
+    repairs["unrooted"] += 1
+    return _Outline(tags, [Constituent(CLAUSE, 0, len(tags)), *constituents])
+
+
+def _lengthened(outline: _Outline, num_words: int, repairs: Counter[str]) -> _Outline:
+    tags, constituents = outline
+    missing = num_words - len(tags)
+    if not missing:
+        return outline
+    repairs["missing"] += missing
+    root, *inner = constituents
+    at = len(tags)
+    if tags and tags[-1] in PUNCTUATION and all(one.end < at for one in inner):
+        at -= 1
+    tags = [*tags[:at], *[ANY_TAG] * missing, *tags[at:]]
+    return _Outline(tags, [root._replace(end=num_words), *inner])
+
+
+def _tree(outline: _Outline, words: Sequence[str]) -> Tree:
+    if not words:
+        return NOTHING
+    tags, constituents = outline
+    if not constituents or constituents[0].label != ROOT:
+        constituents = [Constituent(ROOT, 0, len(words)), *constituents]
+    return Tree(leaves=tuple(map(Leaf, tags, words)), constituents=tuple(constituents))
+
+
+class Allowed(NamedTuple):
+    """Set of symbols that may come next.
+
+    There are only about four times as many values as labels, so a mask of the
+    vocabulary can be cached for each.
+    """
+
+    opening: bool
+    leaf: bool
+    closing: str | None
+    """Only label that may be closed; None if none may be."""
+    end: bool
+    """Whether the tree is complete, so that the sequence may end."""
+
+    def permits(self, symbol: Symbol) -> bool:
+        match symbol.kind:
+            case "opening":
+                return self.opening
+            case "leaf":
+                return self.leaf
+            case "closing":
+                return self.closing == symbol.label
+
+
+class PartialTree(NamedTuple):
+    """Prefix of a linearized tree.
+
+    Any sequence of allowed symbols completes the tree: every step allows at least one
+    symbol, and the end comes within `symbols_left` symbols.
+    """
+
+    order: Order
+    words_left: int
+    symbols_left: int
+    labels: tuple[str, ...] = ()
+    """Labels of the open constituents, outer ones first."""
+    last: Kind | None = None
+    """Kind of the last symbol; None at the start."""
+
+    def allowed(self) -> Allowed:
+        """Return the symbols that may come next."""
+        return Allowed(
+            opening=self._may_open() and self._has_room(self.words_left, 1),
+            leaf=self._may_add_leaf(),
+            closing=self.labels[-1] if self._may_close() else None,
+            end=not self.labels and not self.words_left,
+        )
+
+    def after(self, symbol: Symbol) -> "PartialTree":
+        """Return the state after one more symbol, which must be allowed."""
+        kind, label = symbol
+        labels = self.labels
+        if kind == "opening":
+            labels = (*labels, label)
+        elif kind == "closing":
+            labels = labels[:-1]
+        words_left = self.words_left - (kind == "leaf")
+        return PartialTree(self.order, words_left, self.symbols_left - 1, labels, kind)
+
+    def _may_open(self) -> bool:
+        if self.order == "in-order":
+            return self.last in ("leaf", "closing")
+        return self.words_left > 0 and (bool(self.labels) or self.last is None)
+
+    def _may_add_leaf(self) -> bool:
+        if not self.words_left:
+            return False
+        if self.labels:
+            return True
+        is_first = self.last is None
+        return is_first and (self.order == "in-order" or self.words_left == 1)
+
+    def _may_close(self) -> bool:
+        if not self.labels:
+            return False
+        if self.order == "in-order":
+            return self._has_room(self.words_left, -1)
+        is_last = len(self.labels) == 1
+        return self.last != "opening" and not (is_last and self.words_left)
+
+    def _has_room(self, words_left: int, deeper: int) -> bool:
+        depth = len(self.labels) + deeper
+        return symbols_needed(words_left, depth) < self.symbols_left
+
+
+def partial_tree(num_words: int, max_symbols: int, style: Style) -> PartialTree:
+    """Return the initial state; `max_symbols` does not count the end.
+
+    Raises `RequestError` if no tree over the words fits.
+    """
+    needed = num_words if num_words <= 1 else symbols_needed(num_words, 0)
+    if max_symbols < needed:
+        raise RequestError(
+            f"A tree over {counted(num_words, 'word')} must be allowed at least "
+            f"{counted(needed, 'symbol')}, but is allowed {max_symbols}."
+        )
+    return PartialTree(style.order, num_words, max_symbols)
+
+
+def symbols_needed(words_left: int, depth: int) -> int:
+    """Return the least number of symbols that complete a tree at this depth."""
+    if words_left and not depth:
+        return words_left + 2  # a constituent around them
+    return words_left + depth

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from transduce.cli.display import TrainingDisplay
-from transduce.data.augmentation import AugmentationConfig
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
-from transduce.data.treebank import TreebankConfig
+from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from transduce.data import prepared_corpus
+from transduce.data.batches import Dataset, EncodedPair, open_dataset
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.dataset import Dataset, EncodedPair, open_dataset
 from transduce.data.prepared_corpus import (
     PairCounts,
     learning_texts,

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.decoding.parser import Parse
-from transduce.trees.delinearization import Repairs
+from transduce.trees.linearization import Repairs
 from transduce.trees.trees import parse_tree
 
 DOG = "(S (NP (DT a) (NN dog)) (VP (VBZ runs)))"

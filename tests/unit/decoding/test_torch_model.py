@@ -4,12 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding import (
-    candidates,
-    native_model,
-    native_search,
-    torch_model,
-)
+from transduce.decoding import native_model, native_search, search, torch_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
     Int8Linear,
@@ -28,7 +23,7 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (torch_model, translator_module, candidates, native_search)
+WITH_KERNELS = (torch_model, translator_module, search, native_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",

@@ -5,8 +5,7 @@ from jaxtyping import Int64
 
 from transduce.decoding.parser import TreeDecoder
 from transduce.text.vocabulary import BOS, EOS
-from transduce.trees.automaton import partial_tree
-from transduce.trees.linearization import STYLES
+from transduce.trees.linearization import STYLES, partial_tree
 from transduce.trees.vocabulary import SymbolVocabulary
 
 VOCABULARY = SymbolVocabulary("xx", ("(NP", "(S", ")NP", ")S", "XX"))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.batches import Batcher
+from transduce.data.batches import Batcher, open_dataset
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import prepare
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (

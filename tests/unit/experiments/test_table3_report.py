@@ -6,7 +6,7 @@ import pytest
 
 from transduce.experiments.table3_report import RowResult, Table3, as_report
 from transduce.experiments.table3_rows import scaled_base, settings
-from transduce.metrics.significance import SystemScore
+from transduce.metrics.comparison import SystemScore
 from transduce.report.content import Report, Table, plain
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import DataError
 from transduce.experiments.table3 import Experiment, row_runs
 from transduce.experiments.table3_report import RowResult, Table3, collect
 from transduce.experiments.table3_rows import scaled_base, settings
 from transduce.metrics.bleu import corpus_bleu
-from transduce.metrics.significance import SystemScore, Trials
+from transduce.metrics.comparison import SystemScore, Trials
 
 REFERENCES = [
     "a dog runs over the green grass",

@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from transduce.errors import DataError
-from transduce.grammar.corpus import BUILT_IN, Grammar, GrammarSentence, is_held_out
-from transduce.grammar.derivation import Derivation
+from transduce.grammar.corpus import (
+    BUILT_IN,
+    Derivation,
+    Grammar,
+    GrammarSentence,
+    is_held_out,
+)
 from transduce.grammar.lexicon import RuleBook
 from transduce.grammar.rules import GrammarFile, Lexeme, read_grammar
 

@@ -5,8 +5,7 @@ from itertools import islice
 import pytest
 
 from transduce.grammar.corpus import Grammar, held_out_trees, training_trees
-from transduce.trees.normalization import normalized
-from transduce.trees.trees import Tree
+from transduce.trees.trees import Tree, normalized
 
 VERBS = {"VB", "VBD", "VBP", "VBZ", "MD", "TO"}
 FIRST_TAGS = {

@@ -1,22 +1,150 @@
-"""Comparisons of systems against counts by hand and by sacreBLEU."""
+"""Comparisons of systems against counts by hand and by sacreBLEU's own command."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
 from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import (
     FREQUENCY_BOUNDS,
     LENGTH_BOUNDS,
+    SEED_VARIABLE,
     Bucket,
     Comparison,
+    Trials,
     compare,
+    paired_scores,
 )
-from transduce.metrics.significance import Trials
 
-FEW = Trials(resamples=2, shuffles=2)
+WORDS = ["ein", "Hund", "läuft", "über", "das", "Feld", "und", "springt", "."]
+FEW = Trials(resamples=50, shuffles=60, seed=7)
+
+
+@pytest.fixture(scope="module")
+def references() -> list[str]:
+    random = np.random.default_rng(1)
+    return [" ".join(random.choice(WORDS, 8)) for _ in range(40)]
+
+
+@pytest.fixture(scope="module")
+def systems(references: list[str]) -> dict[str, list[str]]:
+    """Three systems, each of which omits a share of the words."""
+    random = np.random.default_rng(2)
+    return {
+        name: [
+            " ".join(word for word in line.split() if random.random() > share)
+            for line in references
+        ]
+        for name, share in {"baseline": 0.3, "alike": 0.28, "better": 0.1}.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["bs", "ar"])
+def test_scores_and_p_values_equal_those_of_sacrebleus_command(
+    systems: dict[str, list[str]], references: list[str], kind: str, tmp_path: Path
+) -> None:
+    for name, lines in {"references": references, **systems}.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", *systems]
+    options = ["--metrics", "bleu", "chrf", "--force", f"--paired-{kind}"]
+    options += ["--paired-bs-n", "50", "--paired-ar-n", "60", "--width", "4"]
+    printed = subprocess.run(
+        [*command, *options, "--format", "text"],
+        cwd=tmp_path,
+        env=os.environ | {SEED_VARIABLE: "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    by_metric = paired_scores(systems, references, [BLEU(force=True), CHRF()], FEW)
+    assert [scores.metric for scores in by_metric] == ["BLEU", "chrF2"]
+    rows = list(zip(*(scores.systems for scores in by_metric), strict=True))
+    found = [score for row in rows for score in row]
+    if kind == "bs":
+        expected = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", printed)
+        assert [(f"{s.score:.4f}", f"{s.interval:.4f}") for s in found] == expected
+        chances = [score.bootstrap_p for score in found]
+        signatures = [scores.bootstrap_signature for scores in by_metric]
+    else:
+        chances = [score.randomisation_p for score in found]
+        signatures = [scores.randomisation_signature for scores in by_metric]
+    assert chances[:2] == [None, None]
+    assert [f"{p:.4f}" for p in chances[2:]] == re.findall(r"p = ([\d.]+)", printed)
+    assert all(signature in printed for signature in signatures)
+
+
+def test_differences_are_from_the_baseline(
+    systems: dict[str, list[str]], references: list[str]
+) -> None:
+    [scores] = paired_scores(systems, references, [CHRF()], FEW)
+    baseline, _, better = scores.systems
+    assert baseline.difference == 0
+    assert better.difference == better.score - baseline.score > 0
+
+
+def test_signatures_name_the_test_its_size_and_its_seed(
+    systems: dict[str, list[str]], references: list[str]
+) -> None:
+    [scores] = paired_scores(systems, references, [BLEU(force=True)], FEW)
+    assert "|bs:50|seed:7|" in scores.bootstrap_signature
+    assert "|tok:13a|" in scores.bootstrap_signature
+    assert "|ar:60|seed:7|" in scores.randomisation_signature
+
+
+def test_p_values_depend_on_the_seed_alone(
+    systems: dict[str, list[str]],
+    references: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once = paired_scores(systems, references, [CHRF()], FEW)
+    monkeypatch.setenv(SEED_VARIABLE, "99")
+    assert paired_scores(systems, references, [CHRF()], FEW) == once
+    other = Trials(resamples=50, shuffles=60, seed=8)
+    [first], [second] = once, paired_scores(systems, references, [CHRF()], other)
+    assert first.systems[1].bootstrap_p != second.systems[1].bootstrap_p
+
+
+@pytest.mark.parametrize("before", [None, "99"])
+def test_the_environment_is_restored(
+    systems: dict[str, list[str]],
+    references: list[str],
+    before: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SEED_VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(SEED_VARIABLE, before)
+    paired_scores(systems, references, [CHRF()], FEW)
+    assert os.environ.get(SEED_VARIABLE) == before
+
+
+def test_equal_translations_have_a_p_value_of_one(references: list[str]) -> None:
+    same = {"baseline": references, "copy": list(references)}
+    [scores] = paired_scores(same, references, [BLEU(force=True)], FEW)
+    copy = scores.systems[1]
+    assert (copy.difference, copy.bootstrap_p, copy.randomisation_p) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["resamples", "shuffles", "seed"])
+def test_sizes_and_seeds_below_their_bounds_are_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^`{name}` must be at least 1, but is 0\.$"
+    ):
+        Trials(**{name: 0})
+
+
+FEWEST = Trials(resamples=2, shuffles=2)
 REFERENCES = [
     "ein Hund läuft",
     "der Hund springt über den Zaun am Feld",
@@ -33,7 +161,7 @@ corpora = st.lists(st.tuples(words, words, words), min_size=1, max_size=5)
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
-    return compare(SYSTEMS, REFERENCES, sources=["1", "2", "3", "4"], trials=FEW)
+    return compare(SYSTEMS, REFERENCES, sources=["1", "2", "3", "4"], trials=FEWEST)
 
 
 def test_the_first_system_is_the_baseline(comparison: Comparison) -> None:
@@ -74,7 +202,7 @@ def test_recall_of_words_is_grouped_by_their_frequency_in_the_references(
 
 
 def test_word_frequencies_may_come_from_another_text() -> None:
-    found = compare(SYSTEMS, REFERENCES, training=["Hund " * 12], trials=FEW)
+    found = compare(SYSTEMS, REFERENCES, training=["Hund " * 12], trials=FEWEST)
     unseen, frequent = found.by_frequency
     assert str(unseen.occurrences) == "0"
     assert unseen.systems[0].num_wanted == 10
@@ -83,7 +211,7 @@ def test_word_frequencies_may_come_from_another_text() -> None:
 
 
 def test_an_empty_training_text_gives_all_words_frequency_zero() -> None:
-    found = compare(SYSTEMS, REFERENCES, training=[], trials=FEW)
+    found = compare(SYSTEMS, REFERENCES, training=[], trials=FEWEST)
     assert [str(each.occurrences) for each in found.by_frequency] == ["0"]
 
 
@@ -93,7 +221,7 @@ def test_matched_words_equal_bleus_unigram_matches(
     corpus: list[tuple[str, str, str]],
 ) -> None:
     references, baseline, other = (list(side) for side in zip(*corpus, strict=True))
-    found = compare({"a": baseline, "b": other}, references, trials=FEW)
+    found = compare({"a": baseline, "b": other}, references, trials=FEWEST)
     for i, hypotheses in enumerate((baseline, other)):
         _, length, matched, *_ = corpus_bleu(hypotheses, references).statistics
         accuracies = [each.systems[i] for each in found.by_frequency]
@@ -108,7 +236,7 @@ def test_every_sentence_is_in_one_bucket_of_lengths(
     corpus: list[tuple[str, str, str]],
 ) -> None:
     references, baseline, other = (list(side) for side in zip(*corpus, strict=True))
-    found = compare({"a": baseline, "b": other}, references, trials=FEW)
+    found = compare({"a": baseline, "b": other}, references, trials=FEWEST)
     assert sum(each.num_sentences for each in found.by_length) == len(references)
 
 
@@ -125,7 +253,7 @@ def test_the_sentences_that_differ_most_come_first(comparison: Comparison) -> No
 
 
 def test_no_more_examples_are_shown_than_asked_for() -> None:
-    found = compare(SYSTEMS, REFERENCES, trials=FEW, num_examples=1)
+    found = compare(SYSTEMS, REFERENCES, trials=FEWEST, num_examples=1)
     [examples] = found.examples
     assert [example.line for example in examples.worse] == [3]
     assert examples.worse[0].source is None
@@ -133,8 +261,8 @@ def test_no_more_examples_are_shown_than_asked_for() -> None:
 
 def test_tokenised_text_is_split_at_spaces() -> None:
     systems = {"a": ["ein-Hund."], "b": ["x"]}
-    cut = compare(systems, ["ein-Hund."], trials=FEW)
-    whole = compare(systems, ["ein-Hund."], tokenize="none", trials=FEW)
+    cut = compare(systems, ["ein-Hund."], trials=FEWEST)
+    whole = compare(systems, ["ein-Hund."], tokenize="none", trials=FEWEST)
     assert [each.systems[0].num_wanted for each in cut.by_frequency] == [2]
     assert [each.systems[0].num_wanted for each in whole.by_frequency] == [1]
     assert "tok:none" in whole.scores[0].bootstrap_signature
@@ -156,7 +284,7 @@ def test_a_bucket_has_a_label(bucket: Bucket, text: str) -> None:
 @pytest.mark.parametrize("length", [LENGTH_BOUNDS[-1], LENGTH_BOUNDS[-1] + 1])
 def test_the_last_bucket_has_no_bound(length: int) -> None:
     line = " ".join(["x"] * length)
-    found = compare({"a": [line], "b": [line]}, [line], trials=FEW)
+    found = compare({"a": [line], "b": [line]}, [line], trials=FEWEST)
     is_beyond = length > LENGTH_BOUNDS[-1]
     assert (found.by_length[0].words.last is None) == is_beyond
     last = found.by_frequency[0].occurrences.last

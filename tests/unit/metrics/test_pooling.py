@@ -5,7 +5,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from transduce.errors import DataError
 from transduce.metrics.bleu import corpus_bleu
-from transduce.metrics.significance import PooledBleu, Trials, paired_scores, pooled
+from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
 
 REFERENCES = [
     "a dog runs over the green grass",

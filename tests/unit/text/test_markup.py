@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from transduce.text.inline_tags import WordLinks, links_by_place, units
 from transduce.text.markup import join_html, split_html
-from transduce.text.sentence_splitting import sentences
+from transduce.text.splitting import sentences
 
 TEXTS = st.text(alphabet="aB .!?\n\r\t\u00a0。」<>&;'\"/-p", max_size=60)
 INJECTION = "<script>x</script> --> ]]> \"'/><b onclick=x> &lt;i&gt; </p> <!-- & text"

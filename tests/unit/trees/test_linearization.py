@@ -1,14 +1,24 @@
+"""Trees become symbols and symbols trees, with each repair and by the automaton."""
+
+from collections import Counter
+from dataclasses import asdict
+
 import pytest
 
-from transduce.errors import DataError
+from transduce.errors import DataError, RequestError, counted
 from transduce.trees.linearization import (
     STYLES,
+    Allowed,
+    PartialTree,
+    Repairs,
     Symbol,
+    delinearize,
     linearize,
+    partial_tree,
     read_symbols,
     symbols_in,
 )
-from transduce.trees.trees import parse_tree
+from transduce.trees.trees import NOTHING, parse_tree
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
 
@@ -116,3 +126,230 @@ def test_symbols_with_the_same_spelling_are_refused(tree: str, clash: str) -> No
     message = f"^Symbols must be spelt differently, but {clash}; choose another style"
     with pytest.raises(DataError, match=message):
         symbols_in([parse_tree(tree)], STYLES["pos"])
+
+
+def repaired(
+    symbols: str, num_words: int, style: str = "xx"
+) -> tuple[str, dict[str, int]]:
+    """Tree over a number of words, and the counts of repairs."""
+    kinds = {"(": "opening", ")": "closing"}
+    read = [
+        Symbol(kinds.get(text[0], "leaf"), text.lstrip("()"))  # type: ignore[arg-type] # a kind
+        for text in symbols.split()
+    ]
+    words = "abcdefgh"[:num_words]
+    tree, repairs = delinearize(read, words, STYLES[style])
+    assert tree.words == tuple(words)
+    return str(tree), {kind: n for kind, n in asdict(repairs).items() if n}
+
+
+@pytest.mark.parametrize(
+    ("symbols", "num_words", "tree"),
+    [
+        ("(S (NP XX )NP . )S", 2, "(TOP (S (NP (XX a)) (. b)))"),
+        ("XX", 1, "(TOP (XX a))"),
+        ("(TOP (A XX )A , )TOP", 2, "(TOP (A (XX a)) (, b))"),
+        ("(A (A (A XX )A )A )A", 1, "(TOP (A (A (A (XX a)))))"),
+    ],
+)
+def test_well_formed_symbols_need_no_repair(
+    symbols: str, num_words: int, tree: str
+) -> None:
+    assert repaired(symbols, num_words) == (tree, {})
+
+
+@pytest.mark.parametrize(
+    ("symbols", "num_words", "tree", "repairs"),
+    [
+        ("(S (NP XX )VP )S", 1, "(S (NP (XX a)))", "mislabelled"),
+        ("(S XX )NP", 1, "(S (XX a))", "mislabelled"),
+        ("XX XX )NP", 2, "(NP (XX a) (XX b))", "unopened"),
+        ("(A XX )A XX )B )C", 2, "(C (B (A (XX a)) (XX b)))", "unopened unopened"),
+        ("(A (B XX (C XX )C", 2, "(A (B (XX a) (C (XX b))))", "unclosed unclosed"),
+        ("(A (B )B XX (C (D )D )C )A", 1, "(A (XX a))", "empty empty empty"),
+        ("(A XX (B XX XX )B )A", 2, "(A (XX a) (B (XX b)))", "surplus"),
+        ("(A XX (B XX )B )A", 1, "(A (XX a))", "surplus"),
+        ("(A XX (B XX )B . )A", 2, "(A (XX a) (. b))", "surplus"),
+        ("(A XX (B XX . )B )A", 2, "(A (XX a) (B (. b)))", "surplus"),
+        ("(A XX . )A", 1, "(A (. a))", "surplus"),
+        ("(A XX )A XX", 1, "(A (XX a))", "surplus"),
+        ("(A (B XX )B )A", 3, "(A (B (XX a)) (XX b) (XX c))", "missing missing"),
+        ("(A XX . )A", 3, "(A (XX a) (XX b) (. c))", "missing"),
+        ("(A . )A", 3, "(A (XX a) (XX b) (. c))", "missing missing"),
+        ("(A (B . )B )A", 2, "(A (B (. a)) (XX b))", "missing"),
+        ("(A XX )A (B XX )B", 2, "(S (A (XX a)) (B (XX b)))", "unrooted"),
+        ("XX XX", 2, "(S (XX a) (XX b))", "unrooted"),
+        ("XX", 2, "(S (XX a) (XX b))", "unrooted missing"),
+        ("(A XX )A .", 3, "(S (A (XX a)) (XX b) (. c))", "unrooted missing"),
+        ("", 2, "(S (XX a) (XX b))", "unrooted missing missing"),
+        (")A (B", 1, "(S (XX a))", "unopened unclosed empty empty unrooted missing"),
+    ],
+)
+def test_each_repair_is_made_and_counted(
+    symbols: str, num_words: int, tree: str, repairs: str
+) -> None:
+    counts = dict(Counter(repairs.split()))
+    assert repaired(symbols, num_words) == (f"(TOP {tree})", counts)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "num_words", "tree", "repairs"),
+    [
+        ("XX (NP )NP (S . )S", 2, "(TOP (S (NP (XX a)) (. b)))", {}),
+        ("XX (A )A (B )B", 1, "(TOP (B (A (XX a))))", {}),
+        ("(A XX )A", 1, "(TOP (A (XX a)))", {"childless": 1}),
+        ("XX (A (B XX )B )A", 2, "(TOP (A (XX a) (B (XX b))))", {"childless": 1}),
+        ("(A XX (B )B )A", 1, "(TOP (A (B (XX a))))", {"childless": 1}),
+        ("XX )A (B .", 2, "(TOP (B (A (XX a)) (. b)))", {"unopened": 1, "unclosed": 1}),
+        ("XX XX (A )A", 2, "(TOP (S (XX a) (A (XX b))))", {"unrooted": 1}),
+    ],
+)
+def test_an_in_order_opening_symbol_takes_the_child_before_it(
+    symbols: str, num_words: int, tree: str, repairs: dict[str, int]
+) -> None:
+    assert repaired(symbols, num_words, "in-order") == (tree, repairs)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("count", range(4))
+def test_a_sentence_without_words_has_no_tree(style: str, count: int) -> None:
+    read = [Symbol("opening", "S"), Symbol("leaf", "XX"), Symbol("closing", "S")]
+    assert delinearize(read[:count], [], STYLES[style]).tree == NOTHING
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_tree_may_have_any_number_of_brackets(style: str) -> None:
+    opening, closing = Symbol("opening", "S"), Symbol("closing", "S")
+    leaf = Symbol("leaf", "XX")
+    symbols = [leaf, *[opening] * 10_000, leaf, *[closing] * 20_000]
+    tree, repairs = delinearize(symbols, ["a", "b"], STYLES[style])
+    assert tree.words == ("a", "b")
+    assert repairs.unopened == 10_000
+    assert len(tree.constituents) == 1 + 20_000
+
+
+def test_repairs_add_up() -> None:
+    total = Repairs(unclosed=2, empty=1) + Repairs(unclosed=3, missing=4) + Repairs()
+    assert total == Repairs(unclosed=5, empty=1, missing=4)
+    assert total.total == 10
+    assert (Repairs() + Repairs()).total == 0
+
+
+def after(
+    symbols: str, num_words: int, style: str = "xx", max_symbols: int = 100
+) -> PartialTree:
+    """Automaton state after symbols, all of which are allowed."""
+    state = partial_tree(num_words, max_symbols, STYLES[style])
+    kinds = {"(": "opening", ")": "closing"}
+    for text in symbols.split():
+        symbol = Symbol(kinds.get(text[0], "leaf"), text.lstrip("()"))  # type: ignore[arg-type] # a kind
+        assert state.allowed().permits(symbol)
+        state = state.after(symbol)
+    return state
+
+
+def says(allowed: Allowed) -> str:
+    """Short text for the allowed symbols."""
+    parts = {
+        "(": allowed.opening,
+        "XX": allowed.leaf,
+        f"){allowed.closing}": allowed.closing is not None,
+        "end": allowed.end,
+    }
+    return " ".join(part for part, is_allowed in parts.items() if is_allowed)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "num_words", "expected"),
+    [
+        ("", 0, "end"),
+        ("", 1, "( XX"),
+        ("XX", 1, "end"),
+        ("", 2, "("),
+        ("(S", 2, "( XX"),
+        ("(S XX", 2, "( XX"),
+        ("(S (NP XX", 2, "( XX )NP"),
+        ("(S (NP XX )NP", 2, "( XX"),
+        ("(S XX (NP XX", 2, ")NP"),
+        ("(S XX XX", 2, ")S"),
+        ("(S XX XX )S", 2, "end"),
+    ],
+)
+def test_top_down_automaton_allows_these_symbols(
+    symbols: str, num_words: int, expected: str
+) -> None:
+    assert says(after(symbols, num_words).allowed()) == expected
+
+
+@pytest.mark.parametrize(
+    ("symbols", "num_words", "expected"),
+    [
+        ("", 0, "end"),
+        ("", 1, "XX"),
+        ("XX", 1, "( end"),
+        ("XX (S", 1, ")S"),
+        ("XX (S )S", 1, "( end"),
+        ("XX", 2, "("),
+        ("XX (NP", 2, "XX )NP"),
+        ("XX (NP )NP", 2, "("),
+        ("XX (NP )NP (S", 2, "XX )S"),
+        ("XX (NP )NP (S XX", 2, "( )S"),
+        ("XX (NP )NP (S XX )S", 2, "( end"),
+        ("XX (S XX", 3, "( XX )S"),
+        ("XX (S XX (NP", 3, "XX )NP"),
+    ],
+)
+def test_in_order_automaton_allows_these_symbols(
+    symbols: str, num_words: int, expected: str
+) -> None:
+    assert says(after(symbols, num_words, "in-order").allowed()) == expected
+
+
+@pytest.mark.parametrize(
+    ("style", "symbols", "expected"),
+    [
+        ("xx", "", "("),
+        ("xx", "(S", "( XX"),  # five left: (A XX XX )A )S
+        ("xx", "(S XX", "( XX"),
+        ("xx", "(S XX (A", "XX"),
+        ("xx", "(S (A", "XX"),
+        ("xx", "(S (A XX", "XX )A"),
+        ("in-order", "XX", "("),
+        ("in-order", "XX (S", "XX )S"),  # four left: )S (A XX )A
+        ("in-order", "XX (S XX", "( )S"),
+        ("in-order", "XX (S )S", "("),
+        ("in-order", "XX (S )S (A", "XX"),
+    ],
+)
+def test_a_symbol_that_leaves_no_room_to_finish_is_forbidden(
+    style: str, symbols: str, expected: str
+) -> None:
+    assert says(after(symbols, 2, style, max_symbols=6).allowed()) == expected
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("num_words", "needed"), [(0, 0), (1, 1), (2, 4), (9, 11)])
+def test_a_limit_too_small_for_any_tree_is_refused(
+    style: str, num_words: int, needed: int
+) -> None:
+    assert partial_tree(num_words, needed, STYLES[style]).words_left == num_words
+    words, symbols = counted(num_words, "word"), counted(needed, "symbol")
+    message = f"^A tree over {words} must be allowed at least {symbols}, but is allowed"
+    with pytest.raises(RequestError, match=message):
+        partial_tree(num_words, needed - 1, STYLES[style])
+
+
+@pytest.mark.parametrize(
+    ("symbol", "is_permitted"),
+    [
+        (Symbol("opening", "NP"), False),
+        (Symbol("leaf", "NP"), True),
+        (Symbol("closing", "NP"), True),
+        (Symbol("closing", "VP"), False),
+    ],
+)
+def test_allowed_symbols_are_permitted_and_others_are_not(
+    symbol: Symbol, is_permitted: bool
+) -> None:
+    allowed = Allowed(opening=False, leaf=True, closing="NP", end=False)
+    assert allowed.permits(symbol) == is_permitted

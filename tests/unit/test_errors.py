@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.phrases import counted, duration, in_seconds, shortened
+from transduce.errors import counted, duration, in_seconds, shortened
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sacrebleu.metrics.bleu as sacrebleu_module
 
-from transduce.data.corpus_files import CorpusFiles
-from transduce.data.held_out import (
+from transduce.data.corpus_files import (
+    CorpusFiles,
     EvaluationConfig,
     choose,
     hold_out,

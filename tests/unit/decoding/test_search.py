@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.candidates import find_candidates, native_logits
+from transduce.decoding.search import find_candidates, native_logits
 from transduce.decoding.torch_model import find_by_torch
 from transduce.native import api
 
