@@ -298,5 +298,5 @@ def refusals() -> Iterator[object]:
 def test_some_tasks_are_refused_for_other_architectures(
     checkpoint, tmp_path, task
 ) -> None:
-    with pytest.raises(RequestError, match='architecture of the model is "sum"'):
+    with pytest.raises(RequestError, match='architecture.*"sum"'):
         task(checkpoint, tmp_path)

@@ -19,6 +19,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
 
+@runtime_checkable
 class EncodedSource(Protocol):
     """Output of an encoder: a dataclass of the architecture's own tensors."""
 
