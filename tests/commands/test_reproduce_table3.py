@@ -13,7 +13,7 @@ import pytest
 
 from transduce.data.named_corpora import named_corpus
 from transduce.errors import ConfigError
-from transduce.experiments.table3 import locked
+from transduce.experiments.run_processes import locked
 from waiting import wait_until
 
 SMALL = (

@@ -21,6 +21,15 @@ from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.environment import current_environment
+from transduce.experiments.run_processes import (
+    ExperimentProgress,
+    Run,
+    RunsFailedError,
+    Workers,
+    locked,
+    make_slots,
+    run_all,
+)
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
 from transduce.experiments.table2 import (
@@ -33,15 +42,8 @@ from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table3 import (
     CORPUS,
     Experiment,
-    ExperimentProgress,
-    RowRun,
-    RunsFailedError,
-    Workers,
-    locked,
-    make_slots,
     refuse_other_contents,
     row_runs,
-    run_all,
 )
 from transduce.experiments.table3_report import as_report as table3_report
 from transduce.experiments.table3_report import collect
@@ -349,12 +351,12 @@ def table4(
 
 
 class ExperimentDisplay(ProgressDisplay):
-    """Progress of the trainings of Table 3."""
+    """Progress of the trainings of an experiment."""
 
-    def __init__(self, runs: Sequence[RowRun]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         super().__init__()
         self._num_runs = len(runs)
-        self._num_steps = sum(run.config.training.steps for run in runs)
+        self._num_steps = sum(run.num_steps for run in runs)
         self._has_begun = False
 
     def went_on(self, progress: ExperimentProgress) -> None:

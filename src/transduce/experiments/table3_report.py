@@ -15,14 +15,9 @@ from transduce.experiments.run_folder import (
     known_languages,
     settings_of,
 )
+from transduce.experiments.run_processes import changes, settings
 from transduce.experiments.table3 import Experiment, RowRun
-from transduce.experiments.table3_rows import (
-    PAPER_ROWS,
-    changes,
-    row_config,
-    scaled_base,
-    settings,
-)
+from transduce.experiments.table3_rows import PAPER_ROWS, row_config, scaled_base
 from transduce.machine import Precision
 from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import (

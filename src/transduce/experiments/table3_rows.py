@@ -6,8 +6,7 @@ vocabulary. The numbers of heads and layers stay, so that heads times `d_k` rema
 the paper's factor; dropout, smoothing and positions are the row's own values.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -121,17 +120,6 @@ def require_rows(rows: tuple[str, ...]) -> list[str]:
     return [row for row in TABLE_3 if not rows or row in (*rows, "base")]
 
 
-def settings(config: RunConfig) -> dict[str, Any]:
-    """All settings by their full names."""
-    return dict(_flattened(asdict(config), ""))
-
-
-def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
-    """Settings that differ from those of another run, by their full names."""
-    theirs = settings(base)
-    return {k: value for k, value in settings(config).items() if value != theirs[k]}
-
-
 def _changed(base: Part, paper_base: Part, paper_row: Part, row: str) -> Part:
     new: dict[str, Any] = {}
     for name in (field.name for field in fields(base)):
@@ -152,14 +140,6 @@ def _sized(row: str, name: str, ours: int, before: int, after: int) -> int:
             f"base's {ours}; leave the row out of --rows, or set another base."
         )
     return int(size)
-
-
-def _flattened(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

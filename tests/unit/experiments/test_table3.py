@@ -12,10 +12,10 @@ import pytest
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3
+from transduce.experiments.run_processes import locked
 from transduce.experiments.table3 import (
     Experiment,
     RowRun,
-    locked,
     refuse_other_contents,
     row_runs,
 )
@@ -25,7 +25,7 @@ from transduce.settings import apply_assignments
 HOLDER = """
 import sys
 from pathlib import Path
-from transduce.experiments.table3 import locked
+from transduce.experiments.run_processes import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()

@@ -10,9 +10,10 @@ import pytest
 from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import DataError
+from transduce.experiments.run_processes import settings
 from transduce.experiments.table3 import Experiment, row_runs
 from transduce.experiments.table3_report import RowResult, Table3, collect
-from transduce.experiments.table3_rows import scaled_base, settings
+from transduce.experiments.table3_rows import scaled_base
 from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import SystemScore, Trials
 

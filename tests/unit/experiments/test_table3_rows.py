@@ -6,13 +6,12 @@ import pytest
 
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3, RunConfig
+from transduce.experiments.run_processes import changes, settings
 from transduce.experiments.table3_rows import (
     base_for,
-    changes,
     require_rows,
     row_config,
     scaled_base,
-    settings,
 )
 from transduce.model.sizes import count_parameters
 

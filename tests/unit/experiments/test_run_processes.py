@@ -13,17 +13,15 @@ import torch
 
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
-from transduce.experiments import table3
-from transduce.experiments.table3 import (
-    Experiment,
+from transduce.experiments import run_processes
+from transduce.experiments.run_processes import (
     ExperimentProgress,
     ReproductionStoppedError,
-    RowRun,
     Workers,
     make_slots,
-    row_runs,
     run_all,
 )
+from transduce.experiments.table3 import Experiment, RowRun, row_runs
 from transduce.experiments.table3_rows import scaled_base
 
 DOES = "from pathlib import Path; import os, sys, time; out = Path(sys.argv[1]); "
@@ -49,7 +47,7 @@ class Programs(Experiment):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table3, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_processes, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -1,0 +1,403 @@
+"""Trainings of an experiment in processes of their own, several at a time.
+
+The state of a run is what its processes have written, so an experiment can be killed
+and resumed at any time.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.errors import CheckpointError, ConfigError, TransduceError
+from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
+from transduce.files import file_lock
+from transduce.interruption import stop_on_signal
+from transduce.machine import Precision, num_cores
+from transduce.settings import require_between
+
+RUNS, LOGS = "runs", "logs"
+"""Folders of an experiment: its runs, and the output of their processes."""
+POLL_SECONDS = 0.2
+TAIL_BYTES = 4_096
+"""Bytes read from the end of a log, longer than a line."""
+MOST_PARALLEL = 1_000
+"""Largest number of processes at the same time."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PR_SET_PDEATHSIG = 1
+"""Constant of Linux's prctl.h."""
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""C library, opened here because opening it between fork and exec could deadlock."""
+
+Slot = Mapping[str, str]
+"""Device or share of the cores for one process, as environment variables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetRun:
+    """Training of a preset, with changed settings, in a folder of the experiment."""
+
+    row: str
+    """Row of the experiment's table."""
+    preset: str
+    seed: int
+    config: RunConfig
+    """All settings of the run."""
+    folder: Path
+    """Folder of the experiment."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.row}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+        return self.folder / RUNS / self.name
+
+    @property
+    def log(self) -> Path:
+        """Output of the run's processes."""
+        return self.folder / LOGS / f"{self.name}.log"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run's folder has been prepared."""
+        return (self.path / RUN_CONFIG).is_file()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the run has made its last update."""
+        return any(e["kind"] == "final" for e in RunFolder(self.path).read_log())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do for this run."""
+        return self.is_trained
+
+    @property
+    def num_steps(self) -> int:
+        """Number of updates of the whole run."""
+        return self.config.training.steps
+
+    @property
+    def steps_made(self) -> int:
+        """Updates by the last complete line of the run's log."""
+        if self.is_done:
+            return self.num_steps
+        if not (path := self.path / LOG).is_file():
+            return 0
+        lines = _tail(path).split(b"\n")[-2:-1]
+        return int(json.loads(lines[0])["step"]) if lines else 0
+
+    def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
+        """Newest log entry of a kind.
+
+        Raises `CheckpointError` if there is none, or if it lacks a needed value.
+        """
+        entries = RunFolder(self.path).entries(kind, *needed)
+        if not entries:
+            raise CheckpointError(
+                f"{self.path}: the log of the run must have lines of kind {kind!r}, "
+                "but has none; remove the run to train it again."
+            )
+        return entries[-1]
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """Assignments that turn the preset into the run's settings."""
+        changed = changes(self.config, preset(self.preset))
+        return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
+
+    def training_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
+        """Options of the command that starts or continues the training."""
+        out = ["train", "--out", str(self.path), "--precision", precision]
+        if self.has_begun:
+            return [*out, "--resume"]
+        return [
+            *out,
+            *("--preset", self.preset),
+            *(("--set", *self.overrides) if self.overrides else ()),
+            *_files_option("--source", files.source),
+            *_files_option("--target", files.target),
+            *_files_option("--dev-source", files.dev_source),
+            *_files_option("--dev-target", files.dev_target),
+        ]
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """All settings by their full names."""
+    return dict(_flattened(asdict(config), ""))
+
+
+def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
+    """Settings that differ from those of another run, by their full names."""
+    theirs = settings(base)
+    return {k: value for k, value in settings(config).items() if value != theirs[k]}
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """Return the settings with another seed."""
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def _flattened(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _in_toml(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)
+
+
+def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
+    return [name, *(str(path.absolute()) for path in paths)]
+
+
+def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
+    """Lock a folder; `ConfigError` if another command has locked it.
+
+    The lock is an open file, to be left open in child processes: it lasts until the
+    last of them has ended.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return file_lock(
+        folder,
+        ConfigError(
+            f"{folder}: one command at a time may use this folder, but another one, or "
+            "a process that it started, is using it; wait for it to end."
+        ),
+    )
+
+
+@runtime_checkable
+class Run(Protocol):
+    """Work of an experiment: one or several processes, one after the other."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def steps_made(self) -> int: ...
+
+
+@runtime_checkable
+class Experiment(Protocol):
+    """An experiment, as far as its processes are concerned."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a run has prepared the corpus, which the others then share."""
+        ...
+
+    def next_command(self, run: Any) -> list[str] | None:
+        """Command that continues a run; None if the run is done."""
+        ...
+
+
+class ReproductionStoppedError(TransduceError):
+    """The experiment was stopped by the user, and its runs are saved."""
+
+
+class RunsFailedError(TransduceError):
+    """Some runs of the experiment failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentProgress:
+    """Progress of all runs of an experiment."""
+
+    num_ended: int
+    """Runs that are done or have failed."""
+    steps: int
+    """Updates made by all runs."""
+    working: tuple[str, ...]
+    """Name and step of each run in progress."""
+
+
+def make_slots(device: str, parallel: int | None) -> list[Slot]:
+    """Slots for processes that compute at the same time.
+
+    By default there is one for each CUDA device, or one for the whole processor.
+    Otherwise `parallel` slots share the devices, or the cores. Raises `ConfigError` if
+    `parallel` is not positive.
+    """
+    require_between("parallel", parallel, 1, MOST_PARALLEL)
+    gpus = [] if device == "cpu" else _gpus()
+    count = parallel or max(len(gpus), 1)
+    if gpus:
+        return [{VISIBLE: gpus[number % len(gpus)]} for number in range(count)]
+    if count == 1:
+        return [{}]
+    cores = num_cores() or count
+    return [{"OMP_NUM_THREADS": str(max(cores // count, 1))}] * count
+
+
+def _gpus() -> list[str]:
+    """CUDA devices as `CUDA_VISIBLE_DEVICES` names them."""
+    count = torch.cuda.device_count()
+    named = os.environ.get(VISIBLE)
+    return named.split(",")[:count] if named else list(map(str, range(count)))
+
+
+def run_all(
+    runs: Sequence[Run],
+    workers: "Workers",
+    on_progress: Callable[[ExperimentProgress], None],
+) -> dict[str, str]:
+    """Complete all runs; returns the reason of each failure by the run's name.
+
+    At Ctrl-C or SIGTERM, raises `ReproductionStoppedError` once all processes have
+    saved.
+    """
+    waiting = deque(runs)
+    with stop_on_signal() as should_stop:
+        try:
+            while not should_stop() and (waiting or workers.running):
+                while waiting and workers.can_start:
+                    workers.start(waiting.popleft())
+                workers.poll()
+                on_progress(_progress(runs, workers.running, len(waiting)))
+                time.sleep(POLL_SECONDS if workers.running else 0)
+        finally:
+            workers.stop()
+        if should_stop():
+            raise ReproductionStoppedError(
+                "The reproduction was stopped, and is saved; the same command "
+                "continues it."
+            )
+    return workers.failures
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Process that trains or translates for a run."""
+
+    run: Run
+    slot: Slot
+    command: list[str]
+    process: subprocess.Popen[bytes]
+
+
+class Workers:
+    """Running processes of an experiment, and free slots for others."""
+
+    def __init__(
+        self, experiment: Experiment, slots: Sequence[Slot], lock: tuple[int, ...] = ()
+    ) -> None:
+        self._experiment = experiment
+        self._free = list(slots)
+        self._lock = lock
+        self.running: list[Worker] = []
+        self.failures: dict[str, str] = {}
+
+    @property
+    def can_start(self) -> bool:
+        """Whether another run may start.
+
+        The first run is alone until it has prepared the corpus, which all share.
+        """
+        return bool(self._free) and (self._experiment.is_prepared or not self.running)
+
+    def start(self, run: Run) -> None:
+        """Start or continue a run, unless it is done."""
+        if (command := self._experiment.next_command(run)) is not None:
+            self._start(run, command, self._free.pop(0))
+
+    def poll(self) -> None:
+        """Handle the processes that have ended, and start the next of their runs."""
+        ended = [each for each in self.running if each.process.poll() is not None]
+        for worker in ended:
+            self.running.remove(worker)
+            command = self._experiment.next_command(worker.run)
+            if worker.process.returncode != 0:
+                self._fail(worker, _failure_reason(worker))
+            elif command == worker.command:
+                self._fail(worker, "It ended without a result.")
+            elif command is not None:
+                self._start(worker.run, command, worker.slot)
+            else:
+                self._free.insert(0, worker.slot)
+
+    def stop(self) -> None:
+        """Make all processes save and end, and wait for them."""
+        for worker in self.running:
+            worker.process.terminate()
+        for worker in self.running:
+            worker.process.wait()
+
+    def _start(self, run: Run, command: list[str], slot: Slot) -> None:
+        with run.log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                # Unbuffered, so that both streams are in order in the log.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=self._lock,
+                preexec_fn=_end_with_parent if LIBC else None,
+            )
+        self.running.append(
+            Worker(run=run, slot=slot, command=command, process=process)
+        )
+
+    def _fail(self, worker: Worker, reason: str) -> None:
+        self.failures[worker.run.name] = reason
+        self._free.insert(0, worker.slot)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel send SIGTERM if the parent is killed, so that the run saves."""
+    assert LIBC is not None
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _failure_reason(worker: Worker) -> str:
+    """Signal that killed the process, or the last line of its output."""
+    if (code := worker.process.returncode) < 0:
+        return f"It was killed ({signal.Signals(-code).name})."
+    output = _tail(worker.run.log).decode("utf-8", errors="replace").strip()
+    return output.rpartition("\n")[2].removeprefix("transduce: ")
+
+
+def _progress(
+    runs: Sequence[Run], workers: Sequence[Worker], num_waiting: int
+) -> ExperimentProgress:
+    steps = [run.steps_made for run in runs]
+    working = [
+        f"{worker.run.name} {worker.run.steps_made:,}/{worker.run.num_steps:,}"
+        for worker in workers
+    ]
+    return ExperimentProgress(
+        num_ended=len(runs) - num_waiting - len(workers),
+        steps=sum(steps),
+        working=tuple(working),
+    )
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
+        return file.read()
