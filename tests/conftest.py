@@ -76,10 +76,19 @@ def _seed() -> None:
     torch.manual_seed(20170612)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_kept() -> Iterator[None]:
-    """Undo `gc.freeze`, which commands call because their process ends afterwards."""
-    yield
+@pytest.fixture(scope="session", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Exclude the million objects of pytest and PyTorch from garbage collection.
+
+    Each run of training collects garbage several times, which would take longer than
+    its steps. Commands also call `gc.freeze`, because their process ends afterwards;
+    here that would keep the garbage of all tests.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "freeze", lambda: None)
+        yield
     gc.unfreeze()
 
 
