@@ -31,7 +31,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from transduce.benchmark.training_systems import TrainingTask
+    from transduce.benchmark.training import TrainingTask
     from transduce.device import Hardware
     from transduce.experiments.presets import RunConfig
     from transduce.training.trainer import StepReport, Trainer
@@ -47,7 +47,7 @@ TESTS = (
     "tests/relations/test_devices.py",
     "tests/relations/test_graphed_decoder.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
-    "tests/unit/training/test_compiled_layers.py",
+    "tests/unit/training/test_device_setup.py",
 )
 WARM_UP, MEASURED = 3, 6
 """Number of updates to warm up, and number to measure."""
@@ -235,7 +235,7 @@ def _measure_variant(
     """Write one row of the table; the last variant also leaves its profile."""
     import torch
 
-    from transduce.benchmark.training_systems import TrainingTask, our_trainer
+    from transduce.benchmark.training import TrainingTask, our_trainer
     from transduce.device import forget_peak_memory, peak_memory
 
     started = time.perf_counter()

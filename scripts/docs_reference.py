@@ -426,8 +426,7 @@ def python_page() -> str:
 
 def http_page() -> str:
     """Page of the HTTP interface, from the server's OpenAPI document."""
-    from transduce.serving.documentation import examples
-    from transduce.serving.server import create_app
+    from transduce.serving.server import create_app, examples
 
     openapi = create_app([]).openapi()
     bodies = examples([])

@@ -16,8 +16,7 @@ import uvicorn
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.serving.access import AccessConfig
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.admission import AccessConfig, AdmissionConfig
 from transduce.serving.request_queue import QueueConfig, RequestQueue
 from transduce.serving.served_models import ModelName, ServedModel
 from transduce.serving.server import (

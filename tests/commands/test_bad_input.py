@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from transduce.checkpoint import load_model
 from transduce.cli import main
-from transduce.cli.display import TrainingDisplay
+from transduce.cli.train import TrainingDisplay
 from transduce.training.trainer import StepReport
 
 TINY = ("train", "--preset", "tiny", "--precision", "fp32")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.benchmark import training_systems as training_peers
+from transduce.benchmark import training as training_peers
 from transduce.benchmark.measurement import describe_machine
-from transduce.benchmark.training import TrainingSpeed, training_table
-from transduce.benchmark.training_systems import MARIAN, TORCH
+from transduce.benchmark.training import MARIAN, TORCH, TrainingSpeed, training_table
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
-from transduce.cli.display import TrainingDisplay
+from transduce.cli.train import TrainingDisplay
 from transduce.training.trainer import StepReport
 
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")

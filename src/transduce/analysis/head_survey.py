@@ -9,27 +9,25 @@ from transduce.analysis.attention_maps import (
     AttentionMaps,
     attention_maps,
     attentions,
+    have_same_letters,
     without_head,
 )
 from transduce.analysis.figures import HeadValues, draw_heads
-from transduce.analysis.head_annotation import (
-    AlignmentError,
-    Linking,
-    LinkSurvey,
-    alignment_errors,
-    annotate,
-    survey_links,
-)
-from transduce.analysis.head_statistics import (
+from transduce.analysis.heads import (
     LEGEND,
+    AlignmentError,
     HeadName,
     HeadStatistics,
+    Linking,
+    LinkSurvey,
     Offset,
+    alignment_errors,
+    annotate,
     head_statistics,
     preferred_offsets,
     statistics_table,
+    survey_links,
 )
-from transduce.analysis.word_links import have_same_letters
 from transduce.data.batches import EncodedPair
 from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.tensors import pad_rows
@@ -39,7 +37,7 @@ from transduce.errors import DataError, counted
 from transduce.grammar.corpus import Grammar, GrammarSentence
 from transduce.model.config import ATTENTION_KINDS
 from transduce.model.transformer import Transformer
-from transduce.report.content import (
+from transduce.report.report import (
     Part,
     Picture,
     Report,

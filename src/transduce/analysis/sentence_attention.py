@@ -12,22 +12,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.analysis.attention_maps import AttentionMaps, attention_maps
-from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
-from transduce.analysis.head_statistics import LEGEND, head_statistics, statistics_table
-from transduce.analysis.search_tree import SearchTree, draw_tree, record_search
-from transduce.analysis.word_links import (
+from transduce.analysis.attention_maps import (
+    AttentionMaps,
+    attention_maps,
     between_words,
     piece_texts,
     word_groups,
     word_starts,
 )
+from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
+from transduce.analysis.heads import LEGEND, head_statistics, statistics_table
+from transduce.analysis.search_tree import SearchTree, draw_tree, record_search
 from transduce.decoding.search import require_numbers
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
-from transduce.report.content import Column, Section, Table, columns
-from transduce.report.page import as_html, whole_page
+from transduce.report.report import Column, Section, Table, as_html, columns, whole_page
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS

@@ -4,37 +4,416 @@ All systems take turns, one update at a time, so that a busy or hot machine slow
 alike. Each has its own process, so that its memory is its own.
 """
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import islice
 from statistics import mean, median
+from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.architectures.config import require_transformer
 from transduce.benchmark import measurement
 from transduce.benchmark.measurement import (
     MOST_ROUNDS,
     NAME_WIDTH,
     Machine,
     Turn,
+    Turns,
     Worker,
     describe_machine,
     load_warning,
     order_of_turns,
 )
-from transduce.benchmark.training_systems import (
-    OURS,
-    PEERS,
-    TrainingTask,
-    UpdateOutcome,
-    obstacle,
-    peers_on,
-    work_of,
+from transduce.data.batches import (
+    ID_TYPE,
+    OFFSET_TYPE,
+    Batcher,
+    Dataset,
+    EncodedSide,
+    Update,
 )
 from transduce.device import Hardware
+from transduce.errors import missing_package
 from transduce.experiments.presets import RunConfig
-from transduce.model.sizes import count_parameters
+from transduce.machine import keep_freed_memory
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import sinusoids
+from transduce.model.sizes import count_parameters, update_flops
+from transduce.model.transformer import Transformer
 from transduce.settings import require_between
+from transduce.text.vocabulary import EOS, PAD
+from transduce.training.config import TrainingConfig
+from transduce.training.schedule import scheduled_rate
+from transduce.training.trainer import StepReport, Trainer
+
+MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100
+"""Length of a source in tokens, log-normal, about that of news text in sub-words."""
+RATIO_SPREAD = 0.2
+"""Spread of a target's length over its source's, log-normal around 1."""
+MIN_PAIRS = 10_000
+"""Pairs that give batches of similar lengths, as in a real corpus."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """Updates of a run on random tokens, in sentences of realistic lengths."""
+
+    run: RunConfig
+    hardware: Hardware
+    steps: int
+    are_peers_plain: bool = False
+    """Whether peers run without our memory settings."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """Model with a vocabulary of the tokenizer's configured size."""
+        model = require_transformer(self.run.model)
+        return replace(model, vocab_size=self.run.tokenizer.vocab_size)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """Training settings of all systems, without features that peers lack."""
+        return replace(
+            self.run.training,
+            steps=self.steps,
+            optimizer="adam",
+            cooldown_share=0.0,
+            weight_decay=0.0,
+        )
+
+    def dataset(self) -> Dataset:
+        """Generate the corpus; the same task gives the same one."""
+        random = np.random.default_rng(SEED)
+        mu = np.log(MEAN_LENGTH) - LENGTH_SPREAD**2 / 2
+        source = random.lognormal(mu, LENGTH_SPREAD, self._num_pairs())
+        target = source * random.lognormal(0.0, RATIO_SPREAD, len(source))
+        return Dataset(
+            source=self._side(source, random), target=self._side(target, random)
+        )
+
+    def batcher(self, dataset: Dataset) -> Batcher:
+        """Batcher of the task's updates."""
+        return Batcher(dataset, self.run.batching, SEED)
+
+    def updates(self, dataset: Dataset) -> Iterator[Update]:
+        """Updates that a trainer draws from the batcher."""
+        return islice(self.batcher(dataset).epoch(0), self.steps)
+
+    def update_flops(self) -> list[int]:
+        """FLOPs of each update, without padding."""
+        dataset = self.dataset()
+        # Count the end token.
+        source = np.diff(dataset.source.offsets) + 1
+        target = np.diff(dataset.target.offsets) + 1
+        pairs = [np.concatenate(each.batches) for each in self.updates(dataset)]
+        return [update_flops(self.model, source[p], target[p]) for p in pairs]
+
+    @property
+    def _longest(self) -> int:
+        return max(min(LONGEST, self.run.batching.max_length - 1), 1)
+
+    def _num_pairs(self) -> int:
+        """Twice the pairs that all steps need, so that one epoch is enough."""
+        tokens = max(self.run.batching.source_tokens, self.run.batching.target_tokens)
+        mean_length = min(MEAN_LENGTH, self._longest)
+        return max(MIN_PAIRS, 2 * self.steps * tokens // mean_length)
+
+    def _side(
+        self, lengths: Float[np.ndarray, " pairs"], random: np.random.Generator
+    ) -> EncodedSide:
+        whole = lengths.round().clip(1, self._longest).astype(OFFSET_TYPE)
+        offsets = np.concatenate([np.zeros(1, OFFSET_TYPE), np.cumsum(whole)])
+        ids = random.integers(EOS + 1, self.model.vocab_size, offsets[-1])
+        return EncodedSide(ids=ids.astype(ID_TYPE), offsets=offsets)
+
+
+MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
+COMPILED = "torch.nn.Transformer, compiled"
+
+
+class TorchPeer(nn.Module):
+    """`torch.nn.Transformer` with the embeddings that it lacks."""
+
+    def __init__(self, config: ModelConfig, max_length: int) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.dropout = nn.Dropout(config.dropout)
+        positions = sinusoids(max_length, config.d_model)
+        self.register_buffer("positions", positions, persistent=False)
+        self.transformer = _torch_transformer(config)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        is_padding = source == PAD
+        states = self.transformer(
+            self._embed(source),
+            self._embed(target_in),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(
+                target_in.size(1), device=source.device
+            ),
+            tgt_is_causal=True,
+            src_key_padding_mask=is_padding,
+            memory_key_padding_mask=is_padding,
+        )
+        return functional.linear(states, self.embedding.weight)
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        positions = self.get_buffer("positions")[: ids.size(1)]
+        return self.dropout(self.embedding(ids) * self.scale + positions)
+
+
+class MarianPeer(nn.Module):
+    """`MarianMTModel` of the package `transformers`."""
+
+    def __init__(self, config: ModelConfig, max_length: int) -> None:
+        super().__init__()
+        from transformers import MarianMTModel
+
+        from transduce.interop.marian import marian_config
+
+        self.marian = MarianMTModel(marian_config(config, max_length))
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        return self.marian(
+            input_ids=source,
+            attention_mask=source != PAD,
+            decoder_input_ids=target_in,
+            use_cache=False,
+        ).logits
+
+
+def compiled_torch_peer(config: ModelConfig, max_length: int) -> nn.Module:
+    """`TorchPeer` with `torch.compile`, compiled once for all lengths."""
+    peer = TorchPeer(config, max_length)
+    peer.compile(dynamic=True)
+    return peer
+
+
+PEERS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
+    MARIAN: MarianPeer,
+    TORCH: TorchPeer,
+    COMPILED: compiled_torch_peer,
+}
+"""Constructor of each peer, from the model's config and the longest sentence."""
+
+
+def peers_on(device: torch.device) -> list[str]:
+    """Peers to compare on a device: compiling gains little on a CPU."""
+    return [name for name in PEERS if name != COMPILED or device.type == "cuda"]
+
+
+def obstacle(name: str, config: ModelConfig) -> str | None:
+    """Sentence on why a peer cannot take part; None if it can."""
+    if name == MARIAN and find_spec("transformers") is None:
+        return (
+            f"{name} is left out. {missing_package('It', 'transformers', 'benchmark')}"
+        )
+    if name == COMPILED and find_spec("triton") is None:
+        return f"{name} is left out, as PyTorch needs Triton to compile for GPUs."
+    width = config.d_model / config.num_heads
+    known = {
+        "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",
+        "neighbourhood": None, "output_bias": False,
+    }  # fmt: skip
+    if name == MARIAN:
+        known["norm"] = "post"
+    else:
+        known["activation"] = "relu"
+    for setting, value in known.items():
+        if (ours := getattr(config, setting)) != value:
+            return f"{name} is left out, as it lacks `model.{setting}` = {ours}."
+    return None
+
+
+class PeerTrainer:
+    """Plain training loop with the same updates, optimizer and schedule as ours."""
+
+    def __init__(self, model: nn.Module, task: TrainingTask) -> None:
+        self._task = task
+        self._config = task.training
+        self._dataset = task.dataset()
+        self._batcher = task.batcher(self._dataset)
+        self._model = model.to(task.hardware.device).train()
+        self._optimizer = torch.optim.Adam(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=0.0,  # set before each step
+            betas=(self._config.beta1, self._config.beta2),
+            eps=self._config.epsilon,
+            fused=True,
+        )
+
+    def train(self, on_step: Callable[[Update, float], None]) -> None:
+        """Make the task's updates; calls `on_step` with each and its loss.
+
+        The loss is in nats per target token.
+        """
+        for step, update in enumerate(self._task.updates(self._dataset), start=1):
+            on_step(update, self._step(step, update))
+
+    def _step(self, step: int, update: Update) -> float:
+        rate = scheduled_rate(step, self._task.model.d_model, self._config)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        losses = [self._accumulate(batch, update) for batch in update.batches]
+        self._optimizer.step()
+        return torch.stack(losses).sum().item()
+
+    def _accumulate(
+        self, indices: Integer[np.ndarray, " batch"], update: Update
+    ) -> Float[Tensor, ""]:
+        """Add a batch's share of the gradient of the update's mean loss per token."""
+        hardware = self._task.hardware
+        batch = self._batcher.load(indices).to(hardware.device)
+        with hardware.autocast():
+            logits = self._model(batch.source, batch.target_in)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch.target_out.flatten(),
+            ignore_index=PAD,
+            label_smoothing=self._config.label_smoothing,
+            reduction="sum",
+        )
+        loss = loss / update.num_target_tokens
+        loss.backward()
+        return loss.detach()
+
+
+def _torch_transformer(config: ModelConfig) -> nn.Transformer:
+    """`nn.Transformer` without the norms and dropouts that the paper does not have."""
+    choices: dict[str, Any] = {
+        "d_model": config.d_model,
+        "nhead": config.num_heads,
+        "dim_feedforward": config.d_ff,
+        "dropout": config.dropout,
+        "layer_norm_eps": config.norm_epsilon,
+        "norm_first": config.norm == "pre",
+        "batch_first": True,
+    }
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**choices),
+        config.num_layers,
+        _final_norm(config),
+        enable_nested_tensor=False,
+    )
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(**choices),
+        config.num_decoder_layers,
+        _final_norm(config),
+    )
+    for layer in (*encoder.layers, *decoder.layers):
+        layer.dropout = nn.Identity()
+    for module in (*encoder.modules(), *decoder.modules()):
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return nn.Transformer(
+        config.d_model,
+        config.num_heads,
+        batch_first=True,
+        custom_encoder=encoder,
+        custom_decoder=decoder,
+    )
+
+
+def _final_norm(config: ModelConfig) -> nn.LayerNorm | None:
+    if config.norm == "pre":
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return None
+
+
+OURS = "transduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOutcome:
+    """Result of one update."""
+
+    num_target_tokens: int
+    loss: float
+    """Smoothed cross-entropy in nats per target token."""
+
+
+def work_of(name: str, task: TrainingTask) -> Callable[[Turns[UpdateOutcome]], None]:
+    """Work of a system's process."""
+    if name == OURS:
+        return partial(train_ours, task)
+    return partial(train_peer, name, task)
+
+
+def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
+    """Train as `transduce train` does, one update per turn."""
+
+    def done(report: StepReport) -> None:
+        turns.done(
+            UpdateOutcome(num_target_tokens=report.num_target_tokens, loss=report.loss)
+        )
+
+    keep_freed_memory()
+    torch.manual_seed(SEED)
+    trainer = our_trainer(task)
+    if task.hardware.device.type == "cuda":  # as in all but short trainings
+        reason = trainer.compile_layers()
+        if reason is not None:
+            warnings.warn(
+                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+    turns.begin()
+    trainer.train(
+        on_step=done,
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: False,
+    )
+
+
+def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
+    """Train another library's model, one update per turn."""
+
+    def done(update: Update, loss: float) -> None:
+        turns.done(UpdateOutcome(num_target_tokens=update.num_target_tokens, loss=loss))
+
+    if not task.are_peers_plain:
+        keep_freed_memory()  # speeds peers up as well
+    torch.manual_seed(SEED)
+    trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
+    turns.begin()
+    trainer.train(done)
+
+
+def our_trainer(task: TrainingTask) -> Trainer:
+    """Trainer of `transduce train` on the task's pairs."""
+    return Trainer(
+        Transformer(task.model),
+        task.batcher(task.dataset()),
+        task.training,
+        task.hardware,
+    )
+
 
 WARM_UP_ROUNDS = 2
 """Rounds that are not counted, in which memory is allocated and kernels are chosen."""

@@ -28,17 +28,17 @@ from transduce.metrics.tokenization import (
     Tokenize,
     choose_tokenization,
 )
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     MarkedText,
     Part,
     Report,
     Section,
     Table,
+    as_page,
     columns,
+    show,
 )
-from transduce.report.page import as_page
-from transduce.report.terminal import show
 from transduce.text.corpus import read_text
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 

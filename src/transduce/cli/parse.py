@@ -8,7 +8,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.files import STANDARD_OUTPUT, Force, require_new, writer
 from transduce.cli.lines import (
     Destination,
@@ -25,7 +24,7 @@ from transduce.decoding.parser import Parse
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translator import load
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import WORD, Tree, parse_tree
+from transduce.trees.trees import WORD, Tree, indented, parse_tree, svg
 
 
 def parse(

@@ -100,13 +100,7 @@ def serve(
             "At least one model must be given before the options, but none is."
         )
     with packages_for("`transduce serve`", "serve"):
-        from transduce.serving import (
-            access,
-            admission,
-            connection,
-            served_models,
-            server,
-        )
+        from transduce.serving import admission, connection, served_models, server
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
@@ -129,7 +123,7 @@ def serve(
         trusted_proxies=trusted_proxies,
         answer_within_s=timeout,
     )
-    access_config = access.AccessConfig(
+    access_config = admission.AccessConfig(
         allowed_hosts=allowed_hosts, cors_origins=cors_origins
     )
     if processes is None:
@@ -155,7 +149,7 @@ def serve(
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"
-        access_config = replace(access_config, is_local=access.is_loopback(bound))
+        access_config = replace(access_config, is_local=admission.is_loopback(bound))
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
         app = server.create_app(served, admission_config, access_config)
         server.serve(app, listener, server_config)

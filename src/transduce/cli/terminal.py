@@ -23,9 +23,7 @@ from rich.table import Table
 
 from transduce.errors import counted
 from transduce.files import atomic_directory
-from transduce.report.content import Report, write_markdown
-from transduce.report.page import as_page
-from transduce.report.terminal import show
+from transduce.report.report import Report, as_page, show, write_markdown
 
 LINE_SECONDS = 30.0
 """Seconds between progress lines without a terminal."""

@@ -1,4 +1,7 @@
-"""`transduce train`: from text files to a trained, averaged, scored model."""
+"""`transduce train`: from text files to a trained, averaged, scored model.
+
+Its progress appears on a terminal, in a log file, and in TensorBoard.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -8,7 +11,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.display import TensorBoardLog, TrainingDisplay
 from transduce.cli.files import Files, Force
 from transduce.cli.launching import (
     end_with_launcher,
@@ -24,10 +26,20 @@ from transduce.cli.options import (
     run_files,
     text_files,
 )
-from transduce.data.treebank import TreebankFiles
+from transduce.cli.terminal import ProgressDisplay
+from transduce.data.prepared_corpus import PreparedCorpus
+from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError
-from transduce.experiments.pipeline import Consent
+from transduce.errors import (
+    WEEK,
+    ConfigError,
+    RequestError,
+    counted,
+    duration,
+    missing_package,
+)
+from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.pipeline import Consent, RunResult, RunStart
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import FITTING, RunConfig, require_task
@@ -40,7 +52,237 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.machine import Precision
+from transduce.training.config import TrainingConfig
+from transduce.training.device_setup import MicroBatch
 from transduce.training.distributed import is_distributed, local_rank, process_group
+from transduce.training.trainer import StepReport
+
+BUSY_SHARE = 0.1
+"""Share of time lost to other programs above which a forecast is uncertain."""
+SMOOTHING = 0.95
+"""Weight of the previous value in the displayed speed."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""Name of the folder in a run."""
+FLUSH_SECONDS = 2
+"""Seconds between two writes; a crash loses at most these."""
+
+
+class TrainingDisplay(ProgressDisplay):
+    """Progress and result of a training run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_steps = 0
+        self._tokens_per_second = 0.0
+
+    def started(self, start: RunStart) -> None:
+        if start.corpus is not None:
+            self._show_corpus(start, start.corpus)
+            self.console.print(_languages(start.config))
+        self.console.print(
+            f"Model: {start.num_parameters:,} parameters, vocabulary of "
+            f"{start.config.model.vocab_size:,}, on {start.hardware}"
+        )
+        self.console.print(_forecast(start))
+        self.console.print(_checkpoints(start.config.training))
+        self._advise(start)
+        if start.micro_batch.compile_error is not None:
+            self.warned(
+                "PyTorch cannot compile the layers here, which would make training "
+                f"faster: {start.micro_batch.compile_error}"
+            )
+        if start.steps_done:
+            self.console.print(f"Continuing after step {start.steps_done:,}.")
+        self._num_steps = start.config.training.steps
+        self.begin(start.steps_done, self._num_steps)
+
+    def _advise(self, start: RunStart) -> None:
+        """Print the warnings of `transduce check` before the first step."""
+        for advice in start.advice:
+            self.warned(str(advice))
+        if start.advice:
+            self.console.print("`transduce check` shows the details and the lines.")
+        if start.seconds_left > WEEK:
+            self.warned(
+                f"training takes about {duration(start.seconds_left)} here; choose a "
+                "smaller preset, fewer steps (training.steps) or a GPU."
+            )
+
+    def _show_corpus(self, start: RunStart, corpus: PreparedCorpus) -> None:
+        self.console.print(f"Training pairs: {corpus.training}")
+        if corpus.target_vocab_size is not None:
+            augmentation = start.config.treebank.augmentation
+            self.console.print(_augmented(corpus.training.total, augmentation))
+        if corpus.dev is None:
+            self.console.print("Dev pairs: none, so nothing is scored while training")
+        elif corpus.is_held_out:
+            self.console.print(
+                f"Dev pairs: {corpus.dev}, held out of the training corpus (--no-dev "
+                "trains on all)"
+            )
+        else:
+            self.console.print(f"Dev pairs: {corpus.dev}")
+        if corpus.shared_with is not None:
+            self.console.print(
+                f"Prepared corpus, shared with other runs: {corpus.shared_with}"
+            )
+
+    def stepped(self, report: StepReport) -> None:
+        speed = report.num_target_tokens / report.seconds
+        before = self._tokens_per_second or speed
+        self._tokens_per_second = SMOOTHING * before + (1 - SMOOTHING) * speed
+        figures = (
+            f"loss {report.loss:.3f}",
+            f"perplexity {report.perplexity:.1f}",
+            f"{self._tokens_per_second:,.0f} tokens/s",
+        )
+        self.show(f"step {report.step:,}/{self._num_steps:,}", figures, report.step)
+
+    def scored(self, score: DevScore) -> None:
+        self.console.print(f"step {score.step:,}: dev: {_figures(score)}")
+
+    def warned(self, message: str) -> None:
+        self.console.print(f"Warning: {message}")
+
+    def went_back(self, step: int) -> None:
+        self.begin(step, self._num_steps)
+
+    def finished(self, result: RunResult) -> None:
+        """Print the result of the run."""
+        what = f"The average of the last {result.num_averaged} checkpoints"
+        if result.num_averaged == 1:
+            what = "The model"
+        if result.dev is not None:
+            self.console.print(
+                f"{what}: dev: {_figures(result.dev)}, by beam search\n  "
+                f"{result.dev.quality.details}"
+            )
+        self.console.print(
+            f"{what} is in {result.model}; the learning curve is {result.picture}."
+        )
+
+
+def _figures(score: DevScore) -> str:
+    return f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.quality}"
+
+
+def _checkpoints(training: TrainingConfig) -> str:
+    """Describe the interval of checkpoints, and the updates that the average covers."""
+    kept, every = training.keep_checkpoints, training.checkpoint_steps
+    if every is None:
+        often = duration(60 * training.checkpoint_minutes)
+        return f"Checkpoints: every {often}; the average is of the last {kept}"
+    share = min(kept * every / training.steps, 1)
+    return (
+        f"Checkpoints: every {counted(every, 'update')}; the average is of the last "
+        f"{kept}, from the last {share:.0%} of the training"
+    )
+
+
+def _languages(config: RunConfig) -> str:
+    """Describe the model's languages, and how to set missing ones."""
+    languages = config.languages
+    options = ["--source-language"] * (languages.source is None)
+    if config.model.target_vocab_size is None:  # the target is text, not trees
+        options += ["--target-language"] * (languages.target is None)
+    hint = f" (name them by {' and '.join(options)})" if options else ""
+    return f"Languages: {languages}{hint}"
+
+
+def _augmented(total: int, config: AugmentationConfig) -> str:
+    """Describe the number of variants among the training trees, and their kinds."""
+    if not config.copies:
+        return "Variants of trees: none (treebank.augmentation.copies)"
+    num_trees = total // (config.copies + 1)
+    return (
+        f"Variants of trees: {config.copies:,} of each of the "
+        f"{counted(num_trees, 'tree')}, {total - num_trees:,} in all "
+        f"(treebank.augmentation): {config.cut:.0%} are a constituent alone, "
+        f"{config.replaced_constituents:.0%} of the others have one of another tree, "
+        f"and {config.replaced_words:.0%} of the words are replaced"
+    )
+
+
+def _forecast(start: RunStart) -> str:
+    """Describe an update, and the forecast of the run's time."""
+    batching, fit = start.config.batching, start.micro_batch
+    num_steps = start.config.training.steps - start.steps_done
+    among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
+    cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
+    time_left = duration(start.seconds_left)
+    time_left = time_left if time_left.startswith("less") else f"about {time_left}"
+    return (
+        f"Updates: {num_steps:,} of about {batching.source_tokens:,} source and "
+        f"{batching.target_tokens:,} target tokens{among}{cut}\n"
+        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory per process, {time_left}, "
+        f"without checkpoints{_reservation(fit)}"
+    )
+
+
+def _reservation(fit: MicroBatch) -> str:
+    """Describe the uncertainty of a forecast made while other programs ran."""
+    if fit.waiting_share < BUSY_SHARE:
+        return ""
+    return (
+        f"; other programs used the processor for {fit.waiting_share:.0%} of the "
+        "trial, and are not in the forecast"
+    )
+
+
+class TensorBoardLog:
+    """Observer that writes a run's figures for TensorBoard."""
+
+    def __init__(self, run: Path) -> None:
+        """Open the log; `RequestError` if TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RequestError(
+                missing_package("`--tensorboard`", "tensorboard", "tensorboard")
+            ) from None
+        self._new_writer = SummaryWriter
+        self._folder = run / TENSORBOARD_FOLDER
+        self._writer: Any = None  # until the run has a folder
+
+    def started(self, start: RunStart) -> None:
+        self._go_on_after(start.steps_done)
+
+    def stepped(self, report: StepReport) -> None:
+        figures = {
+            "loss": report.loss,
+            "perplexity": report.perplexity,
+            "learning_rate": report.learning_rate,
+            "tokens_per_second": report.num_target_tokens / report.seconds,
+            "padding": report.padding,
+        }
+        self._write("training", figures, report.step)
+
+    def scored(self, score: DevScore) -> None:
+        figures = {
+            "loss": score.loss,
+            "perplexity": score.perplexity,
+            score.quality.metric: score.quality.score,
+        }
+        self._write("dev", figures, score.step)
+
+    def warned(self, message: str) -> None: ...
+
+    def went_back(self, step: int) -> None:
+        self._writer.close()
+        self._go_on_after(step)
+
+    def finished(self, result: RunResult) -> None:
+        self._writer.close()
+
+    def _go_on_after(self, step: int) -> None:
+        # Hide what was written after this step before a crash.
+        self._writer = self._new_writer(
+            self._folder, purge_step=step + 1, flush_secs=FLUSH_SECONDS
+        )
+
+    def _write(self, group: str, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
 def train(

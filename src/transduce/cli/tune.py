@@ -25,8 +25,7 @@ from transduce.experiments.tuning import (
 from transduce.metrics.comparison import SIGNIFICANT_P
 from transduce.metrics.tokenization import Tokenize, choose_tokenization
 from transduce.model_folder import find_model, write_search
-from transduce.report.content import Report, Section, Table, columns
-from transduce.report.terminal import show
+from transduce.report.report import Report, Section, Table, columns, show
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import guess_all

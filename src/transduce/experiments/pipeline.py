@@ -56,9 +56,9 @@ from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.checkpoints import average, load_training_state, save_training
 from transduce.training.config import TrainingConfig
+from transduce.training.device_setup import MicroBatch, require_memory
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import GuidedAttention, word_beginnings
-from transduce.training.micro_batch import MicroBatch, require_memory
 from transduce.training.optimizer import require_moments
 from transduce.training.trainer import (
     DivergedError,

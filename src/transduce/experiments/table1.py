@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from transduce.analysis.cost import LayerSizes, LayerType, layer_cost
-from transduce.analysis.layer_types import (
+from transduce.analysis.cost import (
     Growth,
+    LayerSizes,
+    LayerType,
     PathLength,
     Scaling,
     SequentialOperations,
     Sweep,
     count_sequential_operations,
+    layer_cost,
     maximum_path_length,
     measure_scaling,
     share_of_term,
 )
 from transduce.machine import BUSY_LOAD
 from transduce.report.chart import Chart, Series, draw
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     Part,
     Picture,

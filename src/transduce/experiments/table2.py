@@ -25,7 +25,7 @@ from transduce.machine import BUSY_LOAD
 from transduce.metrics.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.metrics.tokenization import Tokenize, choose_tokenization
 from transduce.model.sizes import PASSES, ForwardFlops, forward_flops
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     Part,
     Report,

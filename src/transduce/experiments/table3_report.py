@@ -31,7 +31,7 @@ from transduce.metrics.comparison import (
 )
 from transduce.metrics.tokenization import Tokenization, choose_tokenization
 from transduce.report.chart import Chart, Series, draw
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     Part,
     Picture,

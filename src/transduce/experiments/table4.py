@@ -8,7 +8,7 @@ from transduce.data.treebank import read_both, read_treebank
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import DataError
-from transduce.report.content import Column, Report, Section, Table, columns
+from transduce.report.report import Column, Report, Section, Table, columns
 from transduce.trees.bracket_f1 import (
     BracketFigures,
     bracket_f1,

@@ -32,7 +32,6 @@ from transformers.utils import logging
 from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError
 from transduce.files import atomic_directory
-from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.interop.mapping import (
     Affine,
     Attention,
@@ -43,8 +42,11 @@ from transduce.interop.mapping import (
     require_one_vocabulary,
     require_plain_attention,
 )
-from transduce.interop.portable_tokenizer import portable_tokenizer
-from transduce.interop.proof import Proof, prove, require_short
+from transduce.interop.portable_tokenizer import (
+    HuggingFaceTokenizer,
+    portable_tokenizer,
+)
+from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
@@ -235,3 +237,33 @@ def _fast_tokenizer(tokenizer: SubwordTokenizer) -> PreTrainedTokenizerFast:
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
+
+
+class HuggingFaceModel:
+    """`MarianMTModel` of a folder, for proofs; `ids` maps our ids to its own."""
+
+    def __init__(self, folder: Path, ids: Sequence[int]) -> None:
+        logging.disable_progress_bar()
+        self._model = MarianMTModel.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        ).eval()
+        self._ids = torch.tensor(ids)
+        self._model.generation_config = GenerationConfig(
+            pad_token_id=ids[PAD],
+            eos_token_id=ids[EOS],
+            decoder_start_token_id=ids[BOS],
+            bad_words_ids=[[i] for i in sorted({ids[PAD], ids[BOS]} - {ids[EOS]})],
+        )
+
+    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        output = self._model.generate(
+            self._ids[[*source, EOS]][None],
+            max_new_tokens=min(max_length, self._model.config.max_position_embeddings),
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        ours = {theirs: i for i, theirs in enumerate(self._ids.tolist())}
+        return GreedyOutput(
+            ids=[ours[i] for i in output.sequences[0, 1:].tolist()],
+            logits=torch.cat(output.logits)[:, self._ids],
+        )

@@ -2,20 +2,21 @@
 
 The files include what this package does in Python around its vocabulary. A learned
 tokenizer becomes a `tokenizer.json` with normalization, byte fallback and joining of
-pieces; an imported SentencePiece tokenizer becomes the original files again.
+pieces; an imported SentencePiece tokenizer becomes the original files again. Hugging
+Face's library reads the files for a proof.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers import decoders, models, normalizers, processors
-from transformers import MarianTokenizer
+from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
-from transduce.interop.hugging_face import HuggingFaceTokenizer
 from transduce.interop.proof import OtherTokenizer
 from transduce.text.sentence_pieces import (
     UNKNOWN,
@@ -38,6 +39,37 @@ from transduce.text.vocabulary import (
 
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 Piece = ModelProto.SentencePiece
+
+
+class HuggingFaceTokenizer:
+    """Tokenizer of a Hugging Face folder; `ids` maps this package's ids to its own."""
+
+    def __init__(self, folder: Path, ids: Sequence[int]) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        self._ids = ids
+        self._ours = {theirs: i for i, theirs in enumerate(ids)}
+
+    def encode_source(self, text: str) -> list[int]:
+        return self._encode(text=text)
+
+    def encode_target(self, text: str) -> list[int]:
+        return self._encode(text_target=text)
+
+    def decode(self, ids: list[int]) -> str:
+        text = self._tokenizer.decode(
+            [self._ids[i] for i in ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return " ".join(text.split())
+
+    def _encode(self, **text: str) -> list[int]:
+        found = self._tokenizer(
+            **text, add_special_tokens=False, split_special_tokens=True
+        )
+        return [self._ours[i] for i in found["input_ids"]]
 
 
 def write_files(

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from transduce.report.content import Picture
+from transduce.report.report import Picture
 
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""

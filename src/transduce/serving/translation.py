@@ -174,7 +174,7 @@ def _linked(
 ) -> list[WordLinks | None]:
     """Return word links by the model's attention; None for each without PyTorch."""
     try:
-        from transduce.analysis.word_links import attended_links
+        from transduce.analysis.attention_maps import attended_links
     except ImportError as error:
         if missing_in(error) is None:
             raise

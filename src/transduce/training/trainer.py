@@ -22,11 +22,15 @@ from transduce.metrics.perplexity import perplexity
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import unchanged_weights
 from transduce.text.vocabulary import PAD
-from transduce.training.compiled_layers import compile_layers, is_worth_compiling
 from transduce.training.config import TrainingConfig
+from transduce.training.device_setup import (
+    MicroBatch,
+    compile_layers,
+    find_micro_batch,
+    is_worth_compiling,
+)
 from transduce.training.distributed import ALONE, Processes, Share, no_sync
 from transduce.training.loss import BatchLoss, GuidedAttention, as_tensor
-from transduce.training.micro_batch import MicroBatch, find_micro_batch
 from transduce.training.optimizer import (
     ADAM_MOMENTS,
     WeightOptimizer,

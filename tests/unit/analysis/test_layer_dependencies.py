@@ -4,15 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.analysis import layer_types as module
-from transduce.analysis.cost import LayerSizes, layer_cost
-from transduce.analysis.layer_types import (
+from transduce.analysis import cost as module
+from transduce.analysis.cost import (
     CAUSAL,
     EXACT,
+    LayerSizes,
     Recurrence,
     TruncatedRecurrence,
     count_sequential_operations,
     dependencies,
+    layer_cost,
     make_layer,
     maximum_path_length,
 )

@@ -5,9 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from transduce.analysis import layer_types as module
-from transduce.analysis.cost import LayerSizes
-from transduce.analysis.layer_types import MIN_ROUNDS, Sweep, measure_scaling
+from transduce.analysis import cost as module
+from transduce.analysis.cost import MIN_ROUNDS, LayerSizes, Sweep, measure_scaling
 
 SWEEP = Sweep(
     layer="recurrent",

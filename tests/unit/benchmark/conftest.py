@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transduce.benchmark.measurement import Turn, Turns
-from transduce.benchmark.training_systems import TrainingTask
+from transduce.benchmark.training import TrainingTask
 from transduce.device import Hardware
 from transduce.experiments.presets import PRESETS
 

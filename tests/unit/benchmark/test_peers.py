@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from transduce.benchmark import training_systems
-from transduce.benchmark.training_systems import (
+from transduce.benchmark import training
+from transduce.benchmark.training import (
     COMPILED,
     MARIAN,
     OURS,
@@ -311,9 +311,7 @@ def test_peers_keep_freed_memory_unless_they_are_plain(
     task, take_all_turns, is_plain, monkeypatch
 ):
     kept: list[str] = []
-    monkeypatch.setattr(
-        training_systems, "keep_freed_memory", lambda: kept.append("kept")
-    )
+    monkeypatch.setattr(training, "keep_freed_memory", lambda: kept.append("kept"))
     peers = replace(task, are_peers_plain=is_plain)
     take_all_turns(lambda turns: train_peer(TORCH, peers, turns), 1)
     assert kept == ([] if is_plain else ["kept"])
@@ -323,7 +321,7 @@ def test_peers_keep_freed_memory_unless_they_are_plain(
 def with_transformers(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "transduce.benchmark.training_systems.find_spec",
+        "transduce.benchmark.training.find_spec",
         lambda name: True if name == "transformers" else find(name),
     )
 
@@ -370,9 +368,7 @@ def test_a_peer_that_supports_the_same_model_is_measured(task, name, changes):
 
 
 def test_a_missing_package_is_named(task, monkeypatch):
-    monkeypatch.setattr(
-        "transduce.benchmark.training_systems.find_spec", lambda name: None
-    )
+    monkeypatch.setattr("transduce.benchmark.training.find_spec", lambda name: None)
     assert obstacle(MARIAN, task.model) == (
         "Hugging Face Marian is left out. It needs the package `transformers`, which "
         "is not installed; install it by pip install '.[benchmark]' in the folder of "
@@ -385,9 +381,7 @@ def test_a_missing_package_is_named(task, monkeypatch):
 def test_a_compiled_peer_needs_the_compiler_for_gpus(
     task, monkeypatch, found, is_left_out
 ):
-    monkeypatch.setattr(
-        "transduce.benchmark.training_systems.find_spec", {"triton": found}.get
-    )
+    monkeypatch.setattr("transduce.benchmark.training.find_spec", {"triton": found}.get)
     reason = obstacle(COMPILED, task.model)
     assert (reason is not None) == is_left_out
     assert reason is None or "Triton" in reason

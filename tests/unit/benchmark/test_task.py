@@ -4,7 +4,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from transduce.benchmark.training_systems import TrainingTask
+from transduce.benchmark.training import TrainingTask
 from transduce.experiments.presets import PRESETS
 from transduce.model.sizes import update_flops
 from transduce.text.vocabulary import EOS

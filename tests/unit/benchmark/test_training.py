@@ -7,8 +7,14 @@ import pytest
 
 from transduce.benchmark import training as training_speed
 from transduce.benchmark.measurement import Turn
-from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
-from transduce.benchmark.training_systems import MARIAN, OURS, TORCH, UpdateOutcome
+from transduce.benchmark.training import (
+    MARIAN,
+    OURS,
+    TORCH,
+    WARM_UP_ROUNDS,
+    UpdateOutcome,
+    measure_training,
+)
 from transduce.errors import ConfigError
 from transduce.model.sizes import count_parameters
 

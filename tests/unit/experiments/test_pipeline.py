@@ -21,7 +21,7 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
-from transduce.training import micro_batch
+from transduce.training import device_setup
 from transduce.training.checkpoints import average
 from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
@@ -550,7 +550,7 @@ def test_a_resumed_run_keeps_its_micro_batch(
 ) -> None:
     out, notes = tmp_path / "run", Notes()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(micro_batch, "free_memory", lambda _: 0.0)
+        patched.setattr(device_setup, "free_memory", lambda _: 0.0)
         with pytest.raises(RuntimeError, match="Enough"):
             train(files, TINY, out, CPU, Impatient())
     resume(out, CPU, notes)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from transduce.analysis.cost import LayerSizes
-from transduce.analysis.layer_types import (
+from transduce.analysis.cost import (
     Growth,
+    LayerSizes,
     PathLength,
     Scaling,
     SequentialOperations,
@@ -19,7 +19,7 @@ from transduce.experiments.table1 import (
     Table1,
     as_report,
 )
-from transduce.report.content import Report, Table, plain
+from transduce.report.report import Report, Table, plain
 
 
 def power(sweep) -> Growth:

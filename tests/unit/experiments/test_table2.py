@@ -18,7 +18,7 @@ from transduce.experiments.table2 import (
     training_cost,
 )
 from transduce.metrics.bleu import corpus_bleu, paper_bleu
-from transduce.report.content import Report, Table, plain
+from transduce.report.report import Report, Table, plain
 
 ROWS = {row.model: row for row in PAPER_ROWS}
 MODELS = {"base": "Transformer (base model)", "big": "Transformer (big)"}

@@ -8,7 +8,7 @@ from transduce.experiments.run_processes import settings
 from transduce.experiments.table3_report import RowResult, Table3, as_report
 from transduce.experiments.table3_rows import scaled_base
 from transduce.metrics.comparison import SystemScore
-from transduce.report.content import Report, Table, plain
+from transduce.report.report import Report, Table, plain
 
 
 def result(row: str, difference: float, p: float | None) -> RowResult:

@@ -11,7 +11,7 @@ from transduce.experiments.table4 import (
     as_report,
     our_parses,
 )
-from transduce.report.content import Table
+from transduce.report.report import Table
 
 GOLD = """\
 (TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))

@@ -19,7 +19,7 @@ from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import Grammar
 from transduce.interop import marian as exporting
 from transduce.interop import marian_import as importing
-from transduce.interop.marian_settings import read_settings
+from transduce.interop.marian_import import read_settings
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 

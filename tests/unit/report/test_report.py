@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from transduce.report.chart import Chart, Series, draw
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     MarkedText,
     Picture,
@@ -15,11 +15,11 @@ from transduce.report.content import (
     Section,
     Table,
     as_markdown,
+    as_page,
     columns,
+    show,
     write_markdown,
 )
-from transduce.report.page import as_page
-from transduce.report.terminal import show
 
 NASTY = "<b>a|b</b> & *c* [d] _e_ `f`"
 VOID = {"meta", "link", "br", "img"}

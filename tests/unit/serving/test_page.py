@@ -9,11 +9,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, expect
 
 from serving_client import RunningServer, running, served
-from transduce.analysis.word_links import word_starts
+from transduce.analysis.attention_maps import word_starts
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import Translation
 from transduce.serving.admission import AdmissionConfig
-from transduce.serving.documentation import examples
+from transduce.serving.server import examples
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
 from transduce.model.sizes import update_flops
 from transduce.model.transformer import Transformer
-from transduce.training import micro_batch as fitting_module
+from transduce.training import device_setup as fitting_module
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import BatchLoss

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transduce.cli.display import TrainingDisplay
+from transduce.cli.train import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
-from transduce.training.micro_batch import MicroBatch
+from transduce.training.device_setup import MicroBatch
 
 RUN = PRESETS["base"]
 START = RunStart(

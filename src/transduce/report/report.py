@@ -1,0 +1,345 @@
+"""Reports: their content, and its forms in Markdown, as a web page and on a terminal.
+
+Pages are self-contained.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedText:
+    """Text with some words highlighted."""
+
+    words: tuple[tuple[str, bool], ...]
+    """Each word, and whether it is highlighted."""
+    separator: str = " "
+    """Text between two words."""
+
+
+Cell: TypeAlias = str | MarkedText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Header of a column."""
+
+    name: str
+    is_text: bool = False
+    """Whether the column is text, aligned left; numbers are aligned right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Table with named columns."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        assert {len(row) for row in self.rows} <= {len(self.columns)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Picture as SVG for web pages and as PNG for files."""
+
+    name: str
+    """Name of the file, without extension."""
+    title: str
+    svg: str
+    """SVG in the page's text colour."""
+    png: bytes
+    """PNG on white."""
+
+
+Part: TypeAlias = str | Table | Picture
+"""Paragraph, table or picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Heading with its parts."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Title with its sections."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+    def pictures(self) -> list[Picture]:
+        """Pictures of all sections, in order."""
+        parts = (part for section in self.sections for part in section.parts)
+        return [part for part in parts if isinstance(part, Picture)]
+
+
+def columns(first: str, *others: str) -> tuple[Column, ...]:
+    """Columns of a table of numbers whose first column is text."""
+    return (Column(name=first, is_text=True), *(Column(name=name) for name in others))
+
+
+def plain(cell: Cell) -> str:
+    """Text of a cell without highlighting."""
+    if isinstance(cell, str):
+        return cell
+    return cell.separator.join(word for word, _ in cell.words)
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def as_markdown(report: Report) -> str:
+    """Format a report as Markdown that refers to each picture as `NAME.png`."""
+    blocks = [f"# {_escaped(report.title)}"]
+    for section in report.sections:
+        blocks.append(f"## {_escaped(section.title)}")
+        blocks.extend(_block(part) for part in section.parts)
+    return "\n\n".join(blocks) + "\n"
+
+
+def write_markdown(report: Report, folder: Path, name: str) -> None:
+    """Write `NAME.md` and the pictures as PNG into a folder."""
+    (folder / f"{name}.md").write_text(as_markdown(report), encoding="utf-8")
+    for picture in report.pictures():
+        (folder / f"{picture.name}.png").write_bytes(picture.png)
+
+
+def _block(part: Part) -> str:
+    match part:
+        case Table():
+            return "\n".join(_markdown_table(part))
+        case Picture():
+            return f"![{_escaped(part.title)}]({part.name}.png)"
+        case str():
+            return _escaped(part)
+
+
+def _markdown_table(table: Table) -> Iterator[str]:
+    if table.title:
+        yield f"{_escaped(table.title)}:\n"
+    yield _markdown_row([_escaped(column.name) for column in table.columns])
+    yield _markdown_row([_rule(column) for column in table.columns])
+    for row in table.rows:
+        yield _markdown_row([_markdown_cell(cell) for cell in row])
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(column: Column) -> str:
+    return "---" if column.is_text else "---:"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return _escaped(cell)
+    return cell.separator.join(
+        f"**{_escaped(word)}**" if is_marked else _escaped(word)
+        for word, is_marked in cell.words
+    )
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
+"""Content security policy of a page: it loads nothing from anywhere."""
+
+
+def as_page(report: Report) -> str:
+    """HTML page for light and dark screens and for print, without scripts."""
+    return whole_page(report.title, map(as_html, report.sections))
+
+
+def whole_page(
+    title: str,
+    parts: Iterable[str],
+    style: str = "",
+    script: str = "",
+    policy: str = POLICY,
+) -> str:
+    """HTML page of parts that are HTML; `style` and `script` are added to it."""
+    common = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
+    body = "\n".join(parts)
+    ending = f"\n<script>\n{script}</script>" if script else ""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>
+{common}{style}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{body}
+</main>{ending}
+</body>
+</html>
+"""
+
+
+def as_html(section: Section) -> str:
+    """Format a section as HTML."""
+    parts = [line for part in section.parts for line in _html_part(part)]
+    heading = f"<h2>{escape(section.title)}</h2>"
+    return "\n".join(["<section>", heading, *parts, "</section>"])
+
+
+def _html_part(part: Part) -> Iterator[str]:
+    match part:
+        case Table():
+            yield from _html_table(part)
+        case Picture():
+            title = escape(part.title)
+            drawing = f'<div class="drawing" tabindex="0">\n{part.svg}\n</div>'
+            yield f"<figure>\n{drawing}\n<figcaption>{title}</figcaption>\n</figure>"
+        case str():
+            yield f"<p>{escape(part)}</p>"
+
+
+def _html_table(table: Table) -> Iterator[str]:
+    # In a box, so that a wide table scrolls, not the page.
+    yield '<div class="table" tabindex="0">\n<table>'
+    if table.title:
+        yield f"<caption>{escape(table.title)}</caption>"
+    heads = "".join(
+        f'<th scope="col"{_html_class(column)}>{escape(column.name)}</th>'
+        for column in table.columns
+    )
+    yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
+    for row in table.rows:
+        cells = zip(table.columns, row, strict=True)
+        html = (f"<td{_html_class(c)}>{_html_cell(x)}</td>" for c, x in cells)
+        yield f"<tr>{''.join(html)}</tr>"
+    yield "</tbody>\n</table>\n</div>"
+
+
+def _html_class(column: Column) -> str:
+    return ' class="text"' if column.is_text else ""
+
+
+def _html_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell)
+    return cell.separator.join(
+        f"<mark>{escape(word)}</mark>" if is_marked else escape(word)
+        for word, is_marked in cell.words
+    )
+
+
+LONGEST_WHOLE = 20
+"""Longest word, in characters, that is kept whole if the table fits."""
+LEGIBLE = 8
+"""Narrowest column, in characters, unless its words are shorter."""
+GAP = 3
+"""Characters between two columns."""
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report without its pictures."""
+    console.print(Text(report.title, style="bold"))
+    for section in report.sections:
+        console.print()
+        console.print(Text(section.title, style="bold"))
+        for part in section.parts:
+            if isinstance(part, Table):
+                for shown in _terminal_tables(part, console.width):
+                    console.print(shown)
+            elif not isinstance(part, Picture):
+                console.print(Text(part))
+
+
+def _terminal_tables(table: Table, width: int) -> Iterator[RichTable | Text]:
+    """Format as a table or, if the terminal is too narrow, as a list for each row."""
+    words = [w for w, _ in _widths(table)]
+    if sum(min(each, LEGIBLE) for each in words) <= width - GAP * len(table.columns):
+        yield _terminal_table(table, width)
+        return
+    if table.title:
+        yield Text(table.title, style="italic")
+    for row in table.rows:
+        for column, cell in zip(table.columns, row, strict=True):
+            name = f"{column.name}: " if column.name else ""
+            if plain(cell):
+                yield Text(name).append_text(_terminal_text(cell))
+        yield Text()
+
+
+def _terminal_table(table: Table, width: int) -> RichTable:
+    shown = RichTable(
+        box=SIMPLE_HEAD,
+        title=Text(table.title) if table.title else None,
+        title_justify="left",
+        title_style="italic",
+        pad_edge=False,
+    )
+    widths = _column_widths(table, width - GAP * len(table.columns))
+    for column, column_width in zip(table.columns, widths, strict=True):
+        shown.add_column(
+            Text(column.name),
+            justify="left" if column.is_text else "right",
+            overflow="fold",
+            width=column_width,
+        )
+    for row in table.rows:
+        shown.add_row(*(_terminal_text(cell) for cell in row))
+    return shown
+
+
+def _column_widths(table: Table, available: int) -> list[int] | list[None]:
+    """Widths that keep words whole; None if all text fits, or words do not."""
+    longest_words, most = zip(*_widths(table), strict=True)
+    least = [min(each, LONGEST_WHOLE) for each in longest_words]
+    slack = available - sum(least)
+    if sum(most) <= available or slack < 0:
+        return [None] * len(most)
+    # Distribute the rest in proportion to what each column lacks.
+    wanted = [high - low for low, high in zip(least, most, strict=True)]
+    return [
+        low + slack * share // sum(wanted)
+        for low, share in zip(least, wanted, strict=True)
+    ]
+
+
+def _widths(table: Table) -> Iterator[tuple[int, int]]:
+    """Lengths of the longest word and the longest text of each column."""
+    heads = tuple(column.name for column in table.columns)
+    for texts in zip(heads, *(map(plain, row) for row in table.rows), strict=True):
+        words = (len(word) for text in texts for word in text.split())
+        yield max(words, default=0), max(map(len, texts))
+
+
+def _terminal_text(cell: Cell) -> Text:
+    if isinstance(cell, str):
+        return Text(cell)
+    words = [
+        Text(word, style="bold yellow" if is_marked else "")
+        for word, is_marked in cell.words
+    ]
+    return Text(cell.separator).join(words)
