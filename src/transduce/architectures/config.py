@@ -6,12 +6,13 @@ module that implements `models.TransductionModel`. Its `num_parameters` is a for
 that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
-from dataclasses import Field
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
 
-from transduce.errors import RequestError
+from transduce.errors import ConfigError, RequestError
 from transduce.model.config import ModelConfig
 from transduce.model.sizes import count_parameters
+from transduce.settings import require_between
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -47,6 +48,92 @@ class RivalConfig(ArchitectureConfig, Protocol):
     def num_parameters(self) -> int:
         """Number of parameters of a model with these settings."""
         ...
+
+
+Gating = Literal["noisy-top-k", "batchwise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Settings of a mixture of experts (Shazeer et al., 2017)."""
+
+    num_experts: int = 32
+    """Number of experts of a layer."""
+    num_groups: int | None = None
+    """Number of groups of a hierarchical mixture, where gates choose groups and then
+    experts of these (appendix B). None for one level of gates."""
+    top_k: int = 4
+    """Number of experts that a token goes to; in a hierarchical mixture, of groups and
+    of experts in each of these groups. With batchwise gating it is the mean."""
+    d_ff: int = 2048
+    """Inner dimension of each expert."""
+    gating: Gating = "noisy-top-k"
+    """Choice of experts in training: the k largest logits with noise (section 2.1), or
+    as many tokens of the batch for each expert, with learned thresholds in decoding
+    (appendix F)."""
+    importance_weight: float = 0.01
+    """Weight of the loss of unequal importance, the sum of an expert's gates (section
+    4). The default is that of translation (appendix E)."""
+    load_weight: float = 0.01
+    """Weight of the loss of unequal load, the number of an expert's tokens (appendix
+    A). It has no effect on batchwise gating, whose loads are equal."""
+
+    def __post_init__(self) -> None:
+        where = "model.experts"
+        for name, largest in {"num_experts": 2**20, "d_ff": 2**18, "top_k": 64}.items():
+            require_between(f"{where}.{name}", getattr(self, name), 1, largest)
+        require_between(f"{where}.num_groups", self.num_groups, 2, self.num_experts)
+        if self.num_experts % (self.num_groups or 1):
+            raise ConfigError(
+                f"`{where}.num_experts` must be a multiple of the {self.num_groups} "
+                f"groups, but is {self.num_experts}; change it or "
+                f"`{where}.num_groups`."
+            )
+        fewest = min(choices for _, choices in self.levels)
+        if self.top_k > fewest:
+            of = (
+                "experts" if self.num_groups is None else "groups, and of one's experts"
+            )
+            raise ConfigError(
+                f"`{where}.top_k` must be at most {fewest}, the number of {of}, but is "
+                f"{self.top_k}."
+            )
+        if self.gating not in get_args(Gating):
+            raise ConfigError(
+                f'`{where}.gating` must be "noisy-top-k" or "batchwise", but is '
+                f'"{self.gating}".'
+            )
+        for name in ("importance_weight", "load_weight"):
+            require_between(f"{where}.{name}", getattr(self, name), 0, 1_000)
+
+    @property
+    def levels(self) -> list[tuple[int, int]]:
+        """Number of parents and of choices for each, of every level of gates."""
+        if self.num_groups is None:
+            return [(1, self.num_experts)]
+        groups = self.num_groups
+        return [(1, groups), (groups, self.num_experts // groups)]
+
+    @property
+    def experts_per_token(self) -> int:
+        """Number of experts that compute a token, with batchwise gating on average."""
+        return int(self.top_k ** len(self.levels))
+
+    def num_parameters(self, d_model: int) -> int:
+        """Return the number of parameters of a layer of this width."""
+        choices = sum(parents * choices for parents, choices in self.levels)
+        # Beside the matrix of the gates there is that of the noise, or thresholds.
+        gates = choices * (2 * d_model if self.gating == "noisy-top-k" else d_model + 1)
+        return gates + 2 * self.num_experts * d_model * self.d_ff
+
+    def operations(self, d_model: int) -> int:
+        """Return the multiply-adds of a layer for one token in training."""
+        noise = 2 if self.gating == "noisy-top-k" else 1
+        gates = sum(
+            noise * self.top_k**depth * choices * d_model
+            for depth, (_, choices) in enumerate(self.levels)
+        )
+        return gates + 2 * self.experts_per_token * d_model * self.d_ff
 
 
 CONFIGS: dict[str, type[ArchitectureConfig]] = {TRANSFORMER: ModelConfig}
