@@ -38,7 +38,7 @@ from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer
-from transduce.trees.vocabulary import learn_symbols
+from transduce.trees.linearization import learn_symbols
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

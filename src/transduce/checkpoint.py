@@ -37,7 +37,7 @@ from transduce.model_folder import (
 )
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
 """Functions that draw first weights."""

@@ -27,7 +27,7 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
 from transduce.text.languages import canonical
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 MODEL_FORMAT = 5
 """Format version of model folders, raised when older code could not read newer ones."""

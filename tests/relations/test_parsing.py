@@ -15,9 +15,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
-from transduce.trees.linearization import STYLES, Repairs, StyleName
+from transduce.trees.linearization import STYLES, Repairs, StyleName, learn_symbols
 from transduce.trees.trees import NOTHING, parse_tree
-from transduce.trees.vocabulary import learn_symbols
 
 CPU = torch.device("cpu")
 SENTENCES = [

@@ -27,7 +27,7 @@ from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
 from transduce.model_folder import checkpoints_of, find_model, newest_first, read_json
 from transduce.search_config import SearchConfig
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

@@ -48,8 +48,8 @@ from transduce.report.report import (
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import base
 from transduce.text.vocabulary import BOS, EOS
+from transduce.trees.linearization import SymbolVocabulary
 from transduce.trees.trees import Tree, without_brackets
-from transduce.trees.vocabulary import SymbolVocabulary
 
 BATCH_PAIRS = 32
 

@@ -47,7 +47,7 @@ from transduce.model_folder import MODEL_CONFIG, WEIGHTS, find_model
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 from transduce.text.tokenizer import TOKENIZER_FILE
-from transduce.trees.vocabulary import SYMBOLS_FILE
+from transduce.trees.linearization import SYMBOLS_FILE
 
 Resume = Annotated[bool, Parameter(negative="")]
 """Option to continue an interrupted output."""

@@ -42,12 +42,13 @@ from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table3 import (
     CORPUS,
     Experiment,
+    base_for,
     refuse_other_contents,
+    require_rows,
     row_runs,
 )
 from transduce.experiments.table3_report import as_report as table3_report
 from transduce.experiments.table3_report import collect
-from transduce.experiments.table3_rows import base_for, require_rows
 from transduce.experiments.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory

@@ -35,7 +35,7 @@ from transduce.text.tokenizer import (
     word_pattern,
 )
 from transduce.text.vocabulary import TokenizerConfig
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 CHUNK_PAIRS = 10_000
 """Number of pairs encoded at once."""

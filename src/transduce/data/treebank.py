@@ -20,7 +20,12 @@ from transduce.errors import ConfigError, DataError
 from transduce.settings import require_between
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.vocabulary import TokenizerConfig
-from transduce.trees.linearization import STYLES, StyleName
+from transduce.trees.linearization import (
+    STYLES,
+    StyleName,
+    SymbolVocabulary,
+    learn_symbols,
+)
 from transduce.trees.trees import (
     ROOT,
     Constituent,
@@ -29,7 +34,6 @@ from transduce.trees.trees import (
     read_parses,
     read_trees,
 )
-from transduce.trees.vocabulary import SymbolVocabulary, learn_symbols
 
 MAX_COPIES = 10_000
 """Maximum number of variants of a tree."""

@@ -42,17 +42,18 @@ from transduce.trees.bracket_f1 import (
     with_tags_of,
 )
 from transduce.trees.linearization import (
+    NEVER_WRITTEN,
     Allowed,
     PartialTree,
     Repairs,
     Symbol,
+    SymbolVocabulary,
     delinearize,
     partial_tree,
     symbols_needed,
 )
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import Tree, without_brackets
-from transduce.trees.vocabulary import NEVER_WRITTEN, SymbolVocabulary
 
 if TYPE_CHECKING:
     import transduce.decoding.translator

@@ -42,7 +42,7 @@ from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
 from transduce.text.languages import LanguagesConfig, guess_all
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
 """Format of the record."""

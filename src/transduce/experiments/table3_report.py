@@ -16,8 +16,13 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.experiments.run_processes import changes, settings
-from transduce.experiments.table3 import Experiment, RowRun
-from transduce.experiments.table3_rows import PAPER_ROWS, row_config, scaled_base
+from transduce.experiments.table3 import (
+    PAPER_ROWS,
+    Experiment,
+    RowRun,
+    row_config,
+    scaled_base,
+)
 from transduce.machine import Precision
 from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import (

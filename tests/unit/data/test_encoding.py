@@ -10,7 +10,7 @@ from transduce.data.batches import EncodedPair
 from transduce.data.prepared_corpus import PairEncoder, encode_pairs, filter_reason
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer
-from transduce.trees.vocabulary import SymbolVocabulary
+from transduce.trees.linearization import SymbolVocabulary
 
 CHUNK = 3
 

@@ -23,8 +23,8 @@ from transduce.errors import ConfigError, DataError
 from transduce.grammar.corpus import training_trees
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
+from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 from transduce.trees.trees import Tree, parse_tree, read_parses
-from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 TREES = list(islice(training_trees(seed=2), 40))
 NOTHING = AugmentationConfig(

@@ -5,8 +5,7 @@ from jaxtyping import Int64
 
 from transduce.decoding.parser import TreeDecoder
 from transduce.text.vocabulary import BOS, EOS
-from transduce.trees.linearization import STYLES, partial_tree
-from transduce.trees.vocabulary import SymbolVocabulary
+from transduce.trees.linearization import STYLES, SymbolVocabulary, partial_tree
 
 VOCABULARY = SymbolVocabulary("xx", ("(NP", "(S", ")NP", ")S", "XX"))
 NP, S, END_NP, END_S, XX = 4, 5, 6, 7, 8

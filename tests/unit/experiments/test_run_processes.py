@@ -21,8 +21,7 @@ from transduce.experiments.run_processes import (
     make_slots,
     run_all,
 )
-from transduce.experiments.table3 import Experiment, RowRun, row_runs
-from transduce.experiments.table3_rows import scaled_base
+from transduce.experiments.table3 import Experiment, RowRun, row_runs, scaled_base
 
 DOES = "from pathlib import Path; import os, sys, time; out = Path(sys.argv[1]); "
 DOES += "out.parent.mkdir(exist_ok=True); "

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.experiments.presets import TABLE_3
-from transduce.experiments.table3_rows import PAPER_ROWS
+from transduce.experiments.table3 import PAPER_ROWS
 
 
 def test_every_preset_of_the_table_has_a_row_of_the_paper() -> None:

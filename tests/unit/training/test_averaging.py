@@ -9,7 +9,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
 from transduce.training.checkpoints import average
-from transduce.trees.vocabulary import SymbolVocabulary
+from transduce.trees.linearization import SymbolVocabulary
 
 
 @pytest.fixture(scope="module")
