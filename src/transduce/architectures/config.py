@@ -50,6 +50,105 @@ class RivalConfig(ArchitectureConfig, Protocol):
         ...
 
 
+FastForward = Literal["half", "full", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepAttConfig:
+    """Settings of Deep-Att (Zhou et al. 2016); the defaults are that paper's sizes."""
+
+    vocab_size: int = 80_000
+    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    source and target, as is their embedding."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary, for the symbols of a parser's trees. None
+    for a shared vocabulary."""
+    embedding_width: int = 256
+    """Dimension of the embeddings."""
+    d_model: int = 512
+    """Number of cells of an LSTM layer, and width of the attention's hidden layer."""
+    encoder_layers: int = 9
+    """Number of LSTM layers of each column of the encoder."""
+    decoder_layers: int = 7
+    """Number of LSTM layers of the decoder."""
+    columns: int = 2
+    """Number of columns of the encoder, 1 or 2, that begin in opposite directions."""
+    interleaved: bool = True
+    """Whether the direction of a column alternates from layer to layer. If not, all
+    layers of the first column read forwards, and those of the second backwards."""
+    fast_forward: FastForward = "half"
+    """Part of the feed-forward vector of a layer that the next layer takes beside the
+    layer's output: its first half, all of it ("full") or none."""
+    dropout: float = 0.1
+    """Dropout rate of the outputs of LSTM layers."""
+
+    def __post_init__(self) -> None:
+        for name, largest in DEEP_ATT_MAX.items():
+            require_between(f"model.{name}", getattr(self, name), 1, largest)
+        if self.d_model % 4:
+            raise ConfigError(
+                "`model.d_model` must be a multiple of 4, as the context has a quarter "
+                f"of the width of the encoder's top vectors, but is {self.d_model}."
+            )
+        if self.fast_forward not in get_args(FastForward):
+            raise ConfigError(
+                '`model.fast_forward` must be "half", "full" or "none", but is '
+                f'"{self.fast_forward}".'
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "`model.dropout` must be at least 0 and below 1, but is "
+                f"{self.dropout}."
+            )
+
+    @property
+    def fast_forward_width(self) -> int:
+        """Width of the part of a feed-forward vector that the next layer takes."""
+        return {"half": 2, "full": 4, "none": 0}[self.fast_forward] * self.d_model
+
+    @property
+    def top_width(self) -> int:
+        """Width of the joined top vectors: an output and a feed-forward vector of each
+        column."""
+        return self.columns * 5 * self.d_model
+
+    @property
+    def context_width(self) -> int:
+        """Width of the context, a quarter of the joined top vectors."""
+        return self.top_width // 4
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        h, gates = self.d_model, 4 * self.d_model
+
+        def stack(inputs: int, layers: int) -> int:
+            upper = self.fast_forward_width + h
+            inputs += (layers - 1) * upper
+            return (inputs + layers * (h + 1)) * gates
+
+        target = self.target_vocab_size or 0
+        embeddings = (self.vocab_size + target) * self.embedding_width
+        encoder = self.columns * stack(self.embedding_width, self.encoder_layers)
+        context = (self.top_width + 1) * self.context_width
+        attention = (self.context_width + 1) * h + h * h + h
+        decoder = stack(self.embedding_width + self.context_width, self.decoder_layers)
+        output = (h + 1) * (target or self.vocab_size)
+        return embeddings + encoder + context + attention + decoder + output
+
+
+DEEP_ATT_MAX = {
+    "vocab_size": 2**24,
+    "target_vocab_size": 2**24,
+    "embedding_width": 2**16,
+    "d_model": 2**16,
+    "encoder_layers": 1_000,
+    "decoder_layers": 1_000,
+    "columns": 2,
+}
+"""Largest value of each size of Deep-Att."""
+
+
 Gating = Literal["noisy-top-k", "batchwise"]
 
 
@@ -136,7 +235,10 @@ class ExpertsConfig:
         return gates + 2 * self.experts_per_token * d_model * self.d_ff
 
 
-CONFIGS: dict[str, type[ArchitectureConfig]] = {TRANSFORMER: ModelConfig}
+CONFIGS: dict[str, type[ArchitectureConfig]] = {
+    TRANSFORMER: ModelConfig,
+    "deep-att": DeepAttConfig,
+}
 """Class of the settings of each architecture, by its name in `config.json`."""
 
 

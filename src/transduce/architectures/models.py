@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.architectures.config import ArchitectureConfig
+from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
@@ -207,5 +207,9 @@ def build(config: ArchitectureConfig) -> TransductionModel:
     match config:
         case ModelConfig():
             return Transformer(config)
+        case DeepAttConfig():
+            from transduce.architectures.deep_att import DeepAtt  # imports this module
+
+            return DeepAtt(config)
         case _:
             raise TypeError(f"There is no architecture of {type(config).__name__}.")

@@ -83,6 +83,8 @@ def _tables(config: Any, default: Any, prefix: str) -> Iterator[SettingTable]:
     for field in fields(default):
         mine, usual = getattr(config, field.name), getattr(default, field.name)
         if is_dataclass(usual):
+            if type(mine) is not type(usual):  # another architecture
+                usual = type(mine)()
             name = f"{prefix}{field.name}"
             yield SettingTable(
                 name=name,

@@ -304,7 +304,10 @@ def check_prepared(
     """
     splits = {
         name: survey_prepared(
-            open_dataset(folder / where), counts, corpus.statistics[name]
+            open_dataset(folder / where),
+            counts,
+            corpus.statistics[name],
+            has_bytes=config.tokenizer.has_bytes,
         )
         for name, where, counts in (
             ("training", TRAINING, corpus.training),

@@ -28,7 +28,7 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.languages import UNSPACED_RUN
-from transduce.text.tokenizer import Tokenizer, normalize
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, normalize
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 
 Side: TypeAlias = Literal["source", "target"]
@@ -329,11 +329,16 @@ def survey_corpus(
 
 
 def survey_prepared(
-    dataset: Dataset, counts: PairCounts, statistics: CorpusStatistics
+    dataset: Dataset,
+    counts: PairCounts,
+    statistics: CorpusStatistics,
+    *,
+    has_bytes: bool = True,
 ) -> Survey:
     """Survey a prepared corpus, without file names.
 
-    The texts are not read again: equal ids mean equal texts.
+    The texts are not read again: equal ids mean equal texts. `has_bytes` says whether
+    the vocabulary has bytes.
     """
     rows = np.zeros(counts.total, dtype=ROW)
     rows["position"] = np.arange(counts.total)
@@ -364,7 +369,7 @@ def survey_prepared(
         counted.num_words = figures.words
         counted.num_characters = figures.characters
         counted.num_unspaced_letters = figures.unspaced_letters
-        counted.num_byte_tokens = _num_byte_ids(sides[side])
+        counted.num_byte_tokens = _num_byte_ids(sides[side]) if has_bytes else 0
     # The side of a mark is not recorded, and no report needs it.
     side_counts["source"].marks = {
         kind: Tally(number) for kind, number in statistics.marks.items()
@@ -422,9 +427,11 @@ def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterat
     encoded = encode_pairs(
         (each.pair for each in to_encode), PairEncoder(tokenizer=tokenizer)
     )
+    has_bytes = not isinstance(tokenizer, WordTokenizer)
     for read, ids in zip(placed, encoded, strict=True):
-        reader.source.num_byte_tokens += _num_bytes(ids.source)
-        reader.target.num_byte_tokens += _num_bytes(ids.target)
+        if has_bytes:
+            reader.source.num_byte_tokens += _num_bytes(ids.source)
+            reader.target.num_byte_tokens += _num_bytes(ids.target)
         yield (
             read.position,
             FILTER_REASONS.index(filter_reason(ids, max_length)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
-from transduce.architectures.config import ArchitectureConfig
+from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
@@ -125,6 +125,24 @@ PARSING = RunConfig(
     treebank=TreebankConfig(style="xx"),
 )
 
+# The sizes of Zhou et al. (2016). Unlike the paper: one vocabulary for both languages,
+# whose size is this project's choice, as are the number of updates and the learning
+# rate; batches of 20,000 tokens are about the paper's 500 to 800 sentences.
+DEEP_ATT = RunConfig(
+    tokenizer=TokenizerConfig(kind="word", vocab_size=80_000),
+    model=DeepAttConfig(),
+    batching=BatchingConfig(source_tokens=20_000, target_tokens=20_000),
+    training=TrainingConfig(
+        steps=300_000,
+        warmup_steps=4_000,
+        learning_rate_scale=0.5,
+        label_smoothing=0.0,
+        checkpoint_steps=1_500,
+        keep_checkpoints=5,
+    ),
+    search=SearchConfig(beam_size=10, length_penalty=1.0),
+)
+
 PRESETS = {
     **TABLE_3,
     "base-en-fr": replace(BASE, tokenizer=WORD_PIECES),
@@ -149,6 +167,31 @@ PRESETS = {
             optimizer="muon",
             cooldown_share=0.36,
             weight_decay=0.1,
+            checkpoint_steps=250,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
+    ),
+    "deep-att-en-de": DEEP_ATT,
+    "deep-att-en-fr": DEEP_ATT,
+    # As many parameters as `multi30k`: 4 + 3 layers, of 80 cells because the word
+    # vocabulary takes over half of the parameters.
+    "deep-att-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(kind="word", vocab_size=6_000),
+        model=DeepAttConfig(
+            embedding_width=64,
+            d_model=80,
+            encoder_layers=4,
+            decoder_layers=3,
+            dropout=0.25,
+        ),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=11_000,
+            warmup_steps=1_500,
+            cooldown_share=0.36,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),

@@ -165,7 +165,8 @@ def portable_pieces(tokenizer: Tokenizer) -> list[str]:
 def write_portable(tokenizer: Tokenizer, folder: Path) -> OtherTokenizer:
     """Write the files into an existing folder; return their reader for the proof.
 
-    Raises `RequestError` for word-pieces, which have no byte fallback elsewhere.
+    Raises `RequestError` for word-pieces and words, which have no byte fallback
+    elsewhere.
     """
     match tokenizer:
         case SubwordTokenizer():
@@ -205,7 +206,8 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
     if settings["type"] != "BPE":
         raise RequestError(
             "An exported model must have a tokenizer of the kind bpe, but has one of "
-            "word-pieces, which other libraries cannot spell unknown characters with."
+            f"{'words' if settings['type'] == 'WordLevel' else 'word-pieces'}, which "
+            "other libraries cannot spell unknown characters with."
         )
     pieces = portable_pieces(tokenizer)
     portable = tokenizers.Tokenizer(

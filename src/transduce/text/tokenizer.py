@@ -1,9 +1,9 @@
-"""Shared byte-pair encoding and word-pieces (section 5.1).
+"""Shared byte-pair encoding and word-pieces (section 5.1), and vocabularies of words.
 
 The Hugging Face `tokenizers` library learns and applies them. This module adds that no
 text is unknown: a character outside the vocabulary is encoded as its UTF-8 bytes, so
 `decode(encode(text)) == normalize(text)` for any text, and special tokens typed by a
-user are ordinary text.
+user are ordinary text. Only in a vocabulary of words are there unknown words.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.files import parse_json, read_bounded, reason
 from transduce.settings import shown
 from transduce.text.languages import (
@@ -38,6 +38,8 @@ from transduce.text.vocabulary import (
     PAD,
     READABLE_BYTES,
     SPECIAL_PIECES,
+    UNKNOWN_IDS,
+    UNKNOWN_PIECES,
     TokenizerConfig,
 )
 
@@ -56,7 +58,7 @@ DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
 """Marks that change the look of the sign before them, as in many emoji."""
 
 
-def word_pattern(kind: Literal["bpe", "word-piece"]) -> str:
+def word_pattern(kind: Literal["bpe", "word-piece", "word"]) -> str:
     """Pattern of words, whose borders no piece crosses.
 
     Words end where the script changes, and between letters, digits and signs, so that
@@ -197,11 +199,15 @@ class SubwordTokenizer:
         ids_of = {word: known[word] for word in words if word in known}
         new = [word for word in words if word not in ids_of]
         if new:
-            cut = self._pieces.encode_batch_fast([" " + word for word in new])
-            of_new = dict(zip(new, (each.ids for each in cut), strict=True))
+            of_new = dict(zip(new, self._cut(new), strict=True))
             self._remember(of_new)
             ids_of |= of_new
         return ids_of
+
+    def _cut(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each word, with the space before it."""
+        cut = self._pieces.encode_batch_fast([" " + word for word in words])
+        return [each.ids for each in cut]
 
     def _remember(self, ids_of: dict[str, list[int]]) -> None:
         short = [word for word in ids_of if len(word) <= KNOWN_LENGTH][:KNOWN_WORDS]
@@ -212,6 +218,44 @@ class SubwordTokenizer:
     def _spell(self, text: str) -> str:
         """Normalize a text, and write characters outside the alphabet as bytes."""
         return self._outside_alphabet.sub(_bytes_of, normalize(text))
+
+
+class WordTokenizer(SubwordTokenizer):
+    """Tokenizer whose pieces are words, learned by this package.
+
+    Words are cut at spaces, and between letters, digits and signs; a space before a
+    word belongs to it, so that text is restored but for unknown words. These are one of
+    two ids, `UNKNOWN_IDS`, which keep whether a space comes before.
+    """
+
+    def split(self, text: str) -> list[str]:
+        """Return the words that `encode` gives an id each, with the spaces before."""
+        cut = self._pieces.pre_tokenizer.pre_tokenize_str
+        return [
+            piece for word in normalize(text).split() for piece, _ in cut(" " + word)
+        ]
+
+    def join(self, words: Iterable[str]) -> str:
+        """Return the text of words, which have the spaces before them."""
+        return normalize("".join(words))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, with <unk> for each unknown word."""
+        return self.join(self._piece_of[i] for i in ids if i > EOS)
+
+    def _cut(self, words: Sequence[str]) -> list[list[int]]:
+        cut = self._pieces.encode_batch([" " + word for word in words])
+        spaced, joined = UNKNOWN_IDS
+        return [
+            [
+                joined if i == spaced and first > 0 else i
+                for i, (first, _) in zip(each.ids, each.offsets, strict=True)
+            ]
+            for each in cut
+        ]
+
+    def _spell(self, text: str) -> str:
+        return normalize(text)
 
 
 Tokenizer = SubwordTokenizer | SentencePieceTokenizer
@@ -251,6 +295,10 @@ def _from_text(text: str) -> Tokenizer:
     ids = sorted(library.get_vocab(with_added_tokens=False).values())
     if ids != list(range(len(ids))):
         raise ValueError("its ids must be 0, 1, 2 and so on, but some are missing")
+    if content["model"]["type"] == "WordLevel":
+        if [library.id_to_token(i) for i in UNKNOWN_IDS] != [*UNKNOWN_PIECES]:
+            raise ValueError("its pieces of unknown words are missing")
+        return WordTokenizer(library)
     if not all(library.token_to_id(piece) is not None for piece in BYTE_PIECES):
         raise ValueError("it must have a piece for each byte, but some are missing")
     return SubwordTokenizer(library)
@@ -261,9 +309,11 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
     model = content.get("model")
     if not isinstance(model, dict):
         raise ValueError("it has no `model`")
-    if model.get("type") not in ("BPE", "WordPiece"):
+    if model.get("type") not in ("BPE", "WordPiece", "WordLevel"):
         kind = shown(model.get("type"))
-        raise ValueError(f"its model must be BPE or WordPiece, but is {kind}")
+        raise ValueError(
+            f"its model must be BPE, WordPiece or WordLevel, but is {kind}"
+        )
     given = [part for part in NO_PARTS if content.get(part)]
     given += [f"model.{option}" for option in NO_OPTIONS if model.get(option)]
     if given:
@@ -275,8 +325,11 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
 
     Memory is bounded: the stream is read up to `LEARNING_CHARACTERS` characters, so
     interleave the languages. In scripts without spaces, a piece is at most
-    about as long as a word (`Script.longest_piece`).
+    about as long as a word (`Script.longest_piece`). Raises `ConfigError` for words if
+    the text has scripts without spaces.
     """
+    if config.kind == "word":
+        return _learn_words(lines, config.vocab_size - config.num_reserved)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
     learned_size = config.vocab_size - NUM_RESERVED
@@ -299,6 +352,37 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
     )
     learner.train_from_iterator(chain(head, text), trainer)
     return _assemble(learner, config.kind, learned_size)
+
+
+def _learn_words(lines: Iterable[str], size: int) -> WordTokenizer:
+    """Learn the most frequent words; ties go by code point."""
+    chunks: Counter[str] = Counter()
+    for line in _learning_text(lines):
+        chunks.update(line.split())
+    letters: Counter[str] = Counter()
+    for chunk, number in chunks.items():
+        for character in chunk:
+            letters[character] += number
+    if _is_unspaced(letters):
+        raise ConfigError(
+            '`tokenizer.kind` "word" must have text with spaces between words, but '
+            "the corpus has a script without; set it to bpe or word-piece."
+        )
+    splitter = _words("word")
+    words: Counter[str] = Counter()
+    for chunk, number in chunks.items():
+        for word, _ in splitter.pre_tokenize_str(" " + chunk):
+            words[word] += number
+    by_frequency = sorted(words, key=lambda word: (-words[word], word))
+    pieces = [*SPECIAL_PIECES, *UNKNOWN_PIECES, *by_frequency[:size]]
+    library = tokenizers.Tokenizer(
+        models.WordLevel(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            unk_token=UNKNOWN_PIECES[0],
+        )
+    )
+    library.pre_tokenizer = splitter
+    return WordTokenizer(library)
 
 
 def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
@@ -394,7 +478,7 @@ def byte_pair_tokenizer(
     )
 
 
-def _words(kind: Literal["bpe", "word-piece"]) -> pre_tokenizers.PreTokenizer:
+def _words(kind: Literal["bpe", "word-piece", "word"]) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(word_pattern(kind)), behavior="isolated")
 
 

@@ -1,6 +1,7 @@
 """Layout of a learned vocabulary: special ids, bytes, and the settings of the rest.
 
-Ids 0 to 2 are special, the next 256 are bytes, and the learned pieces follow.
+Ids 0 to 2 are special, the next 256 are bytes, and the learned pieces follow. In a
+vocabulary of words, two ids of unknown words take the place of the bytes.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
 READABLE_BYTES = {piece: f"<0x{byte:02X}>" for byte, piece in enumerate(BYTE_PIECES)}
 """Readable form of bytes."""
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
+UNKNOWN_PIECES = (" <unk>", "<unk>")
+"""Pieces of a vocabulary of words that stand for all other words: with a space before
+the word, and without."""
+UNKNOWN_IDS = range(len(SPECIAL_PIECES), len(SPECIAL_PIECES) + len(UNKNOWN_PIECES))
+"""Ids of unknown words in a vocabulary of words."""
 MAX_PIECES = 2**24
 """Maximum size of a vocabulary."""
 
@@ -28,20 +34,33 @@ MAX_PIECES = 2**24
 class TokenizerConfig:
     """Settings of learning a vocabulary (section 5.1)."""
 
-    kind: Literal["bpe", "word-piece"] = "bpe"
-    """Byte-pair encoding (the paper's en-de) or word-pieces (its en-fr)."""
+    kind: Literal["bpe", "word-piece", "word"] = "bpe"
+    """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), or words, of
+    which the rare ones are unknown."""
     vocab_size: int = 37_000
     """Maximum size of the vocabulary, including special tokens and bytes; small corpora
     give fewer."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bpe", "word-piece"):
+        if self.kind not in ("bpe", "word-piece", "word"):
             raise ConfigError(
-                f'`tokenizer.kind` must be "bpe" or "word-piece", but is "{self.kind}".'
+                '`tokenizer.kind` must be "bpe", "word-piece" or "word", but is '
+                f'"{self.kind}".'
             )
         require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
-        if self.vocab_size <= NUM_RESERVED:
+        if self.vocab_size <= self.num_reserved:
+            others = "bytes" if self.has_bytes else "unknown words"
             raise ConfigError(
-                f"`tokenizer.vocab_size` must be above {NUM_RESERVED} (special tokens "
-                f"and bytes), but is {self.vocab_size}."
+                f"`tokenizer.vocab_size` must be above {self.num_reserved} (special "
+                f"tokens and {others}), but is {self.vocab_size}."
             )
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether characters outside the vocabulary are encoded as bytes."""
+        return self.kind != "word"
+
+    @property
+    def num_reserved(self) -> int:
+        """Number of ids before the learned pieces."""
+        return NUM_RESERVED if self.has_bytes else UNKNOWN_IDS.stop
