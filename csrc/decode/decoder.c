@@ -29,6 +29,7 @@ static td_status decoder_new(const td_model *model, const float *states,
         .sentences = sentences,
         .group = 1,
         .capacity = first_capacity(sentences),
+        .positions = first_capacity(sentences),
         .max_source = longest,
     };
     td_status status = begin_state(&made->state, &model->decoder, sum_attention);

@@ -27,13 +27,13 @@ TD_INTERNAL td_status check_lengths(const int64_t *lengths, int64_t sentences,
 static int64_t list_near(int64_t neighbourhood, int64_t position, int64_t length,
                          int32_t *slots)
 {
-    int64_t count = 0;
-    for (int64_t i = 0; i < length; i++) {
-        const int64_t distance = i > position ? i - position : position - i;
-        slots[count] = (int32_t)i;
-        count += distance <= neighbourhood;
-    }
-    return count;
+    const int64_t first = max_i64(position - neighbourhood, 0);
+    /* The neighbourhood may be unlimited, so it is not added to the position. */
+    const int64_t end = length - position > neighbourhood ? position + neighbourhood + 1
+                                                          : length;
+    for (int64_t i = first; i < end; i++)
+        slots[i - first] = (int32_t)i;
+    return end - first;
 }
 
 typedef struct {

@@ -94,7 +94,7 @@ static td_status allocate_rows(DecoderState *state, int has_attention)
     const size_t bytes = (size_t)max_i64(sentences, 1) * sizeof(int64_t);
     state->attention = NULL;
     state->past =
-        allocate_lines(rows * (double)state->capacity * (double)sizeof *state->past);
+        allocate_lines(rows * (double)state->positions * (double)sizeof *state->past);
     state->lengths = calloc(1, bytes);
     state->entries = malloc(bytes);
     if (!state->past || !state->lengths || !state->entries)
@@ -115,7 +115,7 @@ TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
                                   int has_attention)
 {
     td_status status = TD_OUT_OF_MEMORY;
-    if (state->capacity <= INT32_MAX)
+    if (state->positions <= INT32_MAX)
         status = allocate_caches(state, stack);
     if (!status)
         status = allocate_rows(state, has_attention);
@@ -180,7 +180,7 @@ static void mark_slots(const DecoderState *state, const Stack *stack, int64_t se
 static int take_slots_of(DecoderState *state, int64_t sentence, const uint8_t *is_used)
 {
     const int64_t newest = state->lengths[sentence];
-    if (newest == state->capacity)
+    if (newest == state->positions)
         return 0;
     int64_t slot = 0;
     for (int64_t k = 0; k < state->group; k++, slot++) {
@@ -533,10 +533,13 @@ TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *oth
         status = raise_needs(&needs, other, stack);
     if (status)
         return status;
+    const int64_t capacity = larger_capacity(needs.slots, state->group);
+    const int64_t positions = larger_capacity(needs.length, state->group);
     DecoderState new = {
         .sentences = state->sentences + (other ? other->sentences : 0),
         .group = state->group,
-        .capacity = larger_capacity(max_i64(needs.slots, needs.length), state->group),
+        .capacity = capacity,
+        .positions = max_i64(capacity, positions),
         .max_source = max_i64(needs.source, 1),
     };
     status = begin_state(&new, stack, state->attention != NULL);

@@ -3,7 +3,9 @@
  * A sentence has `capacity` slots. A slot holds the keys and values of one position in
  * all layers; hypotheses with common beginnings share slots. `past` lists the slots of
  * each hypothesis. Slots that no hypothesis lists any more are used again: so slots in
- * use are few and close together, and reordering moves lists instead of numbers.
+ * use are few and close together, and reordering moves lists instead of numbers. With
+ * restricted attention, a long translation needs no more slots than a neighbourhood;
+ * only the lists grow.
  */
 #ifndef TRANSDUCE_DECODE_KV_CACHE_H
 #define TRANSDUCE_DECODE_KV_CACHE_H
@@ -32,10 +34,11 @@ typedef struct {
  * are not moved: `entries` has the entry of each sentence in the caches. */
 typedef struct {
     int64_t sentences, group;
-    int64_t capacity;   /* slots of a sentence; also positions that it can read */
+    int64_t capacity;   /* slots of a sentence */
+    int64_t positions;  /* that a sentence can read; at least `capacity` */
     int64_t max_source; /* longest source that fits */
     int64_t num_layers;
-    int32_t *past;           /* [sentences, group, capacity]: slots of positions */
+    int32_t *past;           /* [sentences, group, positions]: slots */
     int64_t *lengths;        /* [sentences]: positions read */
     int64_t *entries;        /* [sentences] */
     int64_t *source_lengths; /* [entries] */
@@ -44,15 +47,15 @@ typedef struct {
     float *block;       /* in which the numbers of all caches are */
 } DecoderState;
 
-/* Allocate a state that has read nothing, given its sentences, group, capacity and
- * max_source. Entries are 0, 1, 2, ...; callers set source_lengths. */
+/* Allocate a state that has read nothing, given its sentences, group, capacity,
+ * positions and max_source. Entries are 0, 1, 2, ...; callers set source_lengths. */
 TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
                                   int has_attention);
 TD_INTERNAL void end_state(DecoderState *state);
 
 static inline int32_t *past_of(const DecoderState *state, int64_t row)
 {
-    return state->past + row * state->capacity;
+    return state->past + row * state->positions;
 }
 
 static inline float *attention_of(const DecoderState *state, int64_t row)

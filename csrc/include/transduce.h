@@ -431,7 +431,8 @@ typedef struct td_decode_api {
     /* Number of sentences and of hypotheses of each; 0 for NULL. */
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);
-    /* Positions of a sentence for which memory is allocated; 0 for NULL. */
+    /* Positions of a sentence whose keys and values fit into the allocated memory; 0 for
+     * NULL. Restricted attention keeps only those of a neighbourhood. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 

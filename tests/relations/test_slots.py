@@ -1,11 +1,14 @@
 """Slots of dropped hypotheses are reused for keys and values of others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from native_reading import after
-from step_sequence import SOURCES
+from step_sequence import SOURCE, SOURCES
 from transduce.decoding.native_model import NativeDecoder, NativeModel
+from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -70,3 +73,30 @@ def test_a_wide_beam_extends_the_capacity_once(tiny: ModelConfig) -> None:
         # Capacity for one step beside the tokens before it suffices afterwards.
         made = made or capacity(beams)
         assert capacity(beams) == made
+
+
+def test_restricted_attention_keeps_the_slots_of_a_neighbourhood(
+    tiny: ModelConfig,
+) -> None:
+    restricted = replace(tiny, neighbourhood=3)
+    transformer = Transformer(restricted).eval()
+    weights = {name: each.numpy() for name, each in transformer.state_dict().items()}
+    beams = after(NativeModel(restricted, weights, "fp32"), SOURCES)
+    plain = FusedStep(transformer)
+    slots = TorchDecoder(plain, transformer.encode(SOURCE))
+    for decoder in (beams, slots):
+        decoder.step(FIRST)
+        decoder.reorder(SENTENCES + np.zeros(BEAM, np.int64))
+    used = []
+    for step in range(150):
+        ids = (FIRST + step + np.arange(BEAM)) % 23
+        found, expected = beams.step(ids), slots.step(ids)
+        if step % 20 == 0:
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+        parents = BEAM * SENTENCES + (np.arange(BEAM) * step) % BEAM
+        for decoder in (beams, slots):
+            decoder.reorder(parents)
+        used.append(slots._state.past.size(-1))
+    # Four positions of each hypothesis are in use, and four more in a step.
+    assert capacity(beams) <= 128
+    assert max(used) <= 128

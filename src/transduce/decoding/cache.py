@@ -7,7 +7,9 @@ continuing one twice, changes bits of the mask and copies no key. Keys and value
 cross-attention are kept once a sentence.
 
 Sentences that join later have read fewer tokens, so each sentence has its own length.
-Slots that are the past of no hypothesis are freed when the store must grow.
+Slots that are the past of no hypothesis are freed when the store must grow. The past of
+restricted attention (section 4) is the last r + 1 positions, so the store of a long
+translation stops growing.
 """
 
 from dataclasses import dataclass
@@ -115,6 +117,8 @@ class DecodingState:
     """Position of the token whose key and value a slot holds."""
     lengths: Int[Tensor, " sentences"]
     """Tokens read so far."""
+    neighbourhood: int | None = None
+    """Largest distance of self-attention. None: unlimited."""
     num_slots: int = 0
     """Slots in use, of the sentence that uses the most."""
     max_length: int = 0
@@ -135,6 +139,9 @@ class DecodingState:
 
         Returns the mask of the slots that each hypothesis attends to.
         """
+        if self.neighbourhood is not None:
+            distance = self.lengths[:, None] - self.positions
+            self.past = self.past & (distance <= self.neighbourhood)[:, None]
         if not self.has_capacity:
             self._grow()
         group_size = self.group_size
@@ -152,9 +159,15 @@ class DecodingState:
 
         Wide groups leave many unused slots: their hypotheses often share their past.
         """
+        before = self.past.size(-1)
         if self.num_slots > 0:
             self._compact()
-        self._resize(grown_capacity(self.num_slots, self.group_size))
+        capacity = grown_capacity(self.num_slots, self.group_size)
+        if self.neighbourhood is not None:
+            # The number of slots in use has a bound. A smaller store would fill up
+            # sooner, and freeing slots moves keys and values.
+            capacity = max(capacity, before)
+        self._resize(capacity)
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses in this order; each group must come from one sentence.
@@ -242,6 +255,7 @@ def new_state(model: Transformer, memory: Memory) -> DecodingState:
         past=memory.mask.new_zeros(sentences, 1, capacity),
         positions=memory.mask.new_zeros(sentences, capacity, dtype=torch.int64),
         lengths=memory.mask.new_zeros(sentences, dtype=torch.int64),
+        neighbourhood=model.config.neighbourhood,
     )
 
 

@@ -75,11 +75,6 @@ class FusedStep:
         positions = self.model.positions.at(state.lengths, state.max_length)
         x = self.model.output_embedding(last_ids)
         mask = state.advance()
-        neighbourhood = self.model.config.neighbourhood
-        if neighbourhood is not None:
-            distance = state.lengths[:, None] - 1 - state.positions
-            near = (distance <= neighbourhood)[:, : state.num_slots]
-            mask = mask & near[:, None, None]
         return x + positions[:, None].to(x.dtype), mask
 
     def logits(

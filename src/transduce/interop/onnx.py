@@ -30,7 +30,7 @@ from transduce.files import atomic_directory
 from transduce.interop.mapping import require_one_vocabulary
 from transduce.interop.portable_tokenizer import write_portable
 from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
-from transduce.model.attention import neighbourhood_mask
+from transduce.model.attention import RestrictedSelfAttention
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -65,7 +65,7 @@ class EncoderGraph(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
-        _fix_positions(model)
+        _make_static(model)
 
     def forward(self, source: Int[Tensor, "batch source"]) -> tuple[Tensor, ...]:
         memory = self.model.encode(source)
@@ -81,7 +81,7 @@ class StepGraph(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
-        _fix_positions(model)
+        _make_static(model)
 
     def forward(
         self,
@@ -91,17 +91,11 @@ class StepGraph(nn.Module):
         past: list[Tensor],
     ) -> tuple[Tensor, ...]:
         model, position = self.model, past[0].size(2)
-        neighbourhood = model.config.neighbourhood
-        mask = (
-            None
-            if neighbourhood is None
-            else neighbourhood_mask(1, position + 1, neighbourhood, last_ids.device)
-        )
         x = model.embedding(last_ids) + model.positions(position, 1, last_ids.device)
         grown: list[Tensor] = []
         for i, layer in enumerate(_decoder_layers(model)):
             pair = slice(2 * i, 2 * i + 2)
-            own = _OneStep(layer, past[pair], memory[pair], mask, memory_mask)
+            own = _OneStep(layer, past[pair], memory[pair], memory_mask)
             x = layer.after_self_attention(x, own.attend_to_past)
             x = layer.after_cross_attention(x, own.attend_to_memory)
             x = layer.after_feed_forward(x, layer.feed_forward)
@@ -117,7 +111,6 @@ class _OneStep:
         layer: DecoderLayer,
         past: list[Tensor],
         memory: list[Tensor],
-        mask: Bool[Tensor, "1 1 1 now"] | None,
         memory_mask: Bool[Tensor, "batch source"],
     ) -> None:
         self.grown: list[Tensor] = []
@@ -125,7 +118,6 @@ class _OneStep:
         self._layer = layer
         self._past = past
         self._memory = memory
-        self._mask = mask
         self._memory_mask = memory_mask[:, None, None]
 
     def attend_to_past(self, x: Tensor) -> Tensor:
@@ -135,7 +127,7 @@ class _OneStep:
             torch.cat(both, dim=2) for both in zip(self._past, newest, strict=True)
         ]
         key, value = self.grown
-        return attention.attend(x, key, value, self._mask)
+        return attention.attend(x, key, value, None)
 
     def attend_to_memory(self, x: Tensor) -> Tensor:
         key, value = self._memory
@@ -156,9 +148,16 @@ class _FixedPositions(nn.Module):
         return self.get_buffer("table")[first : first + length]
 
 
-def _fix_positions(model: Transformer) -> None:
-    if not isinstance(model.positions, _FixedPositions):
-        model.add_module("positions", _FixedPositions(model.positions))
+def _make_static(model: Transformer) -> None:
+    """Make a graph of the model independent of the lengths of sentences."""
+    if isinstance(model.positions, _FixedPositions):
+        return
+    model.add_module("positions", _FixedPositions(model.positions))
+    for module in model.modules():
+        if isinstance(module, RestrictedSelfAttention):
+            # With a hook it forms all weights. The number of its blocks depends on the
+            # length.
+            module.weights_tap.register_forward_hook(lambda *_: None)
 
 
 def _decoder_layers(model: Transformer) -> Iterator[DecoderLayer]:

@@ -7,10 +7,12 @@ queries and the keys; axes of size 1 are shared.
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transduce.model.config import Scores
+from transduce.model.sizes import Band
 
 
 def padding_mask(
@@ -197,3 +199,108 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch heads length head_width"]:
         """Give each head its part of the width."""
         return split_heads(x, self.num_heads)
+
+
+class RestrictedSelfAttention(MultiHeadAttention):
+    """Self-attention of each position to those at most r away (section 4).
+
+    The queries are cut into blocks. A block attends to a window: the keys that its
+    queries can reach, at most r positions to either side, or r back in the decoder.
+    Blocks are computed as if they were the sentences of a larger batch, so time and
+    memory are O(r n d), and no matrix of n x n elements is formed. Only for hooks on
+    `weights_tap` the weights of all keys are formed.
+
+    Self-attention needs no mask but that of padding. At tokens the result is that of
+    `neighbourhood_mask` (and `causal_mask`); at padding, which nothing attends to, it
+    may be another.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        scores: Scores,
+        dropout: float,
+        band: Band,
+    ) -> None:
+        super().__init__(d_model, num_heads, d_k, d_v, scores, dropout)
+        self.band = band
+
+    def average(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+        value: Float[Tensor, "batch heads keys d_v"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch heads queries d_v"]:
+        """Return softmax(Q K^T / sqrt(d_k)) V over the keys that a query can reach."""
+        (batch, _, queries, _), keys = query.shape, key.size(2)
+        if self.is_watched or queries != keys or self.band.covers(keys):
+            mask = self.whole_mask(mask, queries, keys, query.device)
+            return super().average(query, key, value, mask)
+        if mask is None:
+            mask = query.new_ones(batch, 1, 1, keys, dtype=torch.bool)
+        averages = super().average(
+            query_blocks(query, self.band),
+            key_windows(key, self.band),
+            key_windows(value, self.band),
+            self.window_mask(mask.expand(batch, -1, -1, -1)),
+        )
+        # From blocks back to the sentences, without the padding of the last block.
+        blocks = averages.unflatten(0, (batch, -1)).transpose(1, 2)
+        return blocks.flatten(2, 3)[:, :, :queries]
+
+    def whole_mask(
+        self,
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+        queries: int,
+        keys: int,
+        device: torch.device,
+    ) -> Bool[Tensor, "#batch 1 queries keys"]:
+        """Return the mask of all keys: those of `mask` that a query can reach.
+
+        The queries are the last of the keys' positions.
+        """
+        whole = neighbourhood_mask(queries, keys, self.band.before, device)
+        if self.band.is_causal:
+            whole = whole & causal_mask(queries, keys, device)
+        return whole if mask is None else whole & mask
+
+    def window_mask(
+        self, mask: Bool[Tensor, "batch 1 1 keys"]
+    ) -> Bool[Tensor, "blocks 1 block window"]:
+        """Return the mask of each block's window: those keys that a query can reach.
+
+        Keys before the first position and after the last one are masked too.
+        """
+        band, device = self.band, mask.device
+        query = torch.arange(band.block, device=device)[:, None]
+        key = torch.arange(band.window, device=device) - band.before
+        distance = key - query
+        is_near = (distance >= -band.before) & (distance <= band.after)
+        return key_windows(mask.transpose(2, 3), band).transpose(2, 3) & is_near
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a hook reads or changes the weights."""
+        return len(self.weights_tap._forward_hooks) > 0
+
+
+def query_blocks(
+    x: Float[Tensor, "batch heads length width"], band: Band
+) -> Float[Tensor, "blocks heads block width"]:
+    """Cut sequences into blocks; the last of each sequence is padded with zeros."""
+    x = functional.pad(x, (0, 0, 0, -x.size(2) % band.block))
+    return x.unflatten(2, (-1, band.block)).transpose(1, 2).flatten(0, 1)
+
+
+def key_windows(
+    x: Shaped[Tensor, "batch heads length width"], band: Band
+) -> Shaped[Tensor, "blocks heads window width"]:
+    """Return the window of each block, padded with zeros at the ends of a sequence."""
+    missing = -x.size(2) % band.block
+    x = functional.pad(x, (0, 0, band.before, missing + band.after))
+    windows = x.unfold(2, band.window, band.block)  # batch heads blocks width window
+    return windows.permute(0, 2, 1, 4, 3).flatten(0, 1)

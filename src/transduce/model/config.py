@@ -79,7 +79,8 @@ class ModelConfig:
     """Activation of the feed-forward networks: relu, as in the paper, or silu."""
     neighbourhood: int | None = None
     """Neighbourhood r of restricted self-attention, in positions to either side
-    (section 4). None for all positions, as in the paper's models."""
+    (section 4), for long sequences: time and memory then grow with their length, not
+    with its square. None for all positions, as in the paper's models."""
     norm_epsilon: float = 1e-6
     """Constant in the denominator of layer normalization. The paper does not give it;
     the default is that of its code, tensor2tensor."""

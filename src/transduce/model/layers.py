@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, RestrictedSelfAttention
 from transduce.model.config import Activation, ModelConfig, Norm
+from transduce.model.sizes import Band
 
 
 class FeedForward(nn.Module):
@@ -86,7 +87,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
+        self.self_attention = _self_attention(config, is_causal=False)
         self.feed_forward = _feed_forward(config)
         self.after_self_attention = _residual(config)
         self.after_feed_forward = _residual(config)
@@ -105,7 +106,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
+        self.self_attention = _self_attention(config, is_causal=True)
         self.cross_attention = _attention(config)
         self.feed_forward = _feed_forward(config)
         self.after_self_attention = _residual(config)
@@ -116,7 +117,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "batch target d_model"],
         memory: Float[Tensor, "batch source d_model"],
-        self_mask: Bool[Tensor, "1 1 target target"],
+        self_mask: Bool[Tensor, "1 1 target target"] | None,
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, self_mask))
@@ -158,12 +159,26 @@ class DecoderStack(nn.ModuleList):
         self,
         x: Float[Tensor, "batch target d_model"],
         memory: Float[Tensor, "batch source d_model"],
-        self_mask: Bool[Tensor, "1 1 target target"],
+        self_mask: Bool[Tensor, "1 1 target target"] | None,
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
         for layer in self:
             x = layer(x, memory, self_mask, memory_mask)
         return x
+
+
+def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttention:
+    if config.neighbourhood is None:
+        return _attention(config)
+    return RestrictedSelfAttention(
+        config.d_model,
+        config.num_heads,
+        config.d_k,
+        config.d_v,
+        config.scores,
+        config.attention_dropout,
+        Band.of(config.neighbourhood, is_causal=is_causal),
+    )
 
 
 def _attention(config: ModelConfig) -> MultiHeadAttention:

@@ -17,6 +17,56 @@ Parameters = Iterator[tuple[str, Shape]]
 
 PASSES = 3
 """Products of an update for each forward one: itself and its factors' two gradients."""
+MIN_BLOCK = 16
+"""Fewest queries of a block of restricted attention: products of few rows are slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Blocks of queries of restricted self-attention, and the keys that they reach.
+
+    The window of a block begins `before` positions before it and ends `after` positions
+    after it (section 4; `model.attention.RestrictedSelfAttention`).
+    """
+
+    block: int
+    """Queries of a block."""
+    before: int
+    after: int
+
+    @staticmethod
+    def of(neighbourhood: int, *, is_causal: bool) -> "Band":
+        """Return the blocks for positions that reach `neighbourhood` to either side.
+
+        If `is_causal`, positions reach back only.
+        """
+        return Band(
+            # Blocks of r queries: smaller ones share fewer keys, larger ones have more
+            # masked scores.
+            block=max(neighbourhood, MIN_BLOCK),
+            before=neighbourhood,
+            after=0 if is_causal else neighbourhood,
+        )
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether positions reach back only."""
+        return self.after == 0
+
+    @property
+    def window(self) -> int:
+        """Keys of a block's window."""
+        return self.before + self.block + self.after
+
+    def covers(self, length: int) -> bool:
+        """Whether blocks save nothing, as one window is as long as the sequence."""
+        return length <= self.window
+
+    def num_scores(self, lengths: Integer[np.ndarray, " pairs"]) -> int:
+        """Number of scores that are computed for sequences of these lengths."""
+        lengths = lengths.astype(np.int64)
+        in_blocks = -(-lengths // self.block) * self.block * self.window
+        return int(np.where(lengths <= self.window, lengths**2, in_blocks).sum())
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -117,7 +167,8 @@ class ForwardFlops:
     """FLOPs of one forward pass by purpose.
 
     A multiply-add is two FLOPs. Only matrix products are counted: norms, softmax,
-    dropout and sums are a small part. Masked scores count because they are computed.
+    dropout and sums are a small part. Masked scores count if they are computed;
+    restricted attention computes those within its windows (`Band`).
     """
 
     projections: int
@@ -146,8 +197,8 @@ def forward_flops(
     num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
     encoder, decoder = config.num_layers, config.num_decoder_layers
     num_scores = (
-        encoder * _dot(source_lengths, source_lengths)
-        + decoder * _dot(target_lengths, target_lengths)
+        encoder * _own_scores(config, source_lengths, is_causal=False)
+        + decoder * _own_scores(config, target_lengths, is_causal=True)
         + decoder * _dot(target_lengths, source_lengths)
     )
     # Tokens times layers of self-attention.
@@ -178,6 +229,15 @@ def update_flops(
     in the preset `multi30k`, negligible for large updates.
     """
     return PASSES * forward_flops(config, source_lengths, target_lengths).total
+
+
+def _own_scores(
+    config: ModelConfig, lengths: Integer[np.ndarray, " pairs"], *, is_causal: bool
+) -> int:
+    """Return the number of scores of self-attention in one layer and head."""
+    if config.neighbourhood is None:
+        return _dot(lengths, lengths)
+    return Band.of(config.neighbourhood, is_causal=is_causal).num_scores(lengths)
 
 
 def _dot(

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
+from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import (
     LearnedPositions,
@@ -81,17 +81,17 @@ class Transformer(nn.Module):
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Encode sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
-        self_mask = mask & self._neighbourhood_mask(source.size(1), source.device)
-        x = self.encoder_layers(self.embed(source, self.embedding), self_mask)
+        x = self.encoder_layers(self.embed(source, self.embedding), mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
 
     def decode(
         self, target_in: Int[Tensor, "batch target"], memory: Memory
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's states at all positions (Figure 1, right)."""
-        length, device = target_in.size(1), target_in.device
-        mask = causal_mask(length, length, device)
-        mask = mask & self._neighbourhood_mask(length, device)
+        length = target_in.size(1)
+        mask = None
+        if self.config.neighbourhood is None:  # restricted attention is itself causal
+            mask = causal_mask(length, length, target_in.device)
         x = self.embed(target_in, self.output_embedding)
         return self.decoder_norm(
             self.decoder_layers(x, memory.states, mask, memory.mask)
@@ -169,14 +169,6 @@ class Transformer(nn.Module):
     ) -> int:
         """FLOPs of a training update on pairs of these lengths, without padding."""
         return update_flops(self.config, source_lengths, target_lengths)
-
-    def _neighbourhood_mask(
-        self, length: int, device: torch.device
-    ) -> Bool[Tensor, "1 1 #length #length"]:
-        """Mask of self-attention by distance (section 4); by default all True."""
-        if self.config.neighbourhood is None:
-            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-        return neighbourhood_mask(length, length, self.config.neighbourhood, device)
 
 
 def _final_norm(config: ModelConfig) -> nn.Module:

@@ -15,7 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.attention import MultiHeadAttention, split_heads
+from transduce.model.attention import (
+    MultiHeadAttention,
+    RestrictedSelfAttention,
+    key_windows,
+    query_blocks,
+    split_heads,
+)
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.layers import (
     DecoderLayer,
@@ -159,6 +165,37 @@ class FusedAttention(MultiHeadAttention):
         return has_native_attention(query, attended, heads_of(self), rate)
 
 
+class FusedRestrictedSelfAttention(RestrictedSelfAttention, FusedAttention):
+    """Restricted self-attention whose blocks are computed as `FusedAttention` does."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        attended: Float[Tensor, "batch keys d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch queries d_model"]:
+        (batch, length, _), band = attended.shape, self.band
+        if band.covers(length):
+            mask = self.whole_mask(mask, length, length, query.device)
+            return FusedAttention.forward(self, query, attended, mask)
+        if not self._has_native_attention(query, attended[:, : band.window]):
+            return MultiHeadAttention.forward(self, query, attended, mask)
+        if mask is None:
+            mask = query.new_ones(batch, 1, 1, length, dtype=torch.bool)
+        queries = query_blocks(self.project_query(query)[:, None], band)
+        key_value = key_windows(self.project_key_value(attended)[:, None], band)
+        with torch.autocast("cpu", enabled=False):  # attention is in fp32
+            heads = native_attention(
+                queries[:, 0],
+                key_value[:, 0],
+                self.window_mask(mask.expand(batch, -1, -1, -1)),
+                heads_of(self),
+                dropout_in_use(self.dropout),
+            )
+        rows = heads.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length]
+        return self.project_output(rows)
+
+
 class FusedResidual(ResidualConnection):
     """Residual connection whose dropout, sum and norm are one native function."""
 
@@ -191,6 +228,7 @@ class FusedEncoderStack(EncoderStack):
         mask: Bool[Tensor, "#batch 1 #queries source"],
     ) -> Float[Tensor, "batch source d_model"]:
         if is_one_call(self, x, None):
+            mask = _self_mask(self, x, mask)
             return layer_stack(x, mask, None, layers_of(self), weights_of(self))
         return super().forward(x, mask)
 
@@ -202,12 +240,13 @@ class FusedDecoderStack(DecoderStack):
         self,
         x: Float[Tensor, "batch target d_model"],
         memory: Float[Tensor, "batch source d_model"],
-        self_mask: Bool[Tensor, "1 1 target target"],
+        self_mask: Bool[Tensor, "1 1 target target"] | None,
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
         whole = Memory(states=memory, mask=memory_mask)
         if is_one_call(self, x, whole):
             layers, weights = layers_of(self), weights_of(self)
+            self_mask = _self_mask(self, x, self_mask)
             return layer_stack(x, self_mask, whole, layers, weights)
         return super().forward(x, memory, self_mask, memory_mask)
 
@@ -217,6 +256,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     SharedEmbedding: FusedEmbedding,
     MultiHeadAttention: FusedAttention,
+    RestrictedSelfAttention: FusedRestrictedSelfAttention,
     ResidualConnection: FusedResidual,
     EncoderStack: FusedEncoderStack,
     DecoderStack: FusedDecoderStack,
@@ -236,6 +276,7 @@ def is_one_call(
     return (
         len(stack) > 0
         and all(map(_is_supported, stack))
+        and not _is_in_blocks(stack, x)
         and has_layer_stack(x, memory, layers_of(stack))
         and all(_is_plain(module, stack.training) for module in stack.modules())
         and _is_uniform(stack)
@@ -251,6 +292,29 @@ def _is_supported(layer: Layer) -> bool:
         and not layer.after_feed_forward.is_pre_norm
         and layer.self_attention.scores != "additive"
     )
+
+
+def _is_in_blocks(stack: Stack, x: Float[Tensor, "batch length d_model"]) -> bool:
+    """Whether self-attention is restricted and the sequences longer than a window."""
+    [first, *_] = stack
+    attention = first.self_attention
+    return isinstance(attention, RestrictedSelfAttention) and not attention.band.covers(
+        x.size(1)
+    )
+
+
+def _self_mask(
+    stack: Stack,
+    x: Float[Tensor, "batch length d_model"],
+    mask: Bool[Tensor, "#batch 1 #length length"] | None,
+) -> Bool[Tensor, "#batch 1 #length length"]:
+    """Return the mask of self-attention in sequences no longer than a window."""
+    [first, *_] = stack
+    attention = first.self_attention
+    if isinstance(attention, RestrictedSelfAttention):
+        return attention.whole_mask(mask, x.size(1), x.size(1), x.device)
+    assert mask is not None
+    return mask
 
 
 def _is_plain(module: nn.Module, is_training: bool) -> bool:
