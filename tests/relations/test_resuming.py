@@ -107,6 +107,51 @@ def test_stopped_and_resumed_training_equals_uninterrupted_training(
     assert_equal(resumed, whole)
 
 
+KINDS = {
+    "sgd": {"optimizer": "sgd", "schedule": "constant"},
+    "nesterov": {"optimizer": "nesterov", "momentum": 0.9, "schedule": "constant"},
+    "sgd after adam": {
+        "sgd_from_step": 3,
+        "sgd_learning_rate": 0.1,
+        "schedule": "halving",
+        "decay_from": 2,
+        "decay_steps": 1,
+    },
+    "plateau": {"optimizer": "sgd", "schedule": "plateau"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop_at", [2, 3])
+def test_every_optimizer_and_schedule_resumes_bit_for_bit(make_trainer, kind, stop_at):
+    config = replace(
+        CONFIG,
+        learning_rate=0.1,
+        learning_rate_scale=1.0,
+        clip_norm=0.5,
+        warmup_steps=1,
+        **KINDS[kind],
+    )
+    whole = make_trainer(5, config=config)
+    if kind == "plateau":
+        assert not whole.decay_at_plateau(3.0)
+        assert not whole.decay_at_plateau(3.0)
+        assert whole.progress.plateau_factor == 0.1
+    state, weights = None, None
+
+    def keep(report: StepReport) -> None:
+        nonlocal state, weights
+        if report.step == stop_at:
+            state, weights = copy_of(whole.state()), weights_of(whole)
+
+    expected = run(whole, on_step=keep)
+    assert all(report.gradient_norm > 0 for report in expected)
+    resumed = make_trainer(5, weights=weights, config=config)
+    resumed.restore(state)
+    assert untimed(run(resumed)) == untimed(expected[stop_at:])
+    assert_equal(resumed, whole)
+
+
 def test_resumed_training_equals_uninterrupted_training(make_trainer):
     whole = make_trainer(steps=4)
     run(whole)

@@ -14,6 +14,16 @@ from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.training.config import TrainingConfig
 
+SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
+SETTINGS_OF_SCHEDULES = {
+    "hold_steps": "warm-hold-decay",
+    "decay_from": "halving",
+    "decay_steps": "halving",
+    "decay_factor": "plateau",
+    "least_rate": "plateau",
+}
+"""Settings that only one schedule has, and that schedule."""
+
 
 def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
     """Raise `ConfigError` if settings contradict each other, or the files."""
@@ -43,13 +53,87 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             '`training.best_by` is "loss", which needs a dev corpus, but there is none;'
             " add --dev-source and --dev-target, or --dev-trees, or leave it out."
         )
+    if training.schedule == "plateau" and not will_have_dev:
+        yield (
+            '`training.schedule` is "plateau", which needs a dev corpus, but there is '
+            "none; add --dev-source and --dev-target, or --dev-trees, or choose "
+            "another schedule."
+        )
     if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
         yield (
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
             "leave it out, or give --trees."
         )
+    yield from _contradictions_of_schedule(training)
+    yield from _contradictions_of_optimizer(training)
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
+
+
+def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
+    schedule, usual = training.schedule, TrainingConfig()
+    has_peak = schedule != "inverse-sqrt"
+    if has_peak and training.learning_rate is None:
+        yield (
+            f'`training.schedule` is "{schedule}", which needs a learning rate; set '
+            "`training.learning_rate`."
+        )
+    if not has_peak and training.learning_rate is not None:
+        yield (
+            f"`training.learning_rate` is {training.learning_rate:g}, but the schedule "
+            '"inverse-sqrt" has the rate of equation 3; leave it out, set '
+            "`training.learning_rate_scale`, or choose another `training.schedule`."
+        )
+    if has_peak and training.learning_rate_scale != 1:
+        yield (
+            f"`training.learning_rate_scale` is {training.learning_rate_scale:g}, but "
+            f'has no effect on the schedule "{schedule}"; set it to 1, and set '
+            "`training.learning_rate`."
+        )
+    for name, owner in SETTINGS_OF_SCHEDULES.items():
+        if schedule != owner and getattr(training, name) != getattr(usual, name):
+            yield (
+                f"`training.{name}` is a setting of the schedule "
+                f'"{owner}", but `training.schedule` is "{schedule}"; leave it out, or '
+                "change the schedule."
+            )
+    for name in ("decay_from", "decay_steps"):
+        if schedule == "halving" and getattr(training, name) is None:
+            yield f'`training.schedule` is "halving", which needs `training.{name}`.'
+
+
+def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:
+    optimizer = training.optimizer
+    if optimizer == "nesterov" and training.momentum == 0:
+        yield (
+            '`training.optimizer` is "nesterov", which needs a momentum above 0; set '
+            "`training.momentum`, such as to 0.99."
+        )
+    if optimizer in ("adam", "muon") and training.momentum != 0:
+        yield (
+            f"`training.momentum` is {training.momentum:g}, but has no effect on the "
+            f'optimizer "{optimizer}"; leave it out, or set `training.optimizer` to '
+            '"sgd" or "nesterov".'
+        )
+    step, rate = training.sgd_from_step, training.sgd_learning_rate
+    if (step is None) != (rate is None):
+        given, missing = "sgd_from_step", "sgd_learning_rate"
+        if step is None:
+            given, missing = missing, given
+        yield f"`training.{given}` needs `training.{missing}`; set both, or neither."
+    if step is None:
+        return
+    if optimizer in ("sgd", "nesterov"):
+        yield (
+            f"`training.sgd_from_step` is {step:,}, but `training.optimizer` is "
+            f'"{optimizer}" from the first update on; leave it out, or choose "adam" '
+            'or "muon".'
+        )
+    if training.schedule == "inverse-sqrt":
+        yield (
+            f"`training.sgd_from_step` is {step:,}, but the rate of equation 3 is made "
+            'for Adam; set `training.schedule` to "constant" or another with a peak.'
+        )
 
 
 def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
@@ -106,6 +190,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             "The learning rate's cool-down begins before its warm-up ends; see "
             "`training.warmup_steps` and `training.cooldown_share`."
         )
+    yield from _optimizer_without_effect(training)
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
             f"With a checkpoint every {every:,} updates, a training of "
@@ -133,6 +218,22 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
+
+
+def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
+    for name in ("decay_from", "sgd_from_step"):
+        if (first := getattr(training, name)) and first > training.steps:
+            yield (
+                f"`training.{name}` is {first:,}, which has no effect on a training of "
+                f"{training.steps:,} updates."
+            )
+    is_sgd = training.optimizer in ("sgd", "nesterov")
+    if is_sgd and (
+        name := _changed(training, TrainingConfig(), among=SETTINGS_OF_ADAM)
+    ):
+        yield (
+            f'`training.{name}` has no effect on the optimizer "{training.optimizer}".'
+        )
 
 
 def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:

@@ -114,6 +114,11 @@ class DevHistory:
         metric = self._metric([*self.entries, entry])
         return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
 
+    def loss_at(self, step: int) -> float | None:
+        """Return the loss of the checkpoint of a step, or None if there is none."""
+        losses = [e["loss"] for e in self.entries if e["step"] == step]
+        return _number(losses[-1]) if losses else None
+
     def since_best(self) -> int:
         """Number of checkpoints after the last one that was a gain.
 

@@ -421,9 +421,11 @@ class _Run:
         """Train; if the loss diverges, go back once and on at a lower rate."""
         while (diverged := self._train(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
+                is_usual = self._config.training.schedule == "inverse-sqrt"
+                name = "learning_rate_scale" if is_usual else "learning_rate"
                 raise DivergedError(
                     f"{diverged} This was at a reduced learning rate; start another "
-                    "run with a lower `training.learning_rate_scale`."
+                    f"run with a lower `training.{name}`."
                 )
             # Unlike the paper: it says nothing of runs that diverge. This one goes back
             # to its last good checkpoint, once, and on at half the learning rate.
@@ -440,15 +442,17 @@ class _Run:
 
     def _train(self, trainer: Trainer) -> DivergedError | None:
         """Train to the end, or until the loss diverges."""
-        is_over = self._processes.is_first and self._is_patience_spent()
-        if self._processes.all_reduce_any(is_over, self._hardware.device):
+        self._decay_at_plateau(trainer)  # a checkpoint is saved before it is scored
+        if self._processes.all_reduce_any(
+            self._is_over(trainer), self._hardware.device
+        ):
             return None
         try:
             with stop_on_signal() as should_stop:
                 trainer.train(
                     on_step=self._stepped,
                     save=lambda: self._save(trainer),
-                    on_checkpoint=lambda: self._score(trainer),
+                    on_checkpoint=lambda: self._checkpointed(trainer),
                     should_stop=should_stop,
                 )
         except DivergedError as error:
@@ -458,7 +462,8 @@ class _Run:
     def _stepped(self, report: StepReport) -> None:
         is_last = report.step == self._config.training.steps
         if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
-            self._folder.log("step", **asdict(report), waited=self._meter.share())
+            figures = {k: v for k, v in asdict(report).items() if v is not None}
+            self._folder.log("step", **figures, waited=self._meter.share())
             self._meter = WaitingMeter()
         for observer in self._observers:
             observer.stepped(report)
@@ -492,13 +497,15 @@ class _Run:
         if self._folder.checkpoint(step).exists() and step not in scored:
             self._score(trainer)
 
-    def _score(self, trainer: Trainer) -> bool:
-        """Score the model on the dev corpus, and save it if it is the best so far.
+    def _checkpointed(self, trainer: Trainer) -> bool:
+        """Score a checkpoint; return whether the run is to end."""
+        if self._processes.is_first:
+            self._score(trainer)
+        self._decay_at_plateau(trainer)
+        return self._is_over(trainer)
 
-        Returns whether the run is to end because its patience is spent.
-        """
-        if not self._processes.is_first:
-            return False
+    def _score(self, trainer: Trainer) -> None:
+        """Score the model on the dev corpus, and save it if it is the best so far."""
         if self._dev is not None:
             checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
             score = self._dev.score(checkpoint, trainer, self._config.search.greedy())
@@ -509,7 +516,26 @@ class _Run:
             for observer in self._observers:
                 observer.scored(score)
         self._draw()
-        return self._is_patience_spent()
+
+    def _decay_at_plateau(self, trainer: Trainer) -> None:
+        """Lower the learning rate if the dev loss of a checkpoint has not fallen.
+
+        Only the schedule plateau does so, and only at a step with a checkpoint.
+        """
+        if self._config.training.schedule != "plateau":
+            return
+        loss = None
+        if self._processes.is_first:
+            loss = self._history().loss_at(trainer.progress.step)
+        device = self._hardware.device
+        if self._processes.all_reduce_any(loss is not None, device):
+            known = math.inf if loss is None else loss
+            trainer.decay_at_plateau(self._processes.all_reduce_min(known, device))
+
+    def _is_over(self, trainer: Trainer) -> bool:
+        """Whether the run is to end early: its patience or its rate is spent."""
+        is_first = self._processes.is_first
+        return trainer.is_rate_spent or (is_first and self._is_patience_spent())
 
     def _history(self) -> DevHistory:
         entries = self._folder.entries("dev", "loss")
@@ -633,7 +659,8 @@ class RunCheckpoints:
     def _load(self, checkpoint: Path) -> tuple[TransductionModel, TrainingState]:
         model = load_model(checkpoint).build()
         state = load_training_state(checkpoint)
-        require_moments(model, self._config, state.tensors)
+        step = state.progress.step
+        require_moments(model, self._config, state.tensors, step)
         return model, state
 
     def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:

@@ -7,20 +7,31 @@ from transduce.errors import ConfigError
 from transduce.settings import require_between, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
-OptimizerKind = Literal["adam", "muon"]
+OptimizerKind = Literal["adam", "muon", "sgd", "nesterov"]
+Schedule = Literal["inverse-sqrt", "constant", "warm-hold-decay", "halving", "plateau"]
 MAX = {
     "steps": 10**9,
     "warmup_steps": 10**9,
     "keep_checkpoints": 10_000,
     "checkpoint_steps": 10**9,
     "patience": 10**9,
+    "decay_from": 10**9,
+    "decay_steps": 10**9,
+    "sgd_from_step": 10**9,
 }
-"""Largest values of settings that are at least 1."""
+"""Largest values of settings that are at least 1, or none."""
 MAX_OF_POSITIVE = {
     "learning_rate_scale": 10_000,
     "epsilon": 1,
     "checkpoint_minutes": 1_000_000,
+    "least_rate": 10_000,
 }
+MAX_OF_OPTIONAL = {
+    "learning_rate": 10_000,
+    "sgd_learning_rate": 10_000,
+    "clip_norm": 1_000_000,
+}
+"""Largest values of settings that are above 0, or none."""
 MAX_DECAY = 1_000
 
 
@@ -32,15 +43,49 @@ class TrainingConfig:
     """Number of updates of the whole training (section 5.2)."""
     warmup_steps: int = 4_000
     """Number of updates during which the learning rate grows linearly (equation 3)."""
+    schedule: Schedule = "inverse-sqrt"
+    """Learning rate by update: inverse-sqrt is equation 3. The others grow linearly to
+    `learning_rate` during the warm-up. constant keeps it; warm-hold-decay keeps it for
+    `hold_steps` and then falls with the inverse square root of the update (Shazeer et
+    al., 2017); halving halves it every `decay_steps` updates from `decay_from` on (Wu
+    et al., 2016); plateau multiplies it by `decay_factor` at each checkpoint whose dev
+    loss is not the lowest so far, and ends the training once it is below `least_rate`
+    (Gehring et al., 2017)."""
     learning_rate_scale: float = 1.0
     """Factor on the learning rate of equation 3."""
+    learning_rate: float | None = None
+    """Learning rate after the warm-up, for all schedules but inverse-sqrt."""
+    hold_steps: int = 0
+    """Number of updates for which warm-hold-decay keeps the rate after the warm-up;
+    8,000 in Shazeer et al. (2017)."""
+    decay_from: int | None = None
+    """Update at which the schedule halving first halves the rate."""
+    decay_steps: int | None = None
+    """Number of updates from one halving to the next; 200,000 in Wu et al. (2016)."""
+    decay_factor: float = 0.1
+    """Factor on the rate at each plateau of the dev loss (Gehring et al., 2017)."""
+    least_rate: float = 1e-4
+    """Learning rate below which the schedule plateau ends the training (Gehring et al.,
+    2017)."""
     cooldown_share: float = 0.0
     """Share of the updates, the last ones, over which the learning rate is also
     multiplied by a factor that falls linearly from 1 to nearly 0. The paper has no such
     phase. A run that ends by its patience may not reach it."""
     optimizer: OptimizerKind = "adam"
-    """Optimizer: adam for all weights (section 5.3), or muon for the matrices of the
-    layers and Adam for the rest."""
+    """Optimizer: adam for all weights (section 5.3); muon for the matrices of the
+    layers and Adam for the rest; sgd, with or without `momentum`; or nesterov, SGD with
+    Nesterov's momentum (Sutskever et al., 2013)."""
+    momentum: float = 0.0
+    """Momentum of sgd and nesterov; 0.99 with nesterov in Gehring et al. (2017)."""
+    sgd_from_step: int | None = None
+    """First update by plain SGD, after updates by Adam or Muon: 60,001 in Wu et al.
+    (2016). None for no such change."""
+    sgd_learning_rate: float | None = None
+    """Value of `learning_rate` from `sgd_from_step` on; 0.5 in Wu et al. (2016)."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient of an update, of all weights together; a larger
+    gradient is scaled down to it (Pascanu et al., 2013). The gradient is that of the
+    mean loss of a target token. The paper does not clip: none."""
     beta1: float = 0.9
     """Decay rate of Adam's mean of gradients (section 5.3)."""
     beta2: float = 0.98
@@ -72,22 +117,31 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        if self.optimizer not in get_args(OptimizerKind):
-            raise ConfigError(
-                '`training.optimizer` must be "adam" or "muon", but is '
-                f'"{self.optimizer}".'
-            )
+        for name, kind in (("optimizer", OptimizerKind), ("schedule", Schedule)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
+                choices = ", ".join(f'"{each}"' for each in known)
+                raise ConfigError(
+                    f'`training.{name}` must be one of {choices}, but is "{value}".'
+                )
 
     def _check_numbers(self) -> None:
         for name, largest in MAX.items():
             require_between(f"training.{name}", getattr(self, name), 1, largest)
-        for name in ("label_smoothing", "beta1", "beta2"):
+        require_between("training.hold_steps", self.hold_steps, 0, MAX["steps"])
+        for name in ("label_smoothing", "beta1", "beta2", "momentum"):
             value = getattr(self, name)
             _require(name, value, "at least 0 and below 1", is_so=0 <= value < 1)
         for name, largest in MAX_OF_POSITIVE.items():
             value = getattr(self, name)
             bound = f"above 0, and at most {largest:,}"
             _require(name, value, bound, is_so=0 < value <= largest)
+        for name, largest in MAX_OF_OPTIONAL.items():
+            value = getattr(self, name)
+            bound = f"above 0, and at most {largest:,}, or none"
+            is_so = value is None or 0 < value <= largest
+            _require(name, value, bound, is_so=is_so)
+        factor = self.decay_factor
+        _require("decay_factor", factor, "above 0 and below 1", is_so=0 < factor < 1)
         require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)

@@ -1,4 +1,4 @@
-"""Optimizers: Adam (section 5.3), or Muon for the matrices of the layers."""
+"""Optimizers: Adam (section 5.3), Muon for the matrices of the layers, and SGD."""
 
 import math
 from collections import defaultdict
@@ -14,6 +14,7 @@ from transduce.errors import CheckpointError
 from transduce.nn.orthogonalization import orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
+from transduce.training.schedule import uses_sgd
 
 MOMENTUM = 0.95
 """Muon's decay of the mean of gradients (Jordan et al., 2024)."""
@@ -90,10 +91,14 @@ class Muon(torch.optim.Optimizer):
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS = ("momentum",)
+SGD_MOMENTS = ("momentum_buffer",)
+
+Moments = tuple[str, ...]
+"""Names of the moments of a weight."""
 
 
 class WeightOptimizer:
-    """Optimizer of all weights of a model, by Adam or by Adam and Muon."""
+    """Optimizer of all weights of a model, which may change to SGD during training."""
 
     def __init__(
         self,
@@ -103,43 +108,85 @@ class WeightOptimizer:
         processes: Processes = ALONE,
     ) -> None:
         """Create it; Muon multiplies in `dtype` and shares its work among processes."""
-        self._weight_decay = config.weight_decay
-        self._moments = moments_of(model, config)
+        self._model = model
+        self._config = config
         self._weights = dict(model.named_parameters())
-        self._matrices = [self._weights[name] for name in matrices_of(model)]
-        by_kind: dict[tuple[str, ...], list[nn.Parameter]] = defaultdict(list)
-        for name, weight in self._weights.items():
-            by_kind[self._moments[name]].append(weight)
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Adam(
-                by_kind[ADAM_MOMENTS],
-                betas=(config.beta1, config.beta2),
-                eps=config.epsilon,
-                fused=True,
-            )
-        ]
-        if MUON_MOMENTS in by_kind:
-            self._optimizers.append(Muon(by_kind[MUON_MOMENTS], dtype, processes))
+        matrices = matrices_of(model)
+        self._matrices = [w for name, w in self._weights.items() if name in matrices]
+        self._by_muon = matrices if config.optimizer == "muon" else set[str]()
+        self._optimizers = self._first_optimizers(dtype, processes)
+        # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016).
+        self._last = torch.optim.SGD(self._weights.values(), lr=0.0, fused=True)
+        self._num_steps = 0
+
+    def _first_optimizers(
+        self, dtype: torch.dtype, processes: Processes
+    ) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of the updates before `sgd_from_step`."""
+        config = self._config
+        if config.optimizer in ("sgd", "nesterov"):
+            # Unlike the paper: SGD as an option, for the systems of Table 2.
+            return [
+                torch.optim.SGD(
+                    self._weights.values(),
+                    lr=0.0,
+                    momentum=config.momentum,
+                    nesterov=config.optimizer == "nesterov",
+                    fused=True,
+                )
+            ]
+        adam = torch.optim.Adam(
+            [w for name, w in self._weights.items() if name not in self._by_muon],
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            fused=True,
+        )
+        if not self._by_muon:
+            return [adam]
+        matrices = [w for name, w in self._weights.items() if name in self._by_muon]
+        return [adam, Muon(matrices, dtype, processes)]
 
     @property
     def has_state(self) -> bool:
         """Whether a step has been made, or a state restored."""
         return all(optimizer.state for optimizer in self._optimizers)
 
+    def missing_moments(self) -> list[Tensor]:
+        """Return tensors as large as the moments that the next update allocates."""
+        if self.has_state:
+            return []
+        # The matrices that Muon computes with are as large as a second moment.
+        return [
+            torch.ones_like(self._weights[name])
+            for name, moments in self._moments().items()
+            for _ in (ADAM_MOMENTS if moments == MUON_MOMENTS else moments)
+        ]
+
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
+        self._last.zero_grad()  # it has all weights
+
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradients down to a norm of all of them; return the norm before."""
+        # Unlike the paper: optional clipping (Pascanu et al., 2013).
+        weights = self._weights.values()
+        return nn.utils.clip_grad_norm_(weights, max_norm).item()
 
     def step(self, learning_rate: float) -> None:
         """Update the weights by their gradients."""
-        if self._weight_decay > 0:
+        decay = self._config.weight_decay
+        if decay > 0:
             # Unlike the paper: optional weight decay of matrices, decoupled from their
             # gradients (Loshchilov and Hutter, 2019).
-            kept = max(1 - learning_rate * self._weight_decay, 0.0)
+            kept = max(1 - learning_rate * decay, 0.0)
             with torch.no_grad():
                 torch._foreach_mul_(cast(list[Tensor], self._matrices), kept)
-        for optimizer in self._optimizers:
+        self._num_steps += 1
+        optimizers: list[torch.optim.Optimizer] = self._optimizers
+        if uses_sgd(self._num_steps, self._config):
+            self._forget_moments()
+            optimizers = [self._last]
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
@@ -148,28 +195,37 @@ class WeightOptimizer:
         """Return the moments of all weights for `restore`, by names `moment.weight`."""
         return {
             f"{moment}.{name}": self._state_of(name)[moment].clone().cpu()
-            for name, moments in self._moments.items()
+            for name, moments in self._moments().items()
             for moment in moments
         }
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Continue from the result of `state`, after `step` updates."""
-        for name, weight in self._weights.items():
-            state = self._state_of(name)
-            if self._moments[name] == ADAM_MOMENTS:
-                state["step"] = torch.tensor(float(step), device=weight.device)
-            for moment in self._moments[name]:
+        self._forget_moments()
+        self._num_steps = step
+        for name, moments in self._moments().items():
+            weight = self._weights[name]
+            if moments == ADAM_MOMENTS:
+                on_device = torch.tensor(float(step), device=weight.device)
+                self._state_of(name)["step"] = on_device
+            for moment in moments:
                 saved = tensors[f"{moment}.{name}"]
-                state[moment] = saved.to(weight.device, copy=True)
+                self._state_of(name)[moment] = saved.to(weight.device, copy=True)
 
     def clear(self) -> None:
-        """Forget the moments."""
+        """Forget all updates."""
+        self._forget_moments()
+        self._num_steps = 0
+
+    def _forget_moments(self) -> None:
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
+    def _moments(self) -> dict[str, Moments]:
+        return moments_of(self._model, self._config, self._num_steps)
+
     def _state_of(self, name: str) -> dict[str, Any]:
-        adam, *muon = self._optimizers
-        optimizer = adam if self._moments[name] == ADAM_MOMENTS else muon[0]
+        optimizer = self._optimizers[1 if name in self._by_muon else 0]
         state: dict[str, Any] = optimizer.state[self._weights[name]]
         return state
 
@@ -184,22 +240,34 @@ def matrices_of(model: TransductionModel) -> set[str]:
 
 
 def moments_of(
-    model: TransductionModel, config: TrainingConfig
-) -> dict[str, tuple[str, ...]]:
-    """Return the names of the moments of each weight."""
-    matrices = matrices_of(model) if config.optimizer == "muon" else set()
-    return {
-        name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
-        for name, _ in model.named_parameters()
-    }
+    model: TransductionModel, config: TrainingConfig, step: int = 0
+) -> dict[str, Moments]:
+    """Return the names of the moments of each weight after `step` updates."""
+    names = [name for name, _ in model.named_parameters()]
+    if uses_sgd(step, config):
+        return dict.fromkeys(names, ())
+    matrices = matrices_of(model)
+    match config.optimizer:
+        case "muon":
+            return {
+                name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
+                for name in names
+            }
+        case "adam":
+            return dict.fromkeys(names, ADAM_MOMENTS)
+        case _:
+            return dict.fromkeys(names, SGD_MOMENTS if config.momentum else ())
 
 
 def require_moments(
-    model: TransductionModel, config: TrainingConfig, tensors: Mapping[str, Tensor]
+    model: TransductionModel,
+    config: TrainingConfig,
+    tensors: Mapping[str, Tensor],
+    step: int = 0,
 ) -> None:
-    """Raise `CheckpointError` if tensors are not the moments of this model."""
+    """Raise `CheckpointError` if tensors are not a model's moments after an update."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    moments = moments_of(model, config)
+    moments = moments_of(model, config, step)
     for name, weight in model.named_parameters():
         for moment in moments[name]:
             if shapes.get(f"{moment}.{name}") != weight.shape:

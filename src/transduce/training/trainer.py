@@ -31,11 +31,7 @@ from transduce.training.device_setup import (
 )
 from transduce.training.distributed import ALONE, Processes, Share, no_sync
 from transduce.training.loss import BatchLoss, GuidedAttention, as_tensor
-from transduce.training.optimizer import (
-    ADAM_MOMENTS,
-    WeightOptimizer,
-    require_moments,
-)
+from transduce.training.optimizer import WeightOptimizer, require_moments
 from transduce.training.schedule import scheduled_rate
 
 RECENT = 0.02
@@ -63,6 +59,10 @@ class Progress:
     """FLOPs of the updates made, without padding and without lost updates."""
     rate_factor: float = 1.0
     """Factor on the learning rate, lowered when training has diverged."""
+    plateau_factor: float = 1.0
+    """Factor on the learning rate, lowered when the dev loss has not fallen."""
+    lowest_dev_loss: float = math.inf
+    """Lowest dev loss of a checkpoint, by the schedule plateau."""
 
     @property
     def is_rising(self) -> bool:
@@ -82,6 +82,8 @@ class StepReport:
     perplexity: float
     """Perplexity of the update's target tokens, with dropout."""
     learning_rate: float
+    gradient_norm: float | None = None
+    """Norm of the gradient before it is clipped; None if gradients are not clipped."""
     num_source_tokens: int
     num_target_tokens: int
     padding: float
@@ -166,9 +168,7 @@ class Trainer:
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
             compile_error = self.compile_layers()
-        weights = [] if self._optimizer.has_state else self.model.parameters()
-        # Memory of the moments that Adam will allocate.
-        moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
+        moments = self._optimizer.missing_moments()
         sharing = self._processes.count_here
         found = find_micro_batch(
             self._batch_loss, self._batcher, self._hardware, sharing
@@ -241,9 +241,10 @@ class Trainer:
             self.progress = Progress()
             self._optimizer.clear()
             return
-        require_moments(self.model, self._config, state.tensors)
+        step = state.progress.step
+        require_moments(self.model, self._config, state.tensors, step)
         self.progress = state.progress
-        self._optimizer.restore(state.tensors, state.progress.step)
+        self._optimizer.restore(state.tensors, step)
 
     def lower_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate from now on, and restart the recent loss."""
@@ -253,6 +254,27 @@ class Trainer:
             recent_loss=math.inf,
             lowest_loss=math.inf,
         )
+
+    def decay_at_plateau(self, dev_loss: float) -> bool:
+        """Lower the learning rate if the dev loss is not the lowest so far.
+
+        Call it after each checkpoint of the schedule plateau, in all processes. Returns
+        whether the rate is now below `least_rate`, so that training ends.
+        """
+        if dev_loss < self.progress.lowest_dev_loss:
+            self.progress = replace(self.progress, lowest_dev_loss=dev_loss)
+            return False
+        factor = self.progress.plateau_factor * self._config.decay_factor
+        self.progress = replace(self.progress, plateau_factor=factor)
+        return self.is_rate_spent
+
+    @property
+    def is_rate_spent(self) -> bool:
+        """Whether the schedule plateau has ended the training."""
+        config = self._config
+        if config.schedule != "plateau" or config.learning_rate is None:
+            return False
+        return config.learning_rate * self.progress.plateau_factor < config.least_rate
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
         """Yield updates with this process's shares, of which the next is read ahead."""
@@ -289,6 +311,8 @@ class Trainer:
         rate = self._learning_rate()
         self._optimizer.zero_grad()
         smoothed, likelihood = self._accumulate(loaded).tolist()
+        max_norm = self._config.clip_norm
+        norm = None if max_norm is None else self._optimizer.clip(max_norm)
         self._optimizer.step(rate)
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         self.progress = replace(self.progress, flops=self.progress.flops + flops)
@@ -299,6 +323,7 @@ class Trainer:
             loss=smoothed / update.num_target_tokens,
             perplexity=perplexity(-likelihood, update.num_target_tokens),
             learning_rate=rate,
+            gradient_norm=norm,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
             padding=1 - num_tokens / update.num_positions,
@@ -398,8 +423,9 @@ class Trainer:
         )
 
     def _learning_rate(self) -> float:
-        d_model, factor = self.model.config.d_model, self.progress.rate_factor
-        return factor * scheduled_rate(self.progress.step, d_model, self._config)
+        d_model, progress = self.model.config.d_model, self.progress
+        factor = progress.rate_factor * progress.plateau_factor
+        return factor * scheduled_rate(progress.step, d_model, self._config)
 
     def _is_checkpoint_due(self) -> bool:
         if self._config.checkpoint_steps is not None:

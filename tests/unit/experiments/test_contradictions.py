@@ -22,6 +22,12 @@ TREES = TreebankFiles(trees=SIDE)
 TREES_WITH_DEV = TreebankFiles(trees=SIDE, dev_trees=SIDE)
 BASE = PRESETS["multi30k"]
 NONE_HELD_OUT = "evaluation.hold_out=false"
+PLATEAU = [
+    "training.schedule=plateau",
+    "training.learning_rate=0.25",
+    "training.learning_rate_scale=1",
+]
+LATE_SGD = ["training.sgd_from_step=9", "training.sgd_learning_rate=0.5"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -84,6 +90,40 @@ def test_no_preset_has_contradicting_settings(name: str) -> None:
             ["search.beam_size=1", "search.patience=1"],
             "`search.patience` has",
         ),
+        (
+            TEXT,
+            [*PLATEAU, NONE_HELD_OUT],
+            '`training.schedule` is "plateau", which needs a dev corpus',
+        ),
+        (TEXT, ["training.learning_rate=1"], "`training.learning_rate` is 1, but the"),
+        (TEXT, ["training.schedule=constant"], "needs a learning rate; set `train"),
+        (
+            TEXT,
+            ["training.schedule=constant", "training.learning_rate=1"],
+            '_scale` is 1.77, but has no effect on the schedule "constant"',
+        ),
+        (
+            TEXT,
+            [*PLATEAU, "training.hold_steps=1"],
+            '`training.hold_steps` is a setting of the schedule "warm-hold-decay", but',
+        ),
+        (TEXT, ["training.decay_from=1"], '`training.decay_from` .* "halving", but'),
+        (TEXT, ["training.decay_factor=0.5"], '`training.decay_factor` .* "plateau"'),
+        (
+            TEXT,
+            [*PLATEAU, "training.schedule=halving", "training.decay_from=9"],
+            'schedule` is "halving", which needs `training.decay_steps`',
+        ),
+        (TEXT, ["training.optimizer=nesterov"], "needs a momentum above 0; set"),
+        (TEXT, ["training.momentum=0.9"], 'but has no effect on the optimizer "adam"'),
+        (TEXT, ["training.sgd_from_step=9"], "needs `training.sgd_learning_rate`"),
+        (TEXT, ["training.sgd_learning_rate=9"], "needs `training.sgd_from_step`"),
+        (TEXT, LATE_SGD, "`training.sgd_from_step` is 9, but the rate of equation 3"),
+        (
+            TEXT,
+            [*PLATEAU, *LATE_SGD, "training.optimizer=sgd"],
+            '`training.optimizer` is "sgd" from the first update on',
+        ),
     ],
 )
 def test_a_contradiction_is_refused(
@@ -99,6 +139,8 @@ def test_a_contradiction_is_refused(
         ["training.checkpoint_minutes=5", "training.checkpoint_steps=none"],
         ["model.positions=learned", "model.max_positions=256"],
         ["search.coverage_penalty=0.2", "search.patience=1", "search.num_best=2"],
+        [*PLATEAU, "training.optimizer=nesterov", "training.momentum=0.99"],
+        [*PLATEAU, *LATE_SGD, "training.clip_norm=5"],
     ],
 )
 def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
@@ -132,6 +174,14 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
         (
             ["search.penalty=power", "search.length_penalty=0"],
             "`search.penalty` has no effect, as `search.length_penalty` is 0",
+        ),
+        (
+            [*PLATEAU, "training.sgd_from_step=999_999"],
+            "`training.sgd_from_step` is 999,999, which has no effect on a training",
+        ),
+        (
+            ["training.optimizer=sgd", "training.beta2=0.9"],
+            '`training.beta2` has no effect on the optimizer "sgd"',
         ),
     ],
 )

@@ -1,9 +1,15 @@
 """Equation 3: it rises to the paper's peak, then falls with the root of the step."""
 
+from dataclasses import replace
+
 import pytest
 
 from transduce.training.config import TrainingConfig
-from transduce.training.schedule import learning_rate, scheduled_rate
+from transduce.training.schedule import (
+    learning_rate,
+    schedule_factor,
+    scheduled_rate,
+)
 
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
@@ -47,3 +53,74 @@ def test_the_rate_falls_linearly_in_the_last_steps(step, share):
     config = TrainingConfig(steps=1_000, warmup_steps=100, cooldown_share=0.4)
     expected = learning_rate(step, 64, 100) * share
     assert scheduled_rate(step, 64, config) == pytest.approx(expected, rel=1e-12)
+
+
+HALVING = {"schedule": "halving", "decay_from": 1_000, "decay_steps": 200}
+HOLD = {"schedule": "warm-hold-decay", "hold_steps": 300}
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "share"),
+    [
+        *(
+            ({"schedule": name}, step, share)
+            for name in ("constant", "plateau")
+            for step, share in [(1, 1 / 100), (50, 1 / 2), (100, 1), (10**6, 1)]
+        ),
+        *(
+            (HOLD, step, share)
+            for step, share in [
+                (1, 1 / 100),
+                (99, 99 / 100),
+                (100, 1),
+                (400, 1),
+                (401, (400 / 401) ** 0.5),
+                (1_600, 1 / 2),
+            ]
+        ),
+        *(
+            (HALVING, step, share)
+            for step, share in [
+                (50, 1 / 2),
+                (999, 1),
+                (1_000, 1 / 2),
+                (1_199, 1 / 2),
+                (1_200, 1 / 4),
+                (1_400, 1 / 8),
+            ]
+        ),
+    ],
+)
+def test_a_schedule_is_a_share_of_its_peak(settings, step, share):
+    config = TrainingConfig(warmup_steps=100, learning_rate=0.5, **settings)
+    assert schedule_factor(step, config) == pytest.approx(share, rel=1e-12)
+    rate = scheduled_rate(step, 64, replace(config, steps=10**9))
+    assert rate == pytest.approx(0.5 * share, rel=1e-12)
+
+
+def test_a_schedule_without_warmup_begins_at_its_peak():
+    config = TrainingConfig(schedule="constant", learning_rate=0.5, warmup_steps=1)
+    assert scheduled_rate(1, 64, config) == 0.5
+
+
+def test_sgd_after_adam_has_a_rate_of_its_own():
+    config = TrainingConfig(
+        warmup_steps=1,
+        learning_rate=2e-4,
+        sgd_from_step=61,
+        sgd_learning_rate=0.5,
+        **HALVING,
+    )
+    rates = [scheduled_rate(step, 64, config) for step in (60, 61, 999, 1_000)]
+    assert rates == [2e-4, 0.5, 0.5, 0.25]
+
+
+def test_the_cooldown_applies_to_every_schedule():
+    config = TrainingConfig(
+        steps=10,
+        warmup_steps=1,
+        schedule="constant",
+        learning_rate=1.0,
+        cooldown_share=0.4,
+    )
+    assert scheduled_rate(10, 64, config) == pytest.approx(1 / 5)

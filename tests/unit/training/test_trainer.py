@@ -367,6 +367,47 @@ def test_a_lowered_rate_is_stored_and_resets_the_lowest_loss(make_trainer):
     assert report.learning_rate == pytest.approx(whole.learning_rate / 2)
 
 
+PLATEAU = replace(
+    CONFIG,
+    schedule="plateau",
+    learning_rate=0.25,
+    learning_rate_scale=1.0,
+    warmup_steps=1,
+    optimizer="nesterov",
+    momentum=0.99,
+)
+
+
+def test_the_rate_falls_at_a_plateau_until_it_is_too_low(make_trainer):
+    trainer = make_trainer(PLATEAU)
+    losses = [3.0, 2.0, 2.5, 1.0, 1.0, math.inf, 1.5]
+    ends = [trainer.decay_at_plateau(loss) for loss in losses]
+    assert ends == [False, False, False, False, False, False, True]
+    assert trainer.progress.lowest_dev_loss == 1.0
+    assert trainer.progress.plateau_factor == pytest.approx(1e-4)
+    assert run(trainer)[0].learning_rate == pytest.approx(0.25e-4)
+
+
+def test_only_the_schedule_plateau_ends_training_by_its_rate(make_trainer):
+    assert not make_trainer(CONFIG).is_rate_spent
+    constant = replace(PLATEAU, schedule="constant", learning_rate=1e-9)
+    assert not make_trainer(constant).is_rate_spent
+
+
+def test_the_clipped_gradient_is_that_of_the_whole_update(make_trainer):
+    small = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=20)
+    plain = replace(PLATEAU, optimizer="sgd", momentum=0.0, schedule="constant")
+    [one] = run(make_trainer(replace(plain, steps=1, clip_norm=1e-3)))
+    trainer = make_trainer(replace(plain, steps=1, clip_norm=1e-3), small)
+    before = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
+    [several] = run(trainer)
+    after = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
+    assert (after - before).norm().item() == pytest.approx(0.25e-3, rel=1e-2)
+    assert several.gradient_norm > 1e-3
+    assert one.gradient_norm > 1e-3
+    assert run(make_trainer())[0].gradient_norm is None
+
+
 def test_the_recent_loss_follows_the_losses(make_trainer):
     trainer = make_trainer()
     losses = [report.loss for report in run(trainer)]

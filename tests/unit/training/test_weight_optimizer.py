@@ -17,6 +17,12 @@ from transduce.training.optimizer import (
 )
 
 MUON = TrainingConfig(optimizer="muon")
+SGD = TrainingConfig(optimizer="sgd")
+HEAVY_BALL = TrainingConfig(optimizer="sgd", momentum=0.9)
+NESTEROV = TrainingConfig(optimizer="nesterov", momentum=0.99)
+SGD_AFTER_ADAM = TrainingConfig(
+    schedule="constant", learning_rate=0.01, sgd_from_step=3, sgd_learning_rate=0.5
+)
 
 
 def test_muon_updates_only_the_matrices_of_layers(tiny):
@@ -39,9 +45,12 @@ def moved(model: Transformer, optimizer: WeightOptimizer, steps: int) -> None:
         optimizer.step(0.01)
 
 
-@pytest.mark.parametrize("kind", ["adam", "muon"])
-def test_a_restored_optimizer_makes_the_same_updates(tiny, kind):
-    config = TrainingConfig(optimizer=kind)
+@pytest.mark.parametrize(
+    "config",
+    [TrainingConfig(), MUON, HEAVY_BALL, NESTEROV, SGD_AFTER_ADAM],
+    ids=["adam", "muon", "sgd with momentum", "nesterov", "sgd after adam"],
+)
+def test_a_restored_optimizer_makes_the_same_updates(tiny, config):
     model = Transformer(tiny)
     optimizer = WeightOptimizer(model, config)
     assert not optimizer.has_state
@@ -57,6 +66,84 @@ def test_a_restored_optimizer_makes_the_same_updates(tiny, kind):
     moved(copy, restored, 2)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, copy.get_parameter(name)), name
+
+
+PEERS = {
+    "sgd": (SGD, {}),
+    "momentum": (HEAVY_BALL, {"momentum": 0.9}),
+    "nesterov": (NESTEROV, {"momentum": 0.99, "nesterov": True}),
+}
+
+
+def give_gradients(ours: Transformer, theirs: Transformer) -> None:
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        our.grad = torch.randn_like(our)
+        their.grad = our.grad.clone()
+
+
+def assert_close(ours: Transformer, theirs: Transformer) -> None:
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our, their, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", PEERS)
+def test_sgd_makes_the_updates_of_pytorch(tiny, kind):
+    config, settings = PEERS[kind]
+    ours = Transformer(replace(tiny, num_layers=1))
+    theirs = deepcopy(ours)
+    peer = torch.optim.SGD(theirs.parameters(), lr=0.1, **settings)
+    optimizer = WeightOptimizer(ours, config)
+    for _ in range(3):
+        give_gradients(ours, theirs)
+        optimizer.step(0.1)
+        peer.step()
+    assert_close(ours, theirs)
+
+
+def test_sgd_after_adam_makes_plain_updates_without_moments(tiny):
+    ours = Transformer(replace(tiny, num_layers=1))
+    theirs = deepcopy(ours)
+    optimizer = WeightOptimizer(ours, SGD_AFTER_ADAM)
+    adam = torch.optim.Adam(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    adam.param_groups[0]["lr"] = 0.01
+    sgd = torch.optim.SGD(theirs.parameters(), lr=0.5)
+    for step, rate, peer in [(1, 0.01, adam), (2, 0.01, adam), (3, 0.5, sgd)]:
+        give_gradients(ours, theirs)
+        optimizer.step(rate)
+        peer.step()
+        assert_close(ours, theirs)
+        assert bool(optimizer.state()) == (step < 3)
+    require_moments(ours, SGD_AFTER_ADAM, {}, step=3)
+    with pytest.raises(CheckpointError, match="must hold `exp_avg"):
+        require_moments(ours, SGD_AFTER_ADAM, {}, step=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [(TrainingConfig(), 2), (MUON, 2), (NESTEROV, 1), (SGD, 0)],
+    ids=["adam", "muon", "nesterov", "sgd"],
+)
+def test_the_memory_of_the_moments_is_known_before_the_first_update(
+    tiny, config, count
+):
+    model = Transformer(replace(tiny, num_layers=1))
+    moments = WeightOptimizer(model, config).missing_moments()
+    total = sum(moment.numel() for moment in moments)
+    assert total == count * model.num_parameters()
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+def test_gradients_are_clipped_as_by_pytorch(tiny, max_norm):
+    ours = Transformer(replace(tiny, num_layers=1))
+    theirs = deepcopy(ours)
+    give_gradients(ours, theirs)
+    norm = WeightOptimizer(ours, SGD).clip(max_norm)
+    expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+    assert norm == expected
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our.grad, their.grad, atol=0, rtol=0)
+    after = torch.cat([weight.grad.flatten() for weight in ours.parameters()]).norm()
+    assert after == pytest.approx(min(max_norm, norm), rel=1e-4)
 
 
 def test_the_state_of_another_optimizer_is_refused(tiny):
@@ -127,9 +214,15 @@ def test_weight_decay_of_muon_never_overshoots_zero(tiny):
         ("weight_decay", -1.0, "at least 0"),
         ("cooldown_share", -0.1, "from 0 to 1"),
         ("cooldown_share", 1.1, "from 0 to 1"),
+        ("momentum", 1.0, "at least 0 and below 1"),
+        ("clip_norm", 0.0, "above 0, and at most 1,000,000, or none"),
+        ("learning_rate", -1.0, "above 0, and at most 10,000, or none"),
+        ("decay_factor", 1.0, "above 0 and below 1"),
+        ("decay_steps", 0, "at least 1"),
+        ("hold_steps", -1, "at least 0"),
     ],
 )
-def test_decay_settings_outside_their_bounds_are_refused(name, value, bound):
-    message = f"`training.{name}` must be {bound}, but is {value}"
+def test_settings_outside_their_bounds_are_refused(name, value, bound):
+    message = f"`training.{name}` must be {bound}"
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(**{name: value})
