@@ -99,6 +99,33 @@ def test_several_processes_train_the_same_model_as_one(
     )
 
 
+def test_two_processes_clip_and_lower_the_rate_like_one(
+    train, corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = map(str, corpus_files)
+    settings = (
+        "training.optimizer=nesterov",
+        "training.momentum=0.9",
+        "training.clip_norm=0.5",
+        "training.schedule=plateau",
+        "training.learning_rate=0.5",
+        "training.learning_rate_scale=1",
+        "training.least_rate=0.4",
+        "training.steps=12",
+        *("--dev-source", source, "--dev-target", target),
+    )
+    logs = []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        succeed(train(out, devices, *settings))
+        logs.append([e for e in RunFolder(out).read_log() if e["kind"] == "step"])
+    assert_close(tmp_path / "2", tmp_path / "1")
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert [e[name] for e in logs[1]] == pytest.approx(
+            [e[name] for e in logs[0]], rel=1e-3
+        )
+
+
 def test_torchrun_can_start_the_processes(
     alone: Path, corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -292,7 +292,16 @@ class RunFolder:
 
 
 NUMBERS = {
-    *("epoch", "learning_rate", "seconds", "flops", "bleu", "f1", "chrf"),
+    *(
+        "epoch",
+        "learning_rate",
+        "gradient_norm",
+        "seconds",
+        "flops",
+        "bleu",
+        "f1",
+        "chrf",
+    ),
     "matched_4_grams",
 }
 """Values of log entries that must be numbers."""

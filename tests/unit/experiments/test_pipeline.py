@@ -15,7 +15,7 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments import run_folder
+from transduce.experiments import pipeline, run_folder
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
@@ -24,7 +24,13 @@ from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import device_setup
 from transduce.training.checkpoints import average
 from transduce.training.schedule import scheduled_rate
-from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
+from transduce.training.trainer import (
+    RISE,
+    DivergedError,
+    StepReport,
+    Trainer,
+    Validation,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -647,3 +653,54 @@ def test_a_run_begins_with_warnings_about_its_corpus(
     assert problems[0].startswith("dev sources that are also in training: 40 (40 with")
     resume(tmp_path / "run", CPU, notes)
     assert notes.starts[1].advice == ()
+
+
+class KeepsRates(Notes):
+    """Observer that records the learning rates, and may stop the run."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.rates: dict[int, float] = {}
+        self._stop_after = stop_after
+
+    def stepped(self, report: StepReport) -> None:
+        self.rates[report.step] = report.learning_rate
+
+    def scored(self, score: DevScore) -> None:
+        if score.step == self._stop_after:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = replace(
+        TINY.training,
+        steps=12,
+        checkpoint_steps=2,
+        schedule="plateau",
+        learning_rate=0.5,
+        learning_rate_scale=1.0,
+        warmup_steps=1,
+        optimizer="sgd",
+        least_rate=0.01,
+    )
+    config = replace(TINY, training=training, search=NEVER_RIGHT)
+    losses = {2: 3.0, 4: 3.0, 6: 2.0, 8: 2.5}
+
+    def validate(trainer: Trainer, _: object) -> Validation:
+        return Validation(loss=losses[trainer.progress.step], perplexity=9.0)
+
+    monkeypatch.setattr(Trainer, "validate", validate)
+    monkeypatch.setattr(pipeline, "draw_learning_curve", lambda *_: None)
+    whole = KeepsRates()
+    train(files, config, tmp_path / "whole", CPU, whole)
+    expected = [0.5] * 4 + [0.05] * 4  # the next would be below the least rate
+    assert list(whole.rates.values()) == pytest.approx(expected)
+    for stop_after in (4, 8):
+        first, second = KeepsRates(stop_after), KeepsRates()
+        out = tmp_path / str(stop_after)
+        with pytest.raises(KeyboardInterrupt):
+            train(files, config, out, CPU, first)
+        resume(out, CPU, second)
+        assert first.rates | second.rates == whole.rates
