@@ -227,13 +227,10 @@ def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
                 f"`training.{name}` is {first:,}, which has no effect on a training of "
                 f"{training.steps:,} updates."
             )
-    is_sgd = training.optimizer in ("sgd", "nesterov")
-    if is_sgd and (
-        name := _changed(training, TrainingConfig(), among=SETTINGS_OF_ADAM)
-    ):
-        yield (
-            f'`training.{name}` has no effect on the optimizer "{training.optimizer}".'
-        )
+    optimizer = training.optimizer
+    unused = _changed(training, TrainingConfig(), among=SETTINGS_OF_ADAM)
+    if unused and optimizer in ("sgd", "nesterov"):
+        yield f'`training.{unused}` has no effect on the optimizer "{optimizer}".'
 
 
 def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:
