@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
 
 from transduce.errors import ConfigError, RequestError
-from transduce.model.config import ModelConfig
+from transduce.model.config import MAX, ModelConfig
 from transduce.model.sizes import count_parameters
 from transduce.settings import require_between
 
@@ -48,6 +48,263 @@ class RivalConfig(ArchitectureConfig, Protocol):
     def num_parameters(self) -> int:
         """Number of parameters of a model with these settings."""
         ...
+
+
+Cell = Literal["lstm", "gru"]
+AttentionFunction = Literal["additive", "normed-additive", "general", "tanh-product"]
+AttentionQuery = Literal["previous", "current"]
+Readout = Literal["state", "attentional", "maxout"]
+InitialState = Literal["zero", "encoder", "projected"]
+InitialWeights = Literal["uniform", "orthogonal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentConfig:
+    """Settings of a recurrent model; the defaults are near GNMT's (Wu et al., 2016).
+
+    RNNsearch (Bahdanau et al., 2015) and the model of Luong et al. (2015) are other
+    values of the same settings.
+    """
+
+    vocab_size: int = 32_000
+    """Size of the vocabulary, which is that of the learned tokenizer."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary. None for a shared vocabulary."""
+    cell: Cell = "lstm"
+    """Kind of the recurrent layers: lstm, or gru as in RNNsearch."""
+    encoder_layers: int = 8
+    """Number of layers of the encoder."""
+    decoder_layers: int = 8
+    """Number of layers of the decoder."""
+    d_model: int = 1024
+    """Width of the states of all layers, in each direction."""
+    embedding_width: int | None = None
+    """Width of the embeddings. None for `d_model`."""
+    attention_width: int | None = None
+    """Width of the hidden layer of attention. None for `d_model`."""
+    readout_width: int | None = None
+    """Width of the vectors that the output matrix is multiplied by, for the readouts
+    attentional and maxout. None for `d_model`."""
+    bidirectional: bool = True
+    """Whether the lowest layer of the encoder reads the source in both directions. The
+    layers above read it forwards."""
+    attention: AttentionFunction = "additive"
+    """Score of a query q and a source state k. additive: v tanh(W q + U k) (Bahdanau et
+    al., 2015); normed-additive: with g v/|v| in place of v, and a bias inside the tanh
+    (tensorflow/nmt); general: q W k (Luong et al., 2015); tanh-product: v (tanh(W q)
+    tanh(U k)) (Shazeer et al., 2017)."""
+    attention_query: AttentionQuery = "previous"
+    """Token whose decoder state is the query of attention. previous: the token before,
+    so that the context is an input of all layers of the decoder (RNNsearch, GNMT);
+    current: the same token, so that all layers but the lowest run over whole sequences
+    (gnmt_v2 of tensorflow/nmt)."""
+    input_feeding: bool = True
+    """Whether the lowest layer of the decoder reads what the token before attended to.
+    With the query current, that is its context (gnmt_v2) or its attentional vector
+    (Luong et al., 2015, section 3.3); without, the lowest layer runs over whole
+    sequences too. The query previous implies it."""
+    readout: Readout = "state"
+    """Vector that the output matrix is multiplied by. state: the top layer's state, and
+    the query is the lowest layer's, whose context the layers above read too (GNMT).
+    attentional: tanh(W [context; state]) of the top layer's state, which is the query
+    (Luong et al., 2015). maxout: a maxout layer over the previous state, the embedding
+    and the context (RNNsearch)."""
+    residual_from: int | None = None
+    """Number of the first layer, counted from 1, with a residual connection; 3 in GNMT.
+    None for no residual connections."""
+    initial_state: InitialState = "zero"
+    """First state of each layer of the decoder. zero; encoder: the last state of the
+    encoder's layer of the same number (Luong et al., 2015; tensorflow/nmt); projected:
+    tanh(W h) of the lowest encoder layer's backward state at the first token
+    (RNNsearch)."""
+    dropout: float = 0.2
+    """Dropout rate of the inputs of all layers, contexts included; none inside the
+    recurrence (Zaremba et al., 2014)."""
+    shared_embedding: bool = False
+    """Whether source and target have one embedding, if they share the vocabulary."""
+    tied_output: bool = False
+    """Whether the output matrix is the target's embedding."""
+    initial_weights: InitialWeights = "uniform"
+    """Distribution of the first weights. uniform: in plus or minus `initial_range`;
+    orthogonal: as in RNNsearch, with orthogonal recurrent matrices and the others
+    normal with standard deviation 0.01, those of attention 0.001."""
+    initial_range: float = 0.04
+    """Largest absolute value of first weights that are uniform."""
+    forget_bias: float = 0.0
+    """First bias of the forget gates of LSTMs; 1 in tensorflow/nmt."""
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        for name, choices in {
+            "cell": Cell,
+            "attention": AttentionFunction,
+            "attention_query": AttentionQuery,
+            "readout": Readout,
+            "initial_state": InitialState,
+            "initial_weights": InitialWeights,
+        }.items():
+            if (value := getattr(self, name)) not in get_args(choices):
+                known = ", ".join(f'"{choice}"' for choice in get_args(choices))
+                raise ConfigError(
+                    f'`model.{name}` must be one of {known}, but is "{value}".'
+                )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "`model.dropout` must be at least 0 and below 1, but is "
+                f"{self.dropout}."
+            )
+        self._check_layers()
+        self._check_readout()
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "vocab_size",
+            "target_vocab_size",
+            "d_model",
+            "embedding_width",
+            "attention_width",
+            "readout_width",
+        ):
+            most = MAX.get(name, MAX["d_model"])
+            require_between(f"model.{name}", getattr(self, name), 1, most)
+        for name in ("encoder_layers", "decoder_layers"):
+            most = MAX["num_layers"]
+            require_between(f"model.{name}", getattr(self, name), 1, most)
+        require_between("model.initial_range", self.initial_range, 1e-6, 10)
+        require_between("model.forget_bias", self.forget_bias, -100, 100)
+
+    def _check_layers(self) -> None:
+        # Below, inputs have another width than states.
+        least = 3 if self.bidirectional else 2
+        require_between("model.residual_from", self.residual_from, least, 10_000)
+        if self.initial_state == "projected" and not self.bidirectional:
+            raise ConfigError(
+                "`model.bidirectional` must be true if `model.initial_state` is "
+                '"projected", but is false.'
+            )
+        if (
+            self.initial_state == "encoder"
+            and self.decoder_layers != self.encoder_layers
+        ):
+            raise ConfigError(
+                "`model.decoder_layers` must equal `model.encoder_layers` if "
+                '`model.initial_state` is "encoder", but is '
+                f"{self.decoder_layers} and not {self.encoder_layers}."
+            )
+
+    def _check_readout(self) -> None:
+        if self.readout == "attentional" and self.attention_query == "previous":
+            raise ConfigError(
+                '`model.attention_query` must be "current" if `model.readout` is '
+                '"attentional", but is "previous".'
+            )
+        if self.readout == "maxout" and self.decoder_layers > 1:
+            raise ConfigError(
+                '`model.decoder_layers` must be 1 if `model.readout` is "maxout", but '
+                f"is {self.decoder_layers}."
+            )
+        if (
+            self.readout == "state"
+            and self.attention_query == "current"
+            and self.decoder_layers == 1
+        ):
+            raise ConfigError(
+                "`model.decoder_layers` must be at least 2 if `model.readout` is "
+                '"state" and `model.attention_query` is "current", but is 1: no layer '
+                "would read the context."
+            )
+        width, embedding = self.output_width, self.embedding_width or self.d_model
+        if self.tied_output and width != embedding:
+            raise ConfigError(
+                "`model.tied_output` must be false unless embeddings and readout are "
+                f"equally wide, but they are {embedding} and {width} wide."
+            )
+
+    @property
+    def output_width(self) -> int:
+        """Width of the vectors that the output matrix is multiplied by."""
+        if self.readout == "state":
+            return self.d_model
+        return self.readout_width or self.d_model
+
+    @property
+    def memory_width(self) -> int:
+        """Width of the encoder's output, and of contexts."""
+        only_bidirectional = self.bidirectional and self.encoder_layers == 1
+        return 2 * self.d_model if only_bidirectional else self.d_model
+
+    @property
+    def fed_width(self) -> int:
+        """Width of what the lowest decoder layer reads beside the embedding."""
+        if self.attention_query == "previous":
+            return self.memory_width
+        if not self.input_feeding:
+            return 0
+        return self.output_width if self.readout == "attentional" else self.memory_width
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        return (
+            self._num_embeddings
+            + self._num_encoder
+            + self._num_decoder
+            + self._num_attention
+            + self._num_readout
+        )
+
+    @property
+    def _num_embeddings(self) -> int:
+        embedding = self.embedding_width or self.d_model
+        target = self.target_vocab_size or self.vocab_size
+        shared = self.shared_embedding and self.target_vocab_size is None
+        count = self.vocab_size * embedding
+        count += 0 if shared else target * embedding
+        return count + (0 if self.tied_output else target * self.output_width)
+
+    def _num_layer(self, inputs: int) -> int:
+        """Number of parameters of a layer: of each gate, two matrices and biases."""
+        gates = 4 if self.cell == "lstm" else 3
+        return gates * self.d_model * (inputs + self.d_model + 2)
+
+    @property
+    def _num_encoder(self) -> int:
+        directions = 2 if self.bidirectional else 1
+        count = directions * self._num_layer(self.embedding_width or self.d_model)
+        if self.encoder_layers > 1:
+            count += self._num_layer(directions * self.d_model)
+            count += (self.encoder_layers - 2) * self._num_layer(self.d_model)
+        return count
+
+    @property
+    def _num_decoder(self) -> int:
+        embedding = self.embedding_width or self.d_model
+        context = self.memory_width if self.readout == "state" else 0
+        count = self._num_layer(embedding + self.fed_width)
+        return count + (self.decoder_layers - 1) * self._num_layer(
+            self.d_model + context
+        )
+
+    @property
+    def _num_attention(self) -> int:
+        width = self.attention_width or self.d_model
+        if self.attention == "general":
+            return self.d_model * self.memory_width
+        count = width * (self.d_model + self.memory_width + 1)
+        return count + (width + 1 if self.attention == "normed-additive" else 0)
+
+    @property
+    def _num_readout(self) -> int:
+        count = 0
+        if self.readout == "attentional":
+            count = self.output_width * (self.memory_width + self.d_model)
+        if self.readout == "maxout":
+            embedding = self.embedding_width or self.d_model
+            inputs = self.d_model + embedding + self.memory_width
+            count = 2 * self.output_width * (inputs + 1)
+        if self.initial_state == "projected":
+            count += self.decoder_layers * self.d_model * (self.d_model + 1)
+        return count
 
 
 FastForward = Literal["half", "full", "none"]
@@ -237,6 +494,7 @@ class ExpertsConfig:
 
 CONFIGS: dict[str, type[ArchitectureConfig]] = {
     TRANSFORMER: ModelConfig,
+    "recurrent": RecurrentConfig,
     "deep-att": DeepAttConfig,
 }
 """Class of the settings of each architecture, by its name in `config.json`."""

@@ -14,7 +14,11 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    DeepAttConfig,
+    RecurrentConfig,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
@@ -207,6 +211,10 @@ def build(config: ArchitectureConfig) -> TransductionModel:
     match config:
         case ModelConfig():
             return Transformer(config)
+        case RecurrentConfig():
+            from transduce.architectures.recurrent import RecurrentModel
+
+            return RecurrentModel(config)
         case DeepAttConfig():
             from transduce.architectures.deep_att import DeepAtt  # imports this module
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
-from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    DeepAttConfig,
+    RecurrentConfig,
+)
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
@@ -125,6 +129,66 @@ PARSING = RunConfig(
     treebank=TreebankConfig(style="xx"),
 )
 
+# The presets of Table 2's other systems learn sub-words, count updates in
+# tokens, not sentences, and train in one process.
+GNMT = RunConfig(
+    tokenizer=WORD_PIECES,
+    # Wu et al. (2016), sections 3 and 8.3: 8 layers of 1,024, weights in +-0.04,
+    # dropout 0.3 (English-German) and 0.2 (English-French). Normed attention is that of
+    # tensorflow/nmt; the paper has a network with one hidden layer.
+    model=RecurrentConfig(
+        encoder_layers=8,
+        decoder_layers=8,
+        d_model=1024,
+        attention="normed-additive",
+        attention_query="previous",
+        residual_from=3,
+        initial_range=0.04,
+        dropout=0.3,
+    ),
+    # 128 pairs are about 4,000 tokens of each language.
+    batching=BatchingConfig(source_tokens=4_000, target_tokens=4_000),
+    training=TrainingConfig(
+        steps=2_000_000,
+        label_smoothing=0.0,
+        checkpoint_steps=10_000,
+    ),
+    # Section 7, with alpha and beta 0.2.
+    search=SearchConfig(beam_size=8, length_penalty=0.2, coverage_penalty=0.2),
+)
+
+RNNSEARCH = RunConfig(
+    # Bahdanau et al. (2015) have the 30,000 most frequent words of each language.
+    tokenizer=TokenizerConfig(vocab_size=30_000),
+    # Section 4.2 and appendix A: 1,000 units in each direction, embeddings of 620, a
+    # maxout layer of 500, no dropout.
+    model=RecurrentConfig(
+        cell="gru",
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=1000,
+        embedding_width=620,
+        readout_width=500,
+        readout="maxout",
+        initial_state="projected",
+        initial_weights="orthogonal",
+        dropout=0.0,
+    ),
+    # 80 pairs of at most 50 words.
+    batching=BatchingConfig(source_tokens=2_000, target_tokens=2_000, max_length=50),
+    training=TrainingConfig(
+        steps=667_000, label_smoothing=0.0, checkpoint_steps=10_000
+    ),
+    search=SearchConfig(beam_size=12, length_penalty=0.0),
+)
+
+RIVALS = {
+    "rnnsearch-en-fr": RNNSEARCH,
+    "gnmt-en-de": GNMT,
+    "gnmt-en-fr": replace(GNMT, model=replace(GNMT.model, dropout=0.2)),
+}
+"""Systems that Table 2 compares the Transformer with, at the sizes of their papers."""
+
 # The sizes of Zhou et al. (2016). Unlike the paper: one vocabulary for both languages,
 # whose size is this project's choice, as are the number of updates and the learning
 # rate; batches of 20,000 tokens are about the paper's 500 to 800 sentences.
@@ -145,6 +209,7 @@ DEEP_ATT = RunConfig(
 
 PRESETS = {
     **TABLE_3,
+    **RIVALS,
     "base-en-fr": replace(BASE, tokenizer=WORD_PIECES),
     "big-en-fr": replace(
         BASE,
@@ -167,6 +232,60 @@ PRESETS = {
             optimizer="muon",
             cooldown_share=0.36,
             weight_decay=0.1,
+            checkpoint_steps=250,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
+    ),
+    # For the same captions, about as many parameters: GNMT with the query current
+    # (gnmt_v2 of tensorflow/nmt), and RNNsearch.
+    "rnnsearch-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=6_000),
+        model=RecurrentConfig(
+            cell="gru",
+            encoder_layers=1,
+            decoder_layers=1,
+            d_model=192,
+            embedding_width=128,
+            readout_width=128,
+            readout="maxout",
+            initial_state="projected",
+            initial_range=0.1,
+            dropout=0.3,
+            shared_embedding=True,
+            tied_output=True,
+        ),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=11_000,
+            warmup_steps=1_000,
+            checkpoint_steps=250,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
+    ),
+    "gnmt-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=6_000),
+        model=RecurrentConfig(
+            encoder_layers=3,
+            decoder_layers=3,
+            d_model=128,
+            attention="normed-additive",
+            attention_query="current",
+            residual_from=3,
+            initial_range=0.1,
+            dropout=0.2,
+            shared_embedding=True,
+            tied_output=True,
+        ),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=11_000,
+            warmup_steps=1_000,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
