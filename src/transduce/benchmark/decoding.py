@@ -51,7 +51,7 @@ from transduce.decoding.processes import default_processes
 from transduce.decoding.torch_model import available
 from transduce.errors import ConfigError, RequestError, missing_package
 from transduce.experiments.presets import RunConfig
-from transduce.interop.proof import Proof
+from transduce.interop.export import Proof
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.tokenizer import learn_tokenizer

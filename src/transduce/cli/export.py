@@ -64,7 +64,7 @@ def export(
     checkpoint = load_model(model)
     sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}", "export"):
-        from transduce.interop.proof import ProofError
+        from transduce.interop.export import ProofError
 
         target = import_module(f"transduce.interop.{to}")
         try:

@@ -25,16 +25,19 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
 from transduce.files import atomic_directory
-from transduce.interop.mapping import (
+from transduce.interop.export import (
     Affine,
+    GreedyOutput,
+    Proof,
     Stack,
     decoder,
     encoder,
+    prove,
     require_one_vocabulary,
     require_plain_attention,
+    require_short,
 )
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
-from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.embedding import sinusoids
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 

@@ -32,21 +32,24 @@ from transformers.utils import logging
 from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError
 from transduce.files import atomic_directory
-from transduce.interop.mapping import (
+from transduce.interop.export import (
     Affine,
     Attention,
+    GreedyOutput,
     Layer,
+    Proof,
     decoder,
     encoder,
+    prove,
     require,
     require_one_vocabulary,
     require_plain_attention,
+    require_short,
 )
 from transduce.interop.portable_tokenizer import (
     HuggingFaceTokenizer,
     portable_tokenizer,
 )
-from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer

@@ -26,6 +26,7 @@ from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_mod
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json
 from transduce.foreign_models import describe, is_ours
+from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.marian import (
     NORM_EPSILON,
     HuggingFaceModel,
@@ -42,7 +43,6 @@ from transduce.interop.portable_tokenizer import (
     read_proto,
     unigram_model,
 )
-from transduce.interop.proof import Proof, prove, require_short
 from transduce.model.config import MAX, Activation, ModelConfig
 from transduce.model.embedding import sinusoids
 from transduce.search_config import SearchConfig

@@ -27,9 +27,14 @@ from torch.export import Dim
 
 from transduce.checkpoint import Checkpoint
 from transduce.files import atomic_directory
-from transduce.interop.mapping import require_one_vocabulary
+from transduce.interop.export import (
+    GreedyOutput,
+    Proof,
+    prove,
+    require_one_vocabulary,
+    require_short,
+)
 from transduce.interop.portable_tokenizer import write_portable
-from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.attention import RestrictedSelfAttention
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, processors
 from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
-from transduce.interop.proof import OtherTokenizer
+from transduce.interop.export import OtherTokenizer
 from transduce.text.sentence_pieces import (
     UNKNOWN,
     SentencePieceTokenizer,

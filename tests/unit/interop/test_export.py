@@ -11,9 +11,9 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
-from transduce.interop import proof
+from transduce.interop import export as export_module
+from transduce.interop.export import GreedyOutput, ProofError, prove
 from transduce.interop.portable_tokenizer import portable_tokenizer
-from transduce.interop.proof import GreedyOutput, ProofError, prove
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -196,7 +196,7 @@ def test_a_different_model_fails_the_proof(impostor, message, trained_checkpoint
 
 
 def test_a_failed_proof_writes_nothing(trained_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    monkeypatch.setattr(export_module, "TOLERANCE", 0.0)
     with pytest.raises(ProofError, match="nothing was written"):
         export("ctranslate2", trained_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())

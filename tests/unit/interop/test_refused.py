@@ -12,10 +12,10 @@ import marian_folder as folders
 from transduce.checkpoint import load_model, save_model
 from transduce.errors import CheckpointError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
+from transduce.interop import export
 from transduce.interop import marian as exporting
 from transduce.interop import marian_import as importing
-from transduce.interop import proof
-from transduce.interop.proof import ProofError
+from transduce.interop.export import ProofError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 SENTENCES = [
@@ -304,7 +304,7 @@ def test_a_sentence_longer_than_marians_positions_is_refused(refuses, monkeypatc
 
 
 def test_a_failed_proof_writes_nothing(refuses, monkeypatch):
-    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    monkeypatch.setattr(export, "TOLERANCE", 0.0)
     refuses(ProofError, "same logits within 0.0, but .* nothing was written")
 
 
@@ -312,7 +312,7 @@ def test_a_failed_proof_keeps_an_existing_model(
     marian_folder, trained_checkpoint, tmp_path, monkeypatch
 ):
     save_model(trained_checkpoint, tmp_path / "out")
-    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    monkeypatch.setattr(export, "TOLERANCE", 0.0)
     with pytest.raises(ProofError, match="same logits within 0.0, but"):
         importing.import_model(marian_folder, tmp_path / "out", SENTENCES[:1])
     assert load_model(tmp_path / "out").step == trained_checkpoint.step
