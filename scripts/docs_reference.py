@@ -54,6 +54,7 @@ class Help:
     """Options by the title above them: Arguments, Parameters, ..."""
 
 
+@cache
 def help_text(*command: str) -> str:
     """Help of a command, as a terminal of `HELP_COLUMNS` columns shows it."""
     environment = {

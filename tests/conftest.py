@@ -65,10 +65,13 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hangup_ends() -> None:
-    """Let child commands end at SIGHUP, even if pytest runs under `nohup`."""
+def _signals_end_commands() -> None:
+    """Let child commands end at SIGHUP and SIGINT, even if pytest runs under `nohup`
+    or in the background of a script, where they are ignored."""
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

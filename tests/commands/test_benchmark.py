@@ -117,8 +117,12 @@ def test_parts_of_the_command_are_listed(succeeds: Callable[..., str]) -> None:
 
 
 def test_decoding_is_measured_beside_the_peers(
-    succeeds: Callable[..., str], model: Path
+    succeeds: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # One precision of each system, as each takes a process that loads its library:
+    # tests of `measure_decoding` run all of them.
+    monkeypatch.setattr("transduce.benchmark.decoding.available", lambda _: ["fp32"])
+    monkeypatch.setattr("transduce.benchmark.decoding.CT2_TYPES", ("float32",))
     options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
     lines = succeeds("benchmark", "decoding", model, *options).splitlines()
     assert lines[0].startswith("Machine: ")

@@ -48,7 +48,5 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 def no_pictures() -> Iterator[None]:
     """Draw no learning curves, which would take longer than training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None
-        )
+        patch.setattr("transduce.analysis.figures.draw_learning_curve", lambda *_: None)
         yield

@@ -1,5 +1,6 @@
 """Several processes train the same model as one, and end together."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
+from transduce.cli import main
+from transduce.device import Hardware
+from transduce.experiments import pipeline
 from transduce.experiments.run_folder import RunFolder
 from waiting import children_of, runs, wait_until
 
@@ -49,6 +53,24 @@ def succeed(process: subprocess.Popen[str]) -> str:
     return output
 
 
+class ContinuedError(Exception):
+    """The step after which a run continues."""
+
+
+class StopsAtOnce:
+    """Observer that ends a run when it has started."""
+
+    stepped = scored = warned = went_back = finished = lambda *_: None
+
+    def started(self, start: pipeline.RunStart) -> None:
+        raise ContinuedError(start.steps_done)
+
+
+def resume(run: Path) -> None:
+    """Resume a run in this one process."""
+    main(["train", "--out", str(run), "--resume", "--device", "cpu"])
+
+
 @pytest.fixture(scope="module")
 def train(corpus_files: tuple[Path, Path]):
     """Start a run in a number of processes."""
@@ -68,8 +90,7 @@ def train(corpus_files: tuple[Path, Path]):
 @pytest.fixture(scope="module")
 def alone(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    process = train(out, 1)
-    succeed(process)
+    succeed(train(out, 1))
     return out
 
 
@@ -81,22 +102,25 @@ def assert_close(run: Path, expected: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_several_processes_train_the_same_model_as_one(
-    train, alone: Path, tmp_path: Path, devices: int
-) -> None:
-    process = train(tmp_path / "run", devices)
-    output = succeed(process)
-    assert output.count("Model: ") == 1
-    assert_close(tmp_path / "run", alone)
+def assert_logs_agree(run: Path, expected: Path) -> None:
     log = [
         [entry for entry in RunFolder(path).read_log() if entry["kind"] == "step"]
-        for path in (tmp_path / "run", alone)
+        for path in (run, expected)
     ]
     assert [e["step"] for e in log[0]] == [e["step"] for e in log[1]]
     assert [e["loss"] for e in log[0]] == pytest.approx(
         [e["loss"] for e in log[1]], rel=1e-4
     )
+
+
+# Runs of two processes are below: started by torchrun, and stopped and resumed.
+def test_several_processes_train_the_same_model_as_one(
+    train, alone: Path, tmp_path: Path
+) -> None:
+    output = succeed(train(tmp_path / "run", 4))
+    assert output.count("Model: ") == 1
+    assert_close(tmp_path / "run", alone)
+    assert_logs_agree(tmp_path / "run", alone)
 
 
 def test_two_processes_clip_and_lower_the_rate_like_one(
@@ -138,7 +162,9 @@ def test_torchrun_can_start_the_processes(
     )
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Model: ") == 1
     assert_close(tmp_path / "run", alone)
+    assert_logs_agree(tmp_path / "run", alone)
 
 
 @pytest.mark.slow
@@ -158,15 +184,14 @@ def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
         "(SIGKILL), and the others were ended. Continue with: transduce train --out "
         f"{run} --resume --device cpu --devices 2\n"
     )
-    again = started("train", "--out", str(run), "--resume", "--device", "cpu")
-    succeed(again)
+    resume(run)
     assert_close(run, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_all_processes_save_and_end_when_their_launcher_is_killed(
-    train, alone: Path, tmp_path: Path
+    train, tmp_path: Path, cpu: Hardware
 ) -> None:
     run = tmp_path / "run"
     process = train(run, 2, "training.steps=100000")
@@ -181,15 +206,10 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
     wait_until(lambda: not any(map(runs, workers)))
     assert errors.count("Training was stopped after step") == 1
     assert (run / "stopped").is_dir()
-    again = started(
-        *("train", "--out", str(run), "--resume", "--device", "cpu"),
-        *("--set", "training.steps=100000"),
-    )
-    while (line := again.stdout.readline()) and "Continuing after step" not in line:
-        pass
-    assert line
-    again.kill()
-    again.communicate()
+    state = json.loads((run / "stopped" / "training.json").read_text())
+    with pytest.raises(ContinuedError) as continued:
+        pipeline.resume(run, cpu, StopsAtOnce())
+    assert continued.value.args == (state["step"],)
 
 
 @pytest.mark.slow
@@ -206,10 +226,11 @@ def test_all_processes_stop_on_request(
     assert process.returncode == 2, errors
     assert errors.count("Training was stopped after step") == 1
     assert "Traceback" not in errors
-    again = started(
-        *("train", "--out", str(run), "--resume", "--device", "cpu", "--devices", "2")
-    )
-    succeed(again)
+    if number == signal.SIGTERM:
+        again = ("train", "--out", str(run), "--resume", "--device", "cpu")
+        succeed(started(*again, "--devices", "2"))
+    else:
+        resume(run)
     assert_close(run, alone)
 
 
@@ -224,8 +245,10 @@ def test_a_user_error_is_reported_once(tmp_path: Path) -> None:
     assert "no: the file cannot be read" in errors
 
 
-def test_zero_processes_are_refused(tmp_path: Path) -> None:
-    process = started("train", "--out", str(tmp_path), "--devices", "0")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "`--devices` must be at least 1, but is 0." in errors
+def test_zero_processes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--out", str(tmp_path), "--devices", "0", "--device", "cpu"])
+    assert ended.value.code == 2
+    assert "`--devices` must be at least 1, but is 0." in capsys.readouterr().err

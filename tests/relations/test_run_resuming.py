@@ -187,8 +187,9 @@ def test_a_run_resumed_with_more_threads_gives_a_warning(
     torch.set_num_threads(1)
     start_and_stop(files, tmp_path / "run", 7)
     torch.set_num_threads(2)
-    observer = SendsSignal()
-    resume(tmp_path / "run", CPU, observer)
+    observer = SendsSignal(8)  # the warning comes at the start
+    with pytest.raises(TrainingStoppedError):
+        resume(tmp_path / "run", CPU, observer)
     [warning] = observer.warnings
     assert "not be bit for bit those of an uninterrupted run" in warning
     assert "(threads: 1 before, 2 now)" in warning

@@ -14,7 +14,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from transduce.analysis.figures import draw_learning_curve
 from transduce.architectures.models import TransductionModel, build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
@@ -610,6 +609,8 @@ class _Run:
         return replace(score, num_averaged=num_averaged)
 
     def _draw(self) -> None:
+        from transduce.analysis.figures import draw_learning_curve  # slow to import
+
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
 
 

@@ -8,17 +8,18 @@ figure of the paper's Tables 2 and 3, about one point higher.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from transduce.errors import DataError
 from transduce.metrics.tokenization import Tokenization
 
-_PUNCTUATION = MosesPunctNormalizer()
+if TYPE_CHECKING:
+    from sacremoses import MosesPunctNormalizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,8 @@ def paper_bleu(
     spaces between words, since Moses' tokenizer splits at spaces."""
     if splits_compounds is None:
         splits_compounds = language == "de"
+    from sacremoses import MosesTokenizer  # slow to import, rarely needed
+
     tokenizer = MosesTokenizer(language)
 
     def words(text: str) -> str:
@@ -130,7 +133,14 @@ def replace_unicode_punctuation(text: str) -> str:
     The German low quote, which that script keeps, becomes a plain quote too; otherwise
     the paper's figures are not reached.
     """
-    return str(_PUNCTUATION.replace_unicode_punct(text)).replace("„", '"')
+    return str(_normalizer().replace_unicode_punct(text)).replace("„", '"')
+
+
+@cache
+def _normalizer() -> "MosesPunctNormalizer":
+    from sacremoses import MosesPunctNormalizer
+
+    return MosesPunctNormalizer()
 
 
 def split_compounds(text: str) -> str:
