@@ -15,9 +15,9 @@ from transduce.cli.terminal import table_console
 from transduce.experiments.presets import BASE, FOR_BOTH, PRESETS, TABLE_3, RunConfig
 
 TRANSLATION = {
-    "base": "The paper's base model: millions of pairs",
-    "big": "The paper's big model: millions of pairs",
-    "base-en-fr": "English-French: base, 32,000 word-pieces",
+    "base": "The paper's base: millions of pairs",
+    "big": "The paper's big: millions of pairs",
+    "base-en-fr": "English-French: 32,000 word-pieces",
     "big-en-fr": "English-French: big, with dropout 0.1",
     "multi30k": "Tens of thousands of pairs",
     "quickstart": "The built-in corpus, in minutes",
@@ -36,7 +36,7 @@ PARSING = {
     "parsing-wsj": "Section 6.3: 40,000 trees",
     "parsing-semi": "Section 6.3: 17 million trees",
     "parsing-small": "Thousands of trees",
-    "parsing-quickstart": "The built-in grammar's trees, in minutes",
+    "parsing-quickstart": "The built-in trees, in minutes",
 }
 BOTH = {FOR_BOTH: "Trying commands out, in seconds"}
 """Corpora that presets are for, by task; the other rows of Table 3 vary base."""
