@@ -6,13 +6,24 @@ module that implements `models.TransductionModel`. Its `num_parameters` is a for
 that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
+import re
 from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
+from itertools import pairwise
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 from transduce.errors import ConfigError, RequestError
 from transduce.model.config import MAX, ModelConfig
 from transduce.model.sizes import count_parameters
-from transduce.settings import require_between
+from transduce.settings import require_between, shown
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -406,6 +417,167 @@ DEEP_ATT_MAX = {
 """Largest value of each size of Deep-Att."""
 
 
+LARGEST_VOCABULARY = 2**24
+LARGEST_WIDTH = 2**16
+MOST_BLOCKS = 1_000
+LARGEST_KERNEL = 1_000
+MOST_POSITIONS = 2**20
+"""Largest sizes of convolutional models."""
+
+
+class Convolution(NamedTuple):
+    """Sizes of a convolutional block."""
+
+    width: int
+    """Number of outputs at a position."""
+    kernel: int
+    """Number of positions that an output depends on."""
+
+
+def convolutions(name: str, blocks: str) -> tuple[Convolution, ...]:
+    """Parse blocks such as "9x512k3,2x2048k1": 9 of width 512 and kernel 3, then 2.
+
+    Raises `ConfigError`, with the name of the setting, if they are written otherwise.
+    """
+    found: list[Convolution] = []
+    for part in blocks.split(","):
+        match = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})k(\d{1,9})", part.strip())
+        if match is None:
+            raise ConfigError(
+                f"`model.{name}` must be blocks as in 9x512k3,2x2048k1 (9 of width 512 "
+                f"and kernel 3, then 2), but is {shown(blocks)}."
+            )
+        count, width, kernel = (int(number or 1) for number in match.groups())
+        for size, number, largest in (
+            ("number of blocks", len(found) + count, MOST_BLOCKS),
+            ("width", width, LARGEST_WIDTH),
+            ("kernel", kernel, LARGEST_KERNEL),
+        ):
+            if not 1 <= number <= largest or count == 0:
+                raise ConfigError(
+                    f"The {size} in `model.{name}` must be from 1 to {largest:,}, but "
+                    f"is {0 if count == 0 else number:,}."
+                )
+        found += [Convolution(width, kernel)] * count
+    return tuple(found)
+
+
+def normalized_map(inputs: int, outputs: int) -> int:
+    """Number of parameters of a linear map with weight normalization."""
+    return (inputs + 2) * outputs
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ConfigError(
+            f"`model.{name}` must be at least 0 and below 1, but is {rate}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionalConfig:
+    """Settings of ConvS2S (Gehring et al., 2017); the defaults are those of its code
+    for English to German."""
+
+    vocab_size: int = 40_000
+    """Size of the vocabulary, which is that of the learned tokenizer."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary, for the symbols of a parser's trees. None
+    for a shared vocabulary."""
+    encoder_blocks: str = "9x512k3,4x1024k3,2x2048k1"
+    """Convolutional blocks of the encoder: number, width and kernel of each run of
+    equal blocks."""
+    decoder_blocks: str | None = None
+    """Convolutional blocks of the decoder, each with attention. None for those of the
+    encoder."""
+    d_embedding: int = 768
+    """Dimension of the embeddings and of attention."""
+    d_model: int = 512
+    """Dimension of the decoder's outputs."""
+    shared_embedding: bool = False
+    """Whether source, target and output share one matrix, as in the Transformer. It
+    must then be of one vocabulary, and `d_embedding` must equal `d_model`."""
+    max_positions: int = 1024
+    """Number of learned positional embeddings of either side; later positions share
+    the last one."""
+    dropout: float = 0.2
+    """Dropout rate of embeddings, of the inputs of convolutions, and of the decoder's
+    outputs."""
+
+    def __post_init__(self) -> None:
+        for name, largest in (
+            ("vocab_size", LARGEST_VOCABULARY),
+            ("target_vocab_size", LARGEST_VOCABULARY),
+            ("d_embedding", LARGEST_WIDTH),
+            ("d_model", LARGEST_WIDTH),
+            ("max_positions", MOST_POSITIONS),
+        ):
+            require_between(f"model.{name}", getattr(self, name), 1, largest)
+        _check_rate("dropout", self.dropout)
+        self.encoder_convolutions  # noqa: B018 # raises if they are written otherwise
+        self.decoder_convolutions  # noqa: B018
+        if self.shared_embedding and self.d_embedding != self.d_model:
+            raise ConfigError(
+                "`model.d_embedding` must equal `model.d_model` if the embedding is "
+                f"shared, but they are {self.d_embedding} and {self.d_model}."
+            )
+        if self.shared_embedding and self.target_vocab_size is not None:
+            raise ConfigError(
+                "`model.shared_embedding` must be false if the target has a vocabulary "
+                "of its own, but is true."
+            )
+
+    @property
+    def encoder_convolutions(self) -> tuple[Convolution, ...]:
+        """Sizes of the encoder's blocks."""
+        return convolutions("encoder_blocks", self.encoder_blocks)
+
+    @property
+    def decoder_convolutions(self) -> tuple[Convolution, ...]:
+        """Sizes of the decoder's blocks."""
+        if self.decoder_blocks is None:
+            return self.encoder_convolutions
+        return convolutions("decoder_blocks", self.decoder_blocks)
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Size of the target's vocabulary."""
+        return self.target_vocab_size or self.vocab_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters: weights, gains and biases of all maps, and tables."""
+        tables = self.vocab_size + 2 * self.max_positions
+        if self.shared_embedding:
+            output = self.vocab_size  # the biases
+        else:
+            tables += self.num_target_tokens
+            output = normalized_map(self.d_model, self.num_target_tokens)
+        encoder, decoder = self.encoder_convolutions, self.decoder_convolutions
+        attention = sum(
+            normalized_map(block.width, self.d_embedding)
+            + normalized_map(self.d_embedding, block.width)
+            for block in decoder
+        )
+        return (
+            tables * self.d_embedding
+            + self._maps(encoder, self.d_embedding)
+            + self._maps(decoder, self.d_model)
+            + attention
+            + output
+        )
+
+    def _maps(self, blocks: tuple[Convolution, ...], d_output: int) -> int:
+        """Number of parameters of blocks, and of the maps before and after them."""
+        first, last = blocks[0].width, blocks[-1].width
+        count = normalized_map(self.d_embedding, first) + normalized_map(last, d_output)
+        for before, block in pairwise((Convolution(first, 1), *blocks)):
+            count += normalized_map(block.kernel * before.width, 2 * block.width)
+            if before.width != block.width:
+                count += normalized_map(before.width, block.width)
+        return count
+
+
 Gating = Literal["noisy-top-k", "batchwise"]
 
 
@@ -496,6 +668,7 @@ CONFIGS: dict[str, type[ArchitectureConfig]] = {
     TRANSFORMER: ModelConfig,
     "recurrent": RecurrentConfig,
     "deep-att": DeepAttConfig,
+    "convolutional": ConvolutionalConfig,
 }
 """Class of the settings of each architecture, by its name in `config.json`."""
 

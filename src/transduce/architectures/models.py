@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from transduce.architectures.config import (
     ArchitectureConfig,
+    ConvolutionalConfig,
     DeepAttConfig,
     RecurrentConfig,
 )
@@ -219,5 +220,9 @@ def build(config: ArchitectureConfig) -> TransductionModel:
             from transduce.architectures.deep_att import DeepAtt  # imports this module
 
             return DeepAtt(config)
+        case ConvolutionalConfig():
+            from transduce.architectures.convolutional import Convolutional
+
+            return Convolutional(config)
         case _:
             raise TypeError(f"There is no architecture of {type(config).__name__}.")

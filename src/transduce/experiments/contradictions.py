@@ -6,6 +6,7 @@ checkpoint. A setting without effect only causes a warning.
 
 from collections.abc import Iterator
 
+from transduce.architectures.config import ConvolutionalConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
@@ -137,7 +138,7 @@ def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:
 
 
 def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
-    if isinstance(config.model, ModelConfig):
+    if isinstance(config.model, ModelConfig | ConvolutionalConfig):
         yield from _contradictions_of_positions(
             config.model, config.batching.max_length
         )
@@ -151,15 +152,18 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _contradictions_of_positions(model: ModelConfig, longest: int) -> Iterator[str]:
+def _contradictions_of_positions(
+    model: ModelConfig | ConvolutionalConfig, longest: int
+) -> Iterator[str]:
     usual = ModelConfig().max_positions
-    if model.positions == "learned" and model.max_positions < longest:
+    positions = model.positions if isinstance(model, ModelConfig) else "learned"
+    if positions == "learned" and model.max_positions < longest:
         yield (
             "`model.max_positions` must be at least `batching.max_length`, "
             f"{longest:,}, as all later positions would share one embedding, but is "
             f"{model.max_positions:,}; raise the first, or lower the second."
         )
-    if model.positions == "sinusoidal" and model.max_positions != usual:
+    if positions == "sinusoidal" and model.max_positions != usual:
         yield (
             f"`model.max_positions` is {model.max_positions:,}, but sinusoidal "
             "positions have no limit; leave it out, or set `model.positions` to "

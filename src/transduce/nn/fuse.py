@@ -1,6 +1,6 @@
 """The same model, computed fast: the choice of kernels for each of its modules.
 
-`fuse` replaces modules of `transduce.model` by subclasses that compute the same with
+`fuse` replaces modules of the architectures by subclasses that compute the same with
 other functions: those of the native library on a CPU, PyTorch's fused attention
 elsewhere. Each function says for which inputs it exists and is the fastest; for all
 others a module computes as its base class does.
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transduce.architectures.convolutional import NormalizedLinear
 from transduce.model.attention import (
     MultiHeadAttention,
     RestrictedSelfAttention,
@@ -211,6 +212,15 @@ class FusedResidual(ResidualConnection):
         return super().add_and_norm(x, addend)
 
 
+class FusedNormalizedLinear(NormalizedLinear):
+    """Linear map with weight normalization, computed by `linear`."""
+
+    def forward(
+        self, x: Float[Tensor, "*rows inputs"]
+    ) -> Float[Tensor, "*rows outputs"]:
+        return linear(x, self.matrix, self.bias)
+
+
 class FusedEmbedding(SharedEmbedding):
     """Embedding whose logits are computed by `linear`."""
 
@@ -254,6 +264,7 @@ class FusedDecoderStack(DecoderStack):
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: Dropout,
     nn.Linear: Linear,
+    NormalizedLinear: FusedNormalizedLinear,
     SharedEmbedding: FusedEmbedding,
     MultiHeadAttention: FusedAttention,
     RestrictedSelfAttention: FusedRestrictedSelfAttention,
