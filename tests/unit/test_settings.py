@@ -149,7 +149,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_written_settings_are_read_back(name: str) -> None:
     written: dict[str, Any] = asdict(PRESETS[name])
-    assert apply_mapping(RunConfig(), written, where="") == PRESETS[name]
+    # The preset of a run decides its architecture.
+    usual = RunConfig(model=type(PRESETS[name].model)())
+    assert apply_mapping(usual, written, where="") == PRESETS[name]
 
 
 def numbers(config: Any, prefix: str = "") -> Iterator[str]:

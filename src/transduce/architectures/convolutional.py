@@ -145,8 +145,8 @@ class EmbeddedTokens(nn.Module):
         if positions is None:
             positions = torch.arange(ids.size(1), device=ids.device)[None]
         last = self.positions.num_embeddings - 1
-        # Unlike the paper: positions beyond the table have the embedding of its last
-        # row. The paper does not mention them; fairseq refuses such sentences.
+        # Positions beyond the table have the embedding of its last row. Gehring et al.
+        # do not mention them; fairseq refuses such sentences.
         return self.dropout(
             self.tokens(ids) + self.positions(positions.clamp(max=last))
         )
