@@ -31,9 +31,9 @@ RIVALS = {
     "deep-att-en-de": "Deep-Att: millions of pairs",
     "deep-att-en-fr": "Deep-Att: millions of pairs",
     "deep-att-multi30k": "Deep-Att: tens of thousands of pairs",
-    "convs2s-en-de": "Gehring et al. (2017): millions of pairs",
-    "convs2s-en-fr": "Gehring et al. (2017), English-French",
-    "convs2s-multi30k": "ConvS2S for tens of thousands of pairs",
+    "convs2s-en-de": "ConvS2S: millions of pairs",
+    "convs2s-en-fr": "ConvS2S, English-French",
+    "convs2s-multi30k": "ConvS2S: tens of thousands of pairs",
 }
 PARSING = {
     "parsing-wsj": "Section 6.3: 40,000 trees",
