@@ -36,6 +36,7 @@ from transduce.model_folder import (
     open_model,
 )
 from transduce.search_config import SearchConfig
+from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
@@ -62,6 +63,8 @@ class Checkpoint:
     """BCP 47 tag of the source language; None if unknown."""
     target_language: str | None = None
     """BCP 47 tag of the target language; None if unknown."""
+    dictionary: WordDictionary | None = None
+    """Translations of unknown words; None if there is no dictionary."""
 
     def build(self) -> TransductionModel:
         """Build the model in evaluation mode; it shares memory with the weights."""
@@ -153,6 +156,8 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
     if checkpoint.symbols is not None:
         checkpoint.symbols.save(folder / SYMBOLS_FILE)
+    if checkpoint.dictionary is not None:
+        checkpoint.dictionary.save(folder / DICTIONARY_FILE)
     weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
     save_tensors(weights, folder / WEIGHTS)
 
@@ -173,6 +178,7 @@ def load_model(path: Path) -> Checkpoint:
         search=stored.search,
         source_language=stored.source_language,
         target_language=stored.target_language,
+        dictionary=stored.dictionary,
     )
 
 

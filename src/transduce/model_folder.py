@@ -1,7 +1,8 @@
 """Model folders: config, tokenizer and lazily read weights. Needs no torch.
 
 A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`; a parser's
-also holds `target_tokenizer.json`. Its `config.json` (`MODEL_CONFIG`) describes one
+also holds `target_tokenizer.json`, and a translator's whose vocabulary is of words may
+hold `dictionary.json`. Its `config.json` (`MODEL_CONFIG`) describes one
 model; the file of the same name in a run's folder holds the settings of the run
 (`RUN_CONFIG` in `transduce.experiments.run_folder`). Loading never unpickles.
 """
@@ -25,6 +26,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.sizes import parameter_shapes
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
+from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
@@ -162,6 +164,8 @@ class ModelFolder:
     """BCP 47 tag of the source language; None if unknown."""
     target_language: str | None = None
     """BCP 47 tag of the target language; None if unknown."""
+    dictionary: WordDictionary | None = None
+    """Translations of unknown words; None if there is no dictionary."""
 
 
 def open_model(path: Path) -> ModelFolder:
@@ -196,7 +200,14 @@ def open_model(path: Path) -> ModelFolder:
         search=search,
         source_language=_language(content, "source_language", folder / MODEL_CONFIG),
         target_language=_language(content, "target_language", folder / MODEL_CONFIG),
+        dictionary=load_dictionary(folder),
     )
+
+
+def load_dictionary(folder: Path) -> WordDictionary | None:
+    """Load the dictionary of a model or run folder, if there is one."""
+    path = folder / DICTIONARY_FILE
+    return WordDictionary.load(path) if path.is_file() else None
 
 
 def _load_symbols(folder: Path, config: ArchitectureConfig) -> SymbolVocabulary | None:

@@ -26,10 +26,16 @@ from transduce.data.batches import (
 from transduce.data.corpus_files import CorpusFiles, CorpusStatistics, read_through
 from transduce.errors import DataError, TransduceError, counted
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
+from transduce.text.dictionary import (
+    DICTIONARY_FILE,
+    WordDictionary,
+    learn_dictionary,
+)
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
     Tokenizer,
+    WordTokenizer,
     learn_tokenizer,
     load_tokenizer,
     word_pattern,
@@ -224,6 +230,11 @@ class _CorpusKey:
         return None if self.symbols is None else self.symbols.vocab_size
 
     @property
+    def has_dictionary(self) -> bool:
+        """Whether there is a dictionary for unknown words of translations."""
+        return self.tokenizer.kind == "word" and self.symbols is None
+
+    @property
     def statistics(self) -> dict[str, CorpusStatistics]:
         """Statistics of the files by split."""
         dev = {} if self.dev is None else {"dev": self.dev}
@@ -254,6 +265,11 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     tokenizer.save(folder / TOKENIZER_FILE)
     if key.symbols is not None:
         key.symbols.save(folder / SYMBOLS_FILE)
+    if key.has_dictionary and isinstance(tokenizer, WordTokenizer):
+        dictionary = learn_dictionary(
+            lambda: read_pairs(files.source, files.target), tokenizer
+        )
+        dictionary.save(folder / DICTIONARY_FILE)
     encoder = PairEncoder(tokenizer=tokenizer, symbols=key.symbols)
     again = CorpusStatistics()
     training = encode_corpus(
@@ -313,6 +329,7 @@ def _share(sibling: Path, folder: Path, key: _CorpusKey) -> bool:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
     texts = [PREPARATION, TOKENIZER_FILE, *([SYMBOLS_FILE] if key.symbols else [])]
+    texts += [DICTIONARY_FILE] if key.has_dictionary else []
     (folder / TRAINING).mkdir(parents=True)
     if key.dev is not None:
         (folder / DEV).mkdir()
@@ -360,6 +377,8 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
                 return None
         if load_tokenizer(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
             return None
+        if key.has_dictionary:
+            WordDictionary.load(folder / DICTIONARY_FILE)
         return PreparedCorpus(
             key=record["key"],
             training=PairCounts(**record["training"]),

@@ -50,7 +50,13 @@ from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.metrics.tokenization import choose_tokenization
-from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
+from transduce.model_folder import (
+    AVERAGED,
+    BEST,
+    CHECKPOINTS,
+    load_dictionary,
+    newest_first,
+)
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.checkpoints import average, load_training_state, save_training
@@ -252,6 +258,7 @@ class _Run:
         self._folder = folder
         self._tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
         self._symbols = folder.symbols()
+        self._dictionary = load_dictionary(folder.path)
         model = replace(
             config.model,
             vocab_size=self._tokenizer.vocab_size,
@@ -487,6 +494,7 @@ class _Run:
             search=self._config.search,
             source_language=self._config.languages.source,
             target_language=self._config.languages.target,
+            dictionary=self._dictionary,
         )
 
     def _score_if_missed(self, trainer: Trainer) -> None:

@@ -1,0 +1,138 @@
+"""IBM model 1 against a hand-computed example and the sum over all alignments."""
+
+from itertools import product
+from math import log
+
+import numpy as np
+import pytest
+
+from transduce.text import alignment
+from transduce.text.alignment import (
+    NULL,
+    TranslationTable,
+    ibm_model_1,
+    symmetrized,
+)
+
+PAIRS = [([0, 1], [0, 1]), ([0], [0])]
+
+
+def entries(table: TranslationTable) -> dict[tuple[int, int], float]:
+    keys = zip(table.source.tolist(), table.target.tolist(), strict=True)
+    return dict(zip(keys, table.probability.tolist(), strict=True))
+
+
+def random_pairs(number: int = 60) -> list[tuple[list[int], list[int]]]:
+    random = np.random.default_rng(4)
+    return [
+        (
+            random.integers(9, size=random.integers(1, 6)).tolist(),
+            random.integers(12, size=random.integers(1, 6)).tolist(),
+        )
+        for _ in range(number)
+    ]
+
+
+def test_the_first_iteration_is_as_computed_by_hand() -> None:
+    table = ibm_model_1(PAIRS, iterations=1)
+    # Expected counts: of the first pair a third each, of the second a half each.
+    expected = {
+        (NULL, 0): 5 / 7,
+        (NULL, 1): 2 / 7,
+        (0, 0): 5 / 7,
+        (0, 1): 2 / 7,
+        (1, 0): 1 / 2,
+        (1, 1): 1 / 2,
+    }
+    assert entries(table) == pytest.approx(expected)
+    assert table.log_likelihoods == pytest.approx([3 * log(1 / 2)])
+
+
+def brute_force(
+    pairs: list[tuple[list[int], list[int]]], iterations: int
+) -> dict[tuple[int, int], float]:
+    """Probabilities from the sum over all alignments of each pair."""
+    num_targets = max(i for _, target in pairs for i in target) + 1
+    probability: dict[tuple[int, int], float] = {}
+    for _ in range(iterations):
+        counts: dict[tuple[int, int], float] = {}
+        for source, target in pairs:
+            ways = list(product([NULL, *source], repeat=len(target)))
+            weights = [
+                np.prod(
+                    [
+                        probability.get(link, 1 / num_targets)
+                        for link in zip(way, target, strict=True)
+                    ]
+                )
+                for way in ways
+            ]
+            for way, weight in zip(ways, weights, strict=True):
+                for link in zip(way, target, strict=True):
+                    counts[link] = counts.get(link, 0) + weight / sum(weights)
+        totals: dict[int, float] = {}
+        for (word, _), count in counts.items():
+            totals[word] = totals.get(word, 0) + count
+        probability = {link: n / totals[link[0]] for link, n in counts.items()}
+    return probability
+
+
+def test_three_iterations_equal_the_sum_over_all_alignments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = random_pairs(12)
+    expected = brute_force(pairs, 3)
+    assert entries(ibm_model_1(pairs, 3)) == pytest.approx(expected)
+    monkeypatch.setattr(alignment, "CHUNK_LINKS", 7)
+    assert entries(ibm_model_1(pairs, 3)) == pytest.approx(expected)
+
+
+def test_the_likelihood_never_falls() -> None:
+    found = np.array(ibm_model_1(random_pairs(), 20).log_likelihoods)
+    assert len(found) == 20
+    assert (np.diff(found) > 0).all()
+
+
+def test_the_probabilities_of_each_source_word_sum_to_one() -> None:
+    table = ibm_model_1(random_pairs())
+    for word in [NULL, *range(9)]:
+        assert table.probability[table.source == word].sum() == pytest.approx(1)
+
+
+def test_words_that_occur_together_are_translations() -> None:
+    random = np.random.default_rng(2)
+    pairs = []
+    for _ in range(300):
+        source = random.integers(30, size=6).tolist()
+        pairs.append((source, random.permutation([29 - i for i in source]).tolist()))
+    assert ibm_model_1(pairs).best() == {i: 29 - i for i in range(30)}
+
+
+def test_both_directions_keep_a_rare_word_from_taking_frequent_ones() -> None:
+    # Word 9 occurs once, beside frequent words that all have a translation.
+    pairs = [([0, 1], [0, 1]), ([0], [0]), ([1], [1])] * 5 + [([0, 1, 9], [0, 1])]
+    forward = ibm_model_1(pairs)
+    backward = ibm_model_1((target, source) for source, target in pairs)
+    assert 9 in forward.best(least=0.2)
+    assert symmetrized(forward, backward).best(least=0.2) == {0: 0, 1: 1}
+
+
+def test_products_of_both_directions_are_those_of_their_entries() -> None:
+    pairs = random_pairs(20)
+    forward = entries(ibm_model_1(pairs))
+    backward = entries(ibm_model_1([(target, source) for source, target in pairs]))
+    expected = {
+        (source, target): value * backward[target, source]
+        for (source, target), value in forward.items()
+        if source != NULL
+    }
+    both = symmetrized(ibm_model_1(pairs), ibm_model_1([(t, s) for s, t in pairs]))
+    assert entries(both) == pytest.approx(expected)
+
+
+def test_pairs_with_an_empty_side_and_empty_corpora_are_allowed() -> None:
+    assert entries(ibm_model_1([*PAIRS, ([], [3]), ([7], [])])) == entries(
+        ibm_model_1(PAIRS)
+    )
+    assert ibm_model_1([]).best() == {}
+    assert symmetrized(ibm_model_1([]), ibm_model_1([])).best() == {}
