@@ -136,7 +136,8 @@ GNMT = RunConfig(
     tokenizer=WORD_PIECES,
     # Wu et al. (2016), sections 3 and 8.3: 8 layers of 1,024, weights in +-0.04,
     # dropout 0.3 (English-German) and 0.2 (English-French). Normed attention is that of
-    # tensorflow/nmt; the paper has a network with one hidden layer.
+    # tensorflow/nmt; the source has a network with one hidden layer. It gives neither
+    # the decoder's first state nor whether embeddings are shared.
     model=RecurrentConfig(
         encoder_layers=8,
         decoder_layers=8,
@@ -149,12 +150,24 @@ GNMT = RunConfig(
     ),
     # 128 pairs are about 4,000 tokens of each language.
     batching=BatchingConfig(source_tokens=4_000, target_tokens=4_000),
+    # Section 8.3: 60,000 updates by Adam, then SGD, halved from 1.2 million updates on
+    # (for English-French; that for English-German is not given).
     training=TrainingConfig(
         steps=2_000_000,
+        warmup_steps=1,
+        schedule="halving",
+        learning_rate=2e-4,
+        beta2=0.999,
+        epsilon=1e-8,
+        sgd_from_step=60_001,
+        sgd_learning_rate=0.5,
+        decay_from=1_200_000,
+        decay_steps=200_000,
+        clip_norm=5.0,
         label_smoothing=0.0,
         checkpoint_steps=10_000,
     ),
-    # Section 7, with alpha and beta 0.2.
+    # Section 7: alpha and beta 0.2, beams of 8 to 12.
     search=SearchConfig(beam_size=8, length_penalty=0.2, coverage_penalty=0.2),
 )
 
@@ -175,10 +188,19 @@ RNNSEARCH = RunConfig(
         initial_weights="orthogonal",
         dropout=0.0,
     ),
-    # 80 pairs of at most 50 words.
+    # 80 pairs of at most 50 words; 667,000 updates (Table 2), gradients clipped to a
+    # norm of 1. Adam and its rate are this project's choice, in place of Adadelta.
     batching=BatchingConfig(source_tokens=2_000, target_tokens=2_000, max_length=50),
     training=TrainingConfig(
-        steps=667_000, label_smoothing=0.0, checkpoint_steps=10_000
+        steps=667_000,
+        warmup_steps=1,
+        schedule="constant",
+        learning_rate=2e-4,
+        beta2=0.999,
+        epsilon=1e-8,
+        clip_norm=1.0,
+        label_smoothing=0.0,
+        checkpoint_steps=10_000,
     ),
     search=SearchConfig(beam_size=12, length_penalty=0.0),
 )

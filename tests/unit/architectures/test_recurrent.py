@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import RecurrentConfig
 from transduce.architectures.models import CachedState, TransductionModel, build
-from transduce.architectures.recurrent import (
-    RecurrentModel,
-)
+from transduce.architectures.recurrent import RecurrentModel
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import PAD
 
