@@ -31,6 +31,14 @@ BEAM = Setting(batch_size=3, beam_size=3)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
 
 
+@pytest.fixture
+def one_precision(monkeypatch):
+    """Measure one precision of each system, since each takes a process that loads its
+    library; `test_all_systems_find_the_same_translations` measures all."""
+    monkeypatch.setattr(decoding_speed, "available", lambda _: ["fp32"])
+    monkeypatch.setattr(decoding_speed, "CT2_TYPES", ("float32",))
+
+
 def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
     turns = []
     speed = measure_decoding(
@@ -120,6 +128,7 @@ def test_random_weights_have_the_presets_sizes():
     assert math.isfinite(checkpoint.build().output_weight.detach().sum())
 
 
+@pytest.mark.usefixtures("one_precision")
 def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
     setting = Setting(batch_size=2, beam_size=1, forced_length=9)
     speed = measure_decoding(
@@ -154,6 +163,7 @@ def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
         assert f"needs the package `{package}`, which is not" in str(refusal.value)
 
 
+@pytest.mark.usefixtures("one_precision")
 def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
     find = decoding_speed.find_spec
     monkeypatch.setattr(
@@ -210,6 +220,7 @@ def test_an_empty_list_of_settings_is_refused(trained_checkpoint):
         measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
 
 
+@pytest.mark.usefixtures("one_precision")
 def test_a_peer_that_lacks_the_models_features_is_left_out(trained_checkpoint):
     config = replace(trained_checkpoint.config, norm="pre")
     weights = Transformer(config).state_dict()
