@@ -29,10 +29,13 @@ LayerType = Literal[
     "recurrent",
     "convolutional",
     "convolutional, contiguous",
+    "separable convolutional",
     "restricted self-attention",
 ]
 """Rows of Table 1. Its convolutional layers are dilated, more with each layer; the text
-of section 4 also has contiguous kernels."""
+of section 4 also has contiguous kernels and separable convolutions."""
+Letter = Literal["n", "d", "k", "r"]
+"""Size of a layer, by the letters of Table 1."""
 
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 """Sustained single-precision TFLOPS by device, as the paper assumes (footnote 5)."""
@@ -112,6 +115,12 @@ def layer_cost(layer: LayerType, sizes: LayerSizes) -> LayerCost:
                 sequential_operations=1,
                 maximum_path_length=_steps(n - 1, reach=k - 1),
             )
+        case "separable convolutional":
+            return LayerCost(
+                operations=k * n * d + n * d**2,
+                sequential_operations=1,
+                maximum_path_length=_dilated_steps(n, k),
+            )
         case "restricted self-attention":
             return LayerCost(
                 operations=r * n * d,
@@ -152,7 +161,12 @@ def _dilated_steps(n: int, k: int) -> int:
 HEAD_WIDTH = 64
 """d_k and d_v, as in the paper's base and big models; wider layers have more heads."""
 CAUSAL: frozenset[LayerType] = frozenset(
-    {"recurrent", "convolutional", "convolutional, contiguous"}
+    {
+        "recurrent",
+        "convolutional",
+        "convolutional, contiguous",
+        "separable convolutional",
+    }
 )
 """Layer types whose outputs depend on no later input."""
 
@@ -173,9 +187,9 @@ class SelfAttention(nn.Module):
 class RestrictedSelfAttention(nn.Module):
     """Self-attention of every position to those at most r away (section 4).
 
-    The result is that of a model with `neighbourhood`, but most masked scores are not
-    computed: the keys of a block of r queries are the block and r positions to either
-    side.
+    It computes the same as the model's layer (`model.attention`), with the keys of a
+    block of r queries: the block and r positions to either side. Blocks follow one
+    another, because all at once leave the processor's caches if r is large.
     """
 
     def __init__(self, d_model: int, neighbourhood: int) -> None:
@@ -235,6 +249,28 @@ class Convolution(nn.Module):
         return self.convolution(channels).transpose(1, 2)
 
 
+class SeparableConvolution(nn.Module):
+    """Causal convolution of each channel alone, then one linear map of all channels.
+
+    A depthwise and a pointwise convolution (Chollet, 2016), of k n d and n d^2
+    multiply-adds.
+    """
+
+    def __init__(self, d_model: int, kernel_width: int, dilation: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv1d(
+            d_model, d_model, kernel_width, dilation=dilation, groups=d_model
+        )
+        self.pointwise = nn.Conv1d(d_model, d_model, 1)
+        self.reach = (kernel_width - 1) * dilation
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        channels = functional.pad(x.transpose(1, 2), (self.reach, 0))
+        return self.pointwise(self.depthwise(channels)).transpose(1, 2)
+
+
 def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module:
     """Make the layer at a place in a stack, from 0, which determines the dilation."""
     match layer:
@@ -250,14 +286,21 @@ def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module
             return Convolution(sizes.d, sizes.k, dilation)
         case "convolutional, contiguous":
             return Convolution(sizes.d, sizes.k, dilation=1)
+        case "separable convolutional":
+            return SeparableConvolution(
+                sizes.d, sizes.k, dilation=min(sizes.k**place, sizes.n)
+            )
 
 
-def share_of_term(layer: LayerType, sizes: LayerSizes) -> float:
-    """Share of a layer's FLOPs that is in the term of Table 1.
+def share_of_term(layer: LayerType, sizes: LayerSizes, letter: Letter) -> float:
+    """Share of a layer's FLOPs in the term of Table 1 that grows most with a size.
 
-    The rest is the four projections of attention, of n * d * d multiply-adds each.
+    The rest is the other term of a separable convolution, or the four projections of
+    attention, of n * d * d multiply-adds each.
     """
     match layer:
+        case "separable convolutional" if letter != "n":
+            return (sizes.k if letter == "k" else sizes.d) / (sizes.k + sizes.d)
         case "self-attention":
             return sizes.n / (sizes.n + 2 * sizes.d)
         case "restricted self-attention":
@@ -400,7 +443,7 @@ class Sweep:
     """Several values for one size of a layer, with the other sizes fixed."""
 
     layer: LayerType
-    letter: Literal["n", "d", "k", "r"]
+    letter: Letter
     values: tuple[int, ...]
     others: LayerSizes
     theory: int

@@ -61,6 +61,12 @@ ROWS: dict[LayerType, Row] = {
         sequential_operations="O(1)",
         maximum_path_length="O(n/k)",
     ),
+    # From the text of section 4; the table has no such row.
+    "separable convolutional": Row(
+        complexity="O(k·n·d + n·d²)",
+        sequential_operations="O(1)",
+        maximum_path_length="O(log_k(n))",
+    ),
     "restricted self-attention": Row(
         complexity="O(r·n·d)",
         sequential_operations="O(1)",
@@ -98,6 +104,18 @@ SWEEPS = (
     Sweep(
         layer="convolutional", letter="d", values=(256, 384, 512, 768),
         others=LayerSizes(n=512, d=1, k=9), theory=2,
+    ),
+    Sweep(
+        layer="separable convolutional", letter="k", values=(384, 768, 1152),
+        others=LayerSizes(n=4096, d=64), theory=1,
+    ),
+    Sweep(
+        layer="separable convolutional", letter="n", values=(1024, 2048, 4096, 8192),
+        others=LayerSizes(n=1, d=512, k=3), theory=1,
+    ),
+    Sweep(
+        layer="separable convolutional", letter="d", values=(384, 512, 768, 1024),
+        others=LayerSizes(n=1024, d=1, k=3), theory=2,
     ),
     Sweep(
         layer="restricted self-attention", letter="r", values=(256, 512, 1024),
@@ -256,9 +274,10 @@ def _time_parts(scaling: Scaling) -> Iterator[Part]:
         "Processor time of forward passes in one thread: medians of "
         f"{scaling.rounds} rounds, in which all layers take turns. The exponent is the "
         "slope of a straight line through the logarithms. Attention also has four "
-        "projections, which the formula of the table does not count; share is the "
-        "smallest share of the formula's term in all matrix products. Restricted "
-        "self-attention computes bands of blocks, not all scores."
+        "projections, which the formula of the table does not count, and a separable "
+        "convolution has two terms; share is the smallest share of the term that grows "
+        "with the size in all products. Restricted self-attention computes bands of "
+        "blocks, not all scores."
     )
     rows = tuple(_growth_row(growth) for growth in scaling.growths)
     heads = ("from", "to", "others", "share", "theory", "fitted")
@@ -277,7 +296,7 @@ def _growth_row(growth: Growth) -> tuple[str, ...]:
     ends = sweep.sizes[0], sweep.sizes[-1]
     used = [c for c in "ndkr" if c in ROWS[sweep.layer].complexity.replace("O", "")]
     others = [f"{c}={getattr(sweep.others, c):,}" for c in used if c != sweep.letter]
-    first, last = (share_of_term(sweep.layer, sizes) for sizes in ends)
+    first, last = (share_of_term(sweep.layer, sizes, sweep.letter) for sizes in ends)
     return (
         sweep.layer,
         sweep.letter,
@@ -333,7 +352,8 @@ def _path_parts(table: Table1) -> Iterator[Part]:
         "each output depends on all inputs that it may depend on, by the non-zeros of "
         "the Jacobian. The formulas, rounded up, are 1, n, the logarithm of n to the "
         f"base k = {SMALL.k}, (n - 1) / (k - 1), and (n - 1) / r with r = {SMALL.r}. "
-        "Recurrences and convolutions are causal."
+        "Recurrences and convolutions are causal. A separable convolution reaches as "
+        "far as a convolution."
     )
     heads = [f"n = {n}" for n in LENGTHS]
     rows = []

@@ -20,7 +20,7 @@ from transduce.report.report import Picture
 
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b")
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b", "#7f7f7f")
 """Colours that differ on white and on black, and for most colour-blind readers."""
 STYLE: dict[Any, Any] = {
     "text.color": INK,

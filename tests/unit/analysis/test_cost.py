@@ -12,6 +12,7 @@ from transduce.analysis.cost import (
     LayerSizes,
     RestrictedSelfAttention,
     SelfAttention,
+    SeparableConvolution,
     estimate_flops,
     forecast,
     layer_cost,
@@ -32,6 +33,7 @@ from transduce.model.sizes import update_flops
         # Dilated layers reach 1, 3, 9, 27 positions; contiguous ones 3, 5, 7, 9, 11.
         ("convolutional", 3 * 10 * 7 * 7, 1, 3),
         ("convolutional, contiguous", 3 * 10 * 7 * 7, 1, 5),
+        ("separable convolutional", 3 * 10 * 7 + 10 * 7 * 7, 1, 3),
         # Positions nine apart, in windows of four.
         ("restricted self-attention", 4 * 10 * 7, 1, 3),
     ],
@@ -90,6 +92,7 @@ LAYERS = [
     "recurrent",
     "convolutional",
     "convolutional, contiguous",
+    "separable convolutional",
     "restricted self-attention",
 ]
 
@@ -151,19 +154,51 @@ def test_heads_have_the_papers_width():
 def test_the_share_of_attention_follows_from_its_products(d):
     sizes = LayerSizes(n=40, d=d)
     total, of_term = counted_flops(SelfAttention(d), sizes)
-    assert share_of_term("self-attention", sizes) == pytest.approx(of_term / total)
+    assert share_of_term("self-attention", sizes, "n") == pytest.approx(of_term / total)
 
 
 def test_the_share_of_restricted_attention_follows_from_its_products():
     sizes = LayerSizes(n=4096, d=16, r=8)
     total, of_term = counted_flops(RestrictedSelfAttention(16, 8), sizes)
-    share = share_of_term("restricted self-attention", sizes)
+    share = share_of_term("restricted self-attention", sizes, "r")
     assert share == pytest.approx(of_term / total, rel=1e-3)
 
 
 @pytest.mark.parametrize("layer", ["recurrent", "convolutional"])
 def test_layers_without_attention_have_no_attention_products(layer):
-    assert share_of_term(layer, LayerSizes(n=4, d=1000)) == 1
+    assert share_of_term(layer, LayerSizes(n=4, d=1000), "n") == 1
+
+
+def test_a_separable_convolution_has_a_term_for_its_kernel_and_one_for_its_channels():
+    sizes = LayerSizes(n=12, d=6, k=4)
+    layer = make_layer("separable convolutional", sizes)
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 12, 6))
+    operations = layer_cost("separable convolutional", sizes).operations
+    assert counter.get_total_flops() == 2 * operations
+    shares = [share_of_term("separable convolutional", sizes, c) for c in "kdn"]
+    assert shares == pytest.approx([4 / 10, 6 / 10, 1])
+
+
+def test_with_a_kernel_of_the_whole_sequence_it_costs_attention_and_a_linear_map():
+    """Section 4: a separable convolution with k = n."""
+    sizes = LayerSizes(n=12, d=6, k=12)
+    attention = layer_cost("self-attention", sizes).operations
+    cost = layer_cost("separable convolutional", sizes).operations
+    assert cost == attention + 12 * 6**2
+
+
+def test_a_separable_convolution_equals_plain_loops():
+    layer = SeparableConvolution(4, kernel_width=3, dilation=2)
+    x = torch.randn(1, 7, 4)
+    depth, points = layer.depthwise, layer.pointwise
+    for position in range(7):
+        channels = depth.bias.clone()
+        for i in range(3):
+            if (at := position - 2 * (2 - i)) >= 0:
+                channels += depth.weight[:, 0, i] * x[0, at]
+        expected = points.weight[:, :, 0] @ channels + points.bias
+        torch.testing.assert_close(layer(x)[0, position], expected)
 
 
 def test_a_convolution_equals_plain_loops():

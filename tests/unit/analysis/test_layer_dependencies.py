@@ -23,6 +23,7 @@ LAYERS = [
     "recurrent",
     "convolutional",
     "convolutional, contiguous",
+    "separable convolutional",
     "restricted self-attention",
 ]
 SIZES = [
@@ -52,6 +53,7 @@ def test_no_output_depends_on_a_masked_input(layer):
         "recurrent": distance >= 0,
         "convolutional": (distance >= 0) & (distance < 3),
         "convolutional, contiguous": (distance >= 0) & (distance < 3),
+        "separable convolutional": (distance >= 0) & (distance < 3),
         "restricted self-attention": distance.abs() <= 2,
     }[layer]
     assert torch.equal(found, expected)

@@ -82,6 +82,12 @@ def test_measurements_are_shown_beside_the_papers_rows(report: Report) -> None:
     assert row(summary, "convolutional, contiguous")[2] == "as above"
 
 
+def test_separable_convolutions_of_the_text_have_a_row(report: Report) -> None:
+    cells = row(tables(report)[0], "separable convolutional")
+    assert cells[1:3] == ["O(k·n·d + n·d²)", "k^0.96 · n^0.96 · d^1.96"]
+    assert cells[4] == "O(log_k(n)): 64"
+
+
 def test_an_exponent_is_shown_beside_its_theory(report: Report) -> None:
     growths = tables(report)[1]
     assert [plain(cell) for cell in growths.rows[0]] == [
@@ -131,7 +137,7 @@ def test_the_report_draws_times_and_paths(report: Report) -> None:
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=str)
 def test_the_formulas_term_has_most_of_the_products(sweep) -> None:
-    shares = [share_of_term(sweep.layer, sizes) for sizes in sweep.sizes]
+    shares = [share_of_term(sweep.layer, sizes, sweep.letter) for sizes in sweep.sizes]
     assert min(shares) > 0.85
 
 
@@ -145,6 +151,9 @@ def test_every_size_of_every_term_is_swept() -> None:
         ("convolutional", "k"): 1,
         ("convolutional", "n"): 1,
         ("convolutional", "d"): 2,
+        ("separable convolutional", "k"): 1,
+        ("separable convolutional", "n"): 1,
+        ("separable convolutional", "d"): 2,
         ("restricted self-attention", "r"): 1,
         ("restricted self-attention", "n"): 1,
         ("restricted self-attention", "d"): 1,
