@@ -7,7 +7,7 @@ that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
 import re
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, replace
 from itertools import pairwise
 from typing import (
     Any,
@@ -58,6 +58,10 @@ class RivalConfig(ArchitectureConfig, Protocol):
     @property
     def num_parameters(self) -> int:
         """Number of parameters of a model with these settings."""
+        ...
+
+    def scaled(self, factor: float) -> "RivalConfig":
+        """Return the settings with all widths multiplied by a factor."""
         ...
 
 
@@ -684,6 +688,21 @@ def num_parameters(config: ArchitectureConfig) -> int:
     if isinstance(config, ModelConfig):
         return count_parameters(config).total
     return cast(RivalConfig, config).num_parameters
+
+
+def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:
+    """Multiply all widths of a model by a factor, and round them to whole numbers.
+
+    Numbers of layers and heads, kernel widths and rates stay.
+    """
+    if not isinstance(config, ModelConfig):
+        return cast(RivalConfig, config).scaled(factor)
+    # A sine and a cosine form a pair.
+    widths = {
+        name: max(2 * round(getattr(config, name) * factor / 2), 2)
+        for name in ("d_model", "d_ff", "d_k", "d_v")
+    }
+    return replace(config, **widths)
 
 
 def require_transformer(config: ArchitectureConfig) -> ModelConfig:

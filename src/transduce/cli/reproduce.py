@@ -3,7 +3,7 @@ paper's."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +21,7 @@ from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.environment import current_environment
+from transduce.experiments.presets import preset
 from transduce.experiments.run_processes import (
     ExperimentProgress,
     Run,
@@ -39,6 +40,24 @@ from transduce.experiments.table2 import (
     training_cost,
 )
 from transduce.experiments.table2 import as_report as table2_report
+from transduce.experiments.table2_results import TrainedTable2
+from transduce.experiments.table2_results import as_report as trained_report
+from transduce.experiments.table2_training import (
+    EnsembleRun,
+    Match,
+    SystemExperiment,
+    TestText,
+    ensembles_of,
+    path_lengths,
+    recipes,
+    require_systems,
+    results_of,
+    system_config,
+    system_runs,
+)
+from transduce.experiments.table2_training import (
+    refuse_other_contents as refuse_other_systems,
+)
 from transduce.experiments.table3 import (
     CORPUS,
     Experiment,
@@ -106,9 +125,23 @@ def table2(
     *runs: Path,
     out: Path,
     force: Force = False,
+    train: Annotated[bool, Parameter(negative="")] = False,
     presets: Names = ("base", "big"),
     source: Files = (),
     reference: Files = (),
+    target: Files = (),
+    dev_source: Files = (),
+    dev_target: Files = (),
+    test: Pairs = (),
+    corpus: str | None = None,
+    systems: Names = (),
+    seeds: Numbers = (1,),
+    match: Match = "parameters",
+    scale: float | None = None,
+    steps: int | None = None,
+    parallel: int | None = None,
+    precision: Precision = "auto",
+    resamples: int = 1000,
     language: Annotated[
         str | None, Parameter(name=("--target-language", "--language"))
     ] = None,
@@ -118,26 +151,66 @@ def table2(
     devices: int = 1,
     device: str = "auto",
 ) -> None:
-    """Place runs among the models of Table 2 (section 6.1), and forecast trainings.
+    """Place runs among the models of Table 2 (section 6.1), or train its systems.
+
+    Without --train: the paper's table with given runs in it, and forecasts. With
+    --train: every system of the table is trained on the same text. The same command
+    continues where it was stopped, and adds systems and seeds; several seeds also form
+    an ensemble.
 
     For example:
 
         transduce reproduce table2 --presets base big multi30k --out table2
+        transduce reproduce table2 --train --corpus multi30k --seeds 1 2 --out trained
 
     Parameters
     ----------
     runs
         Folders of runs to score by both protocols of BLEU.
     out
-        A new folder for the report: Markdown, a page, and JSON.
+        A folder for the report: Markdown, a page, and JSON; new, or with --train that
+        of an experiment to continue.
     force
         Overwrite an older report in that folder.
+    train
+        Train the systems of the table.
     presets
         Presets whose costs are listed and whose training times are forecast.
     source
-        Test text for the runs to translate.
+        Test text for the runs to translate; with --train the training text.
     reference
-        Reference translations.
+        Reference translations of the test text.
+    target
+        With --train: translations of the training text.
+    dev_source
+        With --train: held-out text for checkpoints and learning curves.
+    dev_target
+        Its translations.
+    test
+        With --train: pairs of a test text and its references.
+    corpus
+        With --train: a named corpus of `transduce data`, in place of files.
+    systems
+        With --train: bytenet, deep-att, gnmt, gnmt-rl, convs2s, moe, base or big; all
+        by default.
+    seeds
+        With --train: seeds of each system's trainings.
+    match
+        With --train: change the widths until all systems have the base Transformer's
+        number of parameters, or the number of updates until they cost its FLOPs.
+    scale
+        With --train: factor on the widths and vocabularies of the published sizes. By
+        default 1; for --corpus multi30k the presets of about 2 million parameters.
+    steps
+        With --train: number of updates of the base Transformer; the others change in
+        proportion.
+    parallel
+        With --train: number of simultaneous trainings; by default one on each CUDA
+        device, or one.
+    precision
+        With --train: precision of matrix products in training, the same in all systems.
+    resamples
+        With --train: number of resamples of the bootstrap.
     language
         Language of the reference as a BCP 47 tag; by default that of its ending or of
         the run, otherwise German. Only German compounds are split.
@@ -151,14 +224,40 @@ def table2(
     devices
         Number of devices.
     device
-        auto, cpu or cuda, for translation and measurement on this machine.
+        auto, cpu or cuda, for training, translation and measurement on this machine.
     """
+    if train:
+        _require_defaults(
+            "--train", runs=runs, reference=reference, force=force, tflops=tflops
+        )
+        chosen = chosen_corpus(
+            corpus, corpus_files(source, target, dev_source, dev_target)
+        )
+        options = TrainedOptions(
+            systems=tuple(require_systems(systems)),
+            seeds=tuple(dict.fromkeys(seeds)),
+            match=match,
+            is_small=corpus == "multi30k" and scale is None,
+            scale=1.0 if scale is None else scale,
+            steps=steps,
+            parallel=parallel,
+            device=device,
+            precision=precision,
+            trials=Trials(resamples=resamples),
+        )
+        _train_table2(out, chosen, test, options)
+        return
+    _require_defaults(
+        "no --train",
+        target=target, dev_source=dev_source, dev_target=dev_target, test=test,
+        corpus=corpus, systems=systems, scale=scale, steps=steps, parallel=parallel,
+    )  # fmt: skip
     if bool(runs) != bool(source):
         raise ConfigError(
             "Runs and --source must be given together, but only one of them is."
         )
     named = LanguagesConfig(target=language).target or guess_all(reference)
-    target = Target(language=named, tokenize=tokenize)
+    language_of_runs = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, holding="table2.json")
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
@@ -170,7 +269,7 @@ def table2(
         ours = []
         for run in runs:
             status.update(f"Translating with {run}...")
-            ours.append(our_row(run, pairs, target, device))
+            ours.append(our_row(run, pairs, language_of_runs, device))
     is_measured = hardware == "this" and tflops is None
     table = Table2(
         ours=tuple(ours),
@@ -183,6 +282,102 @@ def table2(
         waited=waited if is_measured else None,
     )
     finish_report(table2_report(table), asdict(table), out, "table2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedOptions:
+    """Options of `transduce reproduce table2 --train`."""
+
+    systems: tuple[str, ...]
+    seeds: tuple[int, ...]
+    match: Match
+    is_small: bool
+    """Whether to use the presets for tens of thousands of pairs."""
+    scale: float
+    steps: int | None
+    parallel: int | None
+    device: str
+    precision: Precision
+    trials: Trials
+
+
+def _require_defaults(mode: str, **options: object) -> None:
+    """Raise `ConfigError` if an option is given that has no effect in this mode."""
+    for name, value in options.items():
+        if value:
+            option = f"--{name.replace('_', '-')}" if name != "runs" else "A run"
+            raise ConfigError(f"{option} has no effect with {mode}; leave it out.")
+
+
+def _train_table2(
+    out: Path,
+    corpus: NamedCorpus | CorpusFiles,
+    test: Sequence[tuple[Path, Path]],
+    options: TrainedOptions,
+) -> None:
+    configs = {
+        key: system_config(
+            key,
+            is_small=options.is_small,
+            scale=options.scale,
+            steps=options.steps,
+            match=options.match,
+        )
+        for key in options.systems
+    }
+    width = preset("base").model.d_model
+    hardware = choose_hardware(options.device, options.precision, width=width)
+    slots = make_slots(options.device, options.parallel)
+    for path in (path for pair in test for path in pair):
+        if not path.is_file():
+            raise DataError(f"{path}: a test text must be a file, but there is none.")
+    refuse_other_systems(out)
+    with locked(out) as lock:
+        files, tests = fetched(corpus, out / CORPUS), list(test)
+        if isinstance(corpus, NamedCorpus) and not tests:
+            tests = fetched_tests(corpus, out / CORPUS)
+        if not tests:
+            raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
+        experiment = SystemExperiment(
+            folder=out.absolute(),
+            files=files,
+            device=options.device,
+            precision=hardware.precision,
+        )
+        runs = system_runs(
+            experiment.folder,
+            configs,
+            options.seeds,
+            [
+                TestText(source=source, reference=reference)
+                for source, reference in tests
+            ],
+        )
+        experiment.begin(runs)
+        failures: dict[str, str] = {}
+        ensembles: list[EnsembleRun] = []
+        for work in (runs, ensembles):
+            with ExperimentDisplay(work) as display:
+                workers = Workers(experiment, slots, lock)
+                failures |= run_all(work, workers, display.went_on)
+            ensembles += ensembles_of(runs) if work is runs else []
+        table = TrainedTable2(
+            machine=str(hardware),
+            files=files.absolute_names(),
+            precision=hardware.precision,
+            match=options.match,
+            results=tuple(results_of(runs, ensembles, options.trials)),
+            recipes=recipes(configs),
+            paths=path_lengths(configs),
+            failures=failures,
+        )
+        finish_report(trained_report(table), asdict(table), out / "report", "table2")
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise RunsFailedError(
+            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
+            f"first is {name}: {why} The same command tries them again."
+        )
 
 
 def table3(
@@ -416,6 +611,17 @@ def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
         dev_source=(assembled.path(corpus.dev, source),),
         dev_target=(assembled.path(corpus.dev, target),),
     )
+
+
+def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[tuple[Path, Path]]:
+    """Return the files of a named corpus's test texts, source and target."""
+    with DataDisplay() as display:
+        assembled = assemble(corpus, folder, display)
+    source, target, *_ = corpus.languages
+    return [
+        (assembled.path(split, source), assembled.path(split, target))
+        for split in corpus.tests
+    ]
 
 
 def _cluster(

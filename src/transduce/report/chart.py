@@ -20,7 +20,10 @@ from transduce.report.report import Picture
 
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b", "#7f7f7f")
+COLOURS = (
+    "#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b", "#7f7f7f", "#3399bb",
+    "#dd7722",
+)  # fmt: skip
 """Colours that differ on white and on black, and for most colour-blind readers."""
 STYLE: dict[Any, Any] = {
     "text.color": INK,
@@ -50,7 +53,8 @@ class Series:
     y: Sequence[float]
     colour: int = 0
     """Index in `COLOURS`."""
-    drawn: Literal["points", "line"] = "points"
+    drawn: Literal["points", "line", "curve"] = "points"
+    """Points, a dashed line, or points joined by a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,8 @@ class Chart:
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    scale: Literal["linear", "log"] = "linear"
+    scale: Literal["linear", "log", "log x"] = "linear"
+    """Scale of both axes, or of x alone."""
     names: tuple[str, ...] = ()
     """Tick labels of x = 0, 1, …, instead of numbers."""
 
@@ -109,9 +114,9 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
             series.y,
             color=COLOURS[series.colour],
             label=series.label or None,
-            linestyle="--" if series.drawn == "line" else "",
+            linestyle={"line": "--", "curve": "-"}.get(series.drawn, ""),
             linewidth=1.2,
-            marker="o" if series.drawn == "points" else "",
+            marker={"points": "o", "curve": "."}.get(series.drawn, ""),
             markersize=5,
         )
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
@@ -122,6 +127,8 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter("{x:g}")
+    if chart.scale == "log x":
+        axes.set(xscale="log")
     if chart.names:
         axes.set_xticks(range(len(chart.names)), chart.names, rotation=90)
     axes.legend(frameon=False)

@@ -1,0 +1,238 @@
+"""Path lengths of whole models, measured by the order of their gradients (section 4).
+
+Table 1 gives the maximum path length between two positions for one type of layer. Here
+it is measured in a model of any architecture: the gradient through every operation that
+moves a signal between positions is multiplied by a small epsilon. The gradient of a
+position by another is then a polynomial in epsilon whose lowest power is the number of
+such operations on the shortest path, and follows from two values of epsilon.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from transduce.architectures.models import TransductionModel
+from transduce.text.vocabulary import NUM_RESERVED
+
+EPSILONS = (1e-6, 1e-7)
+"""Small enough that the lowest power dominates, and large enough that a path of forty
+operations does not underflow."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathLengths:
+    """Largest number of operations on the shortest path between two positions."""
+
+    n: int
+    """Length of source and target in tokens."""
+    encoder: int | None
+    """Between any two source positions; None if some pair has no path."""
+    between: int | None
+    """From any source position to any target position; None likewise."""
+    decoder: int | None
+    """From any target position to any later one; None likewise."""
+
+
+class Scaled(torch.autograd.Function):
+    """Identity whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+def with_scaled_gradient(value: Any, factor: float) -> Any:
+    """Multiply the gradient of all tensors of a module's output by a factor."""
+    if isinstance(value, Tensor):
+        return cast(Any, Scaled.apply)(value, factor) if value.requires_grad else value
+    if isinstance(value, tuple):
+        return tuple(with_scaled_gradient(each, factor) for each in value)
+    return value
+
+
+class SteppedRecurrence(nn.Module):
+    """The same as an `nn.LSTM` or `nn.GRU`, position by position.
+
+    The gradient through each step of the recurrence is multiplied by a factor.
+    """
+
+    def __init__(self, recurrence: nn.RNNBase, factor: float) -> None:
+        super().__init__()
+        self.recurrence = recurrence
+        self.factor = factor
+
+    def forward(self, x: Tensor | PackedSequence, state: Any = None) -> Any:
+        if isinstance(x, PackedSequence):
+            assert int(x.batch_sizes.max()) == 1, "one sentence at a time"
+            output, last = self._layers(x.data[None], state)
+            return pack_sequence([output[0]]), last
+        if not self.recurrence.batch_first:
+            output, last = self._layers(x.transpose(0, 1), state)
+            return output.transpose(0, 1), last
+        return self._layers(x, state)
+
+    def _layers(
+        self, x: Float[Tensor, "batch length _"], state: Any
+    ) -> tuple[Float[Tensor, "batch length _"], Any]:
+        is_lstm = isinstance(self.recurrence, nn.LSTM)
+        suffixes = ("", "_reverse") if self.recurrence.bidirectional else ("",)
+        lasts: list[tuple[Tensor, ...]] = []
+        for layer in range(self.recurrence.num_layers):
+            outputs = []
+            for suffix in suffixes:
+                first = self._first_state(x, state, len(lasts))
+                output, last = self._direction(x, first, f"_l{layer}{suffix}")
+                outputs.append(output)
+                lasts.append(last)
+            x = torch.cat(outputs, dim=-1)
+        stacked = [torch.stack(parts) for parts in zip(*lasts, strict=True)]
+        return x, tuple(stacked) if is_lstm else stacked[0]
+
+    def _first_state(self, x: Tensor, state: Any, number: int) -> tuple[Tensor, ...]:
+        if isinstance(state, Tensor):
+            return (state[number],)
+        if state is not None:
+            return tuple(each[number] for each in state)
+        hidden = self.recurrence.hidden_size
+        width = self.recurrence.proj_size or hidden
+        zeros = (x.new_zeros(len(x), width), x.new_zeros(len(x), hidden))
+        return zeros if isinstance(self.recurrence, nn.LSTM) else zeros[:1]
+
+    def _direction(
+        self, x: Tensor, state: tuple[Tensor, ...], suffix: str
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        places = range(x.size(1))
+        outputs: dict[int, Tensor] = {}
+        for place in reversed(places) if suffix.endswith("_reverse") else places:
+            step = self._step(x[:, place], state, suffix)
+            state = with_scaled_gradient(step, self.factor)
+            outputs[place] = state[0]
+        return torch.stack([outputs[place] for place in places], dim=1), state
+
+    def _step(
+        self, x: Tensor, state: tuple[Tensor, ...], suffix: str
+    ) -> tuple[Tensor, ...]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        weights = [getattr(self.recurrence, f"{n}{suffix}", None) for n in names]
+        if not isinstance(self.recurrence, nn.LSTM):
+            return (torch.gru_cell(x, state[0], *cast(Any, weights)),)
+        from_input, from_hidden, *biases = cast(list[Tensor], weights)
+        gates = x @ from_input.T + state[0] @ from_hidden.T
+        if biases[0] is not None:
+            gates = gates + biases[0] + biases[1]
+        entry, keep, candidate, exit_ = gates.chunk(4, dim=-1)
+        cell = keep.sigmoid() * state[1] + entry.sigmoid() * candidate.tanh()
+        hidden = exit_.sigmoid() * cell.tanh()
+        if self.recurrence.proj_size:
+            hidden = hidden @ getattr(self.recurrence, f"weight_hr{suffix}").T
+        return hidden, cell
+
+
+def measure_path_lengths(model: TransductionModel, n: int) -> PathLengths:
+    """Measure the path lengths of a model with random weights, for n tokens a side.
+
+    The vocabulary must have 2 n learned pieces at least.
+    """
+    gradients = [_gradients(model, n, epsilon) for epsilon in EPSILONS]
+    ratio = EPSILONS[0] / EPSILONS[1]
+    powers = [
+        (first / second).log() / torch.tensor(ratio).log()
+        for first, second in zip(*gradients, strict=True)
+    ]
+    encoder, between, decoder = powers
+    every = torch.ones(n, n, dtype=torch.bool)
+    return PathLengths(
+        n=n,
+        encoder=_longest(encoder, every),
+        between=_longest(between, every),
+        decoder=_longest(decoder, every.tril(-1)),
+    )
+
+
+def _longest(powers: Float[Tensor, "outputs inputs"], pairs: Tensor) -> int | None:
+    """Return the largest power of the pairs; None if some pair is not connected."""
+    found = powers[pairs]
+    return None if found.isnan().any() else round(float(found.max()))
+
+
+def _gradients(
+    model: TransductionModel, n: int, epsilon: float
+) -> tuple[Float[Tensor, "{n} {n}"], ...]:
+    """Return the size of the gradient of each output by each input position.
+
+    The pairs are those of the encoder, of target by source, and of the decoder. Each
+    position has a token of its own, so the gradient of an embedding matrix has a row
+    for each.
+    """
+    own: Any = deepcopy(model)
+    own = own.double().eval()
+    generator = torch.Generator().manual_seed(SEED)
+    source = torch.arange(NUM_RESERVED, NUM_RESERVED + n)
+    target = source + n
+    with _signals_scaled(own, epsilon):
+        memory = own.encode(source[None])
+        states = own.decode(target[None], memory)[0]
+    vocabularies = {own.config.vocab_size, own.config.target_vocab_size}
+    matrices = [each for each in own.parameters() if each.dim() == 2]
+    embeddings = [each for each in matrices if len(each) in vocabularies]
+
+    def sizes(output: Tensor, ids: Tensor) -> Tensor:
+        projected = output @ torch.randn(
+            output.size(-1), dtype=output.dtype, generator=generator
+        )
+        rows = []
+        for each in projected[:n]:
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+                each, embeddings, retain_graph=True, allow_unused=True
+            )
+            used = [gradient[ids] for gradient in found if gradient is not None]
+            rows.append(sum(part.norm(dim=-1) for part in used))
+        return torch.stack(cast(list[Tensor], rows))
+
+    encoded = _states_of(memory, n)
+    return sizes(encoded, source), sizes(states, source), sizes(states, target)
+
+
+def _states_of(memory: Any, n: int) -> Float[Tensor, "positions width"]:
+    """Return the encoder's states, the first tensor with a row for each position."""
+    for field in fields(memory):
+        value = getattr(memory, field.name)
+        is_states = isinstance(value, Tensor) and value.is_floating_point()
+        if is_states and value.dim() == 3 and value.size(1) >= n:
+            return value[0]
+    raise AssertionError("an encoder must give states")
+
+
+@contextmanager
+def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
+    """Multiply the gradient by a factor wherever a signal moves between positions."""
+
+    def scale(_: nn.Module, __: object, output: Any) -> Any:
+        return with_scaled_gradient(output, factor)
+
+    hooks = []
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.RNNBase):
+                setattr(module, name, SteppedRecurrence(child, factor))
+        is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
+        if is_moving or "weights_tap" in dict(module.named_children()):
+            hooks.append(module.register_forward_hook(scale))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

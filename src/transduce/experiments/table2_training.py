@@ -1,0 +1,673 @@
+"""Table 2 trained: its systems on one corpus, at one size or cost (section 6.1).
+
+All systems share the text, the search, the metric and the accounting of cost; each has
+the tokenizer and the training recipe of its preset.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+from sys import executable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from transduce.analysis.path_lengths import PathLengths, measure_path_lengths
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    architecture_of,
+    num_parameters,
+    scaled,
+)
+from transduce.architectures.models import build
+from transduce.data.batches import open_dataset
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.prepared_corpus import DEV, DEV_TARGET
+from transduce.errors import ConfigError, DataError
+from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, settings_of
+from transduce.experiments.run_processes import (
+    LOGS,
+    RUNS,
+    PresetRun,
+    changes,
+    settings,
+    with_seed,
+)
+from transduce.experiments.table2 import MEAN_LENGTH
+from transduce.files import atomic_file, read_json
+from transduce.machine import Precision
+from transduce.metrics.bleu import corpus_bleu, paper_bleu
+from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
+from transduce.metrics.tokenization import Tokenization, choose_tokenization
+from transduce.text.corpus import read_text
+from transduce.text.languages import base as base_language
+from transduce.text.languages import is_unspaced
+from transduce.text.vocabulary import NUM_RESERVED
+
+Match = Literal["parameters", "flops", "none"]
+
+EXPERIMENT_FORMAT = 1
+EXPERIMENT, CORPUS = "table2_experiment.json", "corpus"
+CHARACTERS_A_PIECE = 5
+"""Approximate number of characters of a sub-word, for the length of a sentence in
+characters."""
+MATCHED = 0.02
+"""Relative difference of two numbers of parameters that counts as equal."""
+WIDTH_STEP = 64
+"""Widths are tried as multiples of 1 / WIDTH_STEP of the preset's."""
+MOST_WIDENED = 16
+"""Largest factor on a preset's widths that is tried."""
+STEP_SETTINGS = (
+    "warmup_steps",
+    "hold_steps",
+    "decay_from",
+    "decay_steps",
+    "sgd_from_step",
+    "reward_steps",
+    "checkpoint_steps",
+)
+"""Settings of training that are a number of updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Row of Table 2, and the presets that train it."""
+
+    name: str
+    """Name in the paper's table."""
+    large: str
+    """Preset of the size that its authors published."""
+    small: str
+    """Preset for tens of thousands of pairs."""
+
+
+SYSTEMS = {
+    "bytenet": System(
+        name="ByteNet", large="bytenet-en-de", small="bytenet-multi30k"
+    ),
+    "deep-att": System(
+        name="Deep-Att + PosUnk", large="deep-att-en-de", small="deep-att-multi30k"
+    ),
+    "gnmt": System(name="GNMT", large="gnmt-en-de", small="gnmt-multi30k"),
+    "gnmt-rl": System(
+        name="GNMT + RL", large="gnmt-rl-en-de", small="gnmt-rl-multi30k"
+    ),
+    "convs2s": System(
+        name="ConvS2S", large="convs2s-en-de", small="convs2s-multi30k"
+    ),
+    "moe": System(name="MoE", large="moe-en-de", small="moe-multi30k"),
+    "base": System(name="Transformer (base model)", large="base", small="multi30k"),
+    "big": System(name="Transformer (big)", large="big", small="multi30k-big"),
+}  # fmt: skip
+REFERENCE, UNMATCHED = "base", "big"
+"""System that the others match, and the one that is larger on purpose."""
+
+
+def require_systems(names: Sequence[str]) -> list[str]:
+    """Put the named systems in the paper's order; without names, all.
+
+    For an unknown name, raises `ConfigError`, which suggests the nearest.
+    """
+    for name in names:
+        if name not in SYSTEMS:
+            nearest = get_close_matches(name, SYSTEMS, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"A system must be one of {', '.join(SYSTEMS)}, but is {name!r}; did "
+                f"you mean {nearest!r}?"
+            )
+    return [name for name in SYSTEMS if not names or name in names]
+
+
+def system_config(
+    key: str, *, is_small: bool, scale: float, steps: int | None, match: Match
+) -> tuple[str, RunConfig]:
+    """Return the preset of a system, and its settings at a scale.
+
+    The scale is a factor on all widths and on the vocabulary. `steps` is the number of
+    updates of the reference; the others keep their proportion to it. `match` changes
+    the widths, or the number of updates, until the parameters, or the FLOPs of the
+    whole training, are those of the reference. Raises `ConfigError` if that is
+    impossible.
+    """
+    name = _preset(key, is_small=is_small)
+    reference = preset(_preset(REFERENCE, is_small=is_small))
+    config = _at_scale(preset(name), scale)
+    reference_steps = reference.training.steps
+    if steps is not None:
+        config = with_steps(config, Fraction(steps, reference_steps))
+        reference_steps = steps
+    if key in (REFERENCE, UNMATCHED) or match == "none":
+        return name, config
+    reference = with_steps(
+        _at_scale(reference, scale), Fraction(reference_steps, reference.training.steps)
+    )
+    if match == "parameters":
+        target = num_parameters(_sized(reference))
+        return name, replace(config, model=_with_parameters(config, target))
+    ratio = training_flops(reference) / training_flops(config)
+    return name, with_steps(config, Fraction(ratio).limit_denominator(10_000))
+
+
+def _preset(key: str, *, is_small: bool) -> str:
+    return SYSTEMS[key].small if is_small else SYSTEMS[key].large
+
+
+def _at_scale(config: RunConfig, scale: float) -> RunConfig:
+    if scale == 1:
+        return config
+    tokenizer = config.tokenizer
+    vocab_size = tokenizer.vocab_size
+    if str(tokenizer.kind) != "character":  # an alphabet has its size
+        vocab_size = max(int(vocab_size * scale), 1)
+    return replace(
+        config,
+        tokenizer=replace(tokenizer, vocab_size=vocab_size),
+        model=scaled(config.model, scale),
+    )
+
+
+def with_steps(config: RunConfig, factor: Fraction) -> RunConfig:
+    """Multiply the number of updates, and all settings that are one, by a factor."""
+    training = config.training
+    changed: dict[str, Any] = {
+        name: max(round(value * factor), 1)
+        for name in ("steps", *STEP_SETTINGS)
+        if isinstance(value := getattr(training, name, None), int) and value > 0
+    }
+    return replace(config, training=replace(training, **changed))
+
+
+def _sized(config: RunConfig) -> ArchitectureConfig:
+    """Return the model's settings with the largest vocabulary that it may get."""
+    return replace(config.model, vocab_size=config.tokenizer.vocab_size)
+
+
+def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
+    """Scale the widths so that the number of parameters is closest to a target."""
+    model = _sized(config)
+    if abs(num_parameters(model) - target) <= MATCHED * target:
+        return config.model
+    widths = {
+        scaled(model, step / WIDTH_STEP)
+        for step in range(1, MOST_WIDENED * WIDTH_STEP + 1)
+    }
+    best = min(widths, key=lambda each: abs(num_parameters(each) - target))
+    if abs(num_parameters(best) - target) > target / 2:
+        raise ConfigError(
+            f"The {architecture_of(model)} system must get about {target:,} "
+            f"parameters, but the nearest size has {num_parameters(best):,}; choose "
+            "another --scale, or --match none."
+        )
+    return replace(best, vocab_size=config.model.vocab_size)
+
+
+def training_flops(config: RunConfig) -> float:
+    """FLOPs of a whole training on sentences of the mean length, without padding."""
+    length = MEAN_LENGTH
+    if str(config.tokenizer.kind) == "character":
+        length *= CHARACTERS_A_PIECE
+    with torch.device("meta"):
+        model = build(_sized(config))
+    lengths = np.array([length])
+    num_pairs = config.training.steps * config.batching.target_tokens / length
+    return model.update_flops(lengths, lengths) * num_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestText:
+    """A test text, with its references."""
+
+    source: Path
+    reference: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the source file, without its language."""
+        return self.source.name.removesuffix(".gz").rpartition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemRun(PresetRun):
+    """Training of a system with one seed, and its translations of the test texts."""
+
+    tests: tuple[TestText, ...]
+
+    def translations(self, test: TestText) -> Path:
+        """Translations of a test text."""
+        return self.path / f"translations-{test.name}.txt"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all test texts are translated."""
+        return all(self.translations(test).is_file() for test in self.tests)
+
+    @property
+    def models(self) -> list[Path]:
+        """Runs whose models translate: this one."""
+        return [self.path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRun:
+    """Translations of the test texts by all runs of a system together."""
+
+    members: tuple[SystemRun, ...]
+    tests: tuple[TestText, ...]
+
+    @property
+    def row(self) -> str:
+        """Key of the system."""
+        return self.members[0].row
+
+    @property
+    def name(self) -> str:
+        """Name of its translations and its log."""
+        seeds = "-".join(str(member.seed) for member in self.members)
+        return f"{self.row}-ensemble-{seeds}"
+
+    @property
+    def log(self) -> Path:
+        """Output of the processes."""
+        return self.members[0].folder / LOGS / f"{self.name}.log"
+
+    def translations(self, test: TestText) -> Path:
+        """Translations of a test text."""
+        return self.members[0].folder / RUNS / f"{self.name}-{test.name}.txt"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all test texts are translated."""
+        return all(self.translations(test).is_file() for test in self.tests)
+
+    @property
+    def num_steps(self) -> int:
+        """An ensemble makes no updates."""
+        return 0
+
+    @property
+    def steps_made(self) -> int:
+        """An ensemble makes no updates."""
+        return 0
+
+    @property
+    def models(self) -> list[Path]:
+        """Runs whose models translate."""
+        return [member.path for member in self.members]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemExperiment:
+    """Runs of Table 2's systems on one corpus, in one folder."""
+
+    folder: Path
+    files: CorpusFiles
+    device: str = "auto"
+    precision: Precision = "fp32"
+
+    def begin(self, runs: Sequence[SystemRun]) -> None:
+        """Record the settings; `ConfigError` if the folder has other ones."""
+        record: dict[str, Any] = {
+            "format": EXPERIMENT_FORMAT,
+            "files": self.files.absolute_names(),
+            "precision": self.precision,
+            "systems": {
+                run.row: {
+                    "preset": run.preset,
+                    "architecture": architecture_of(run.config.model),
+                    **settings(with_seed(run.config, 0)),
+                }
+                for run in runs
+            },
+        }
+        path = self.folder / EXPERIMENT
+        if path.is_file():
+            known = read_json(path)
+            _require_same(self.folder, known, record)
+            record["systems"] = {**known["systems"], **record["systems"]}
+        for name in (RUNS, LOGS):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as new:
+            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a run has prepared the corpus, which similar ones then share."""
+        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+
+    def next_command(self, run: SystemRun | EnsembleRun) -> list[str] | None:
+        """Command that continues a run; None if the run is done."""
+        if run.is_done:
+            return None
+        if isinstance(run, SystemRun) and not run.is_trained:
+            options = run.training_options(self.files, self.precision)
+        else:
+            options = _translation(run)
+        return [executable, "-m", "transduce", *options, "--device", self.device]
+
+
+def _translation(run: SystemRun | EnsembleRun) -> list[str]:
+    """Options to translate the first test text that is not translated yet."""
+    test = next(each for each in run.tests if not run.translations(each).is_file())
+    return [
+        *("translate", *map(str, run.models)),
+        *("--input", str(test.source.absolute())),
+        # Start over after an interruption, as test texts are short.
+        *("--output", str(run.translations(test)), "--force"),
+    ]
+
+
+def refuse_other_contents(folder: Path) -> None:
+    """Raise `ConfigError` if a folder holds anything but this experiment."""
+    if not folder.exists() or (folder / EXPERIMENT).is_file():
+        return
+    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: the output folder must be new or a training of Table 2, but is "
+            "neither; choose another."
+        )
+
+
+def _require_same(
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    path = folder / EXPERIMENT
+    if recorded.get("format") != EXPERIMENT_FORMAT:
+        raise ConfigError(
+            f"{path}: the format must be {EXPERIMENT_FORMAT}, but is "
+            f"{recorded.get('format')}; the experiment was started by another version "
+            "of transduce."
+        )
+    if not isinstance(recorded.get("systems"), dict):
+        raise ConfigError(
+            f"{path}: the record of the experiment is damaged; restore the file, or "
+            "choose another folder."
+        )
+    for name in ("files", "precision"):
+        if recorded.get(name) != requested[name]:
+            raise ConfigError(
+                f"{folder}: the {name} of the experiment in this folder must be "
+                f"{recorded.get(name)}, but {requested[name]} is requested; give the "
+                "same, or choose another folder."
+            )
+    for system, asked in requested["systems"].items():
+        known = recorded["systems"].get(system, asked)
+        for name, value in asked.items():
+            if name in known and known[name] != value:
+                raise ConfigError(
+                    f"{folder}: `{name}` of {system} in this folder is "
+                    f"{known[name]!r}, but {value!r} is requested; give the same "
+                    "--scale, --steps, --match and --set, or choose another folder."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A checkpoint on a learning curve."""
+
+    step: int
+    flops: float
+    """FLOPs counted up to this checkpoint."""
+    bits: float
+    """Bits per character of the dev text, by its likelihood."""
+    bleu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestScore:
+    """Scores of a system on a test text, pooled over its seeds."""
+
+    test: str
+    bleu: float
+    """sacreBLEU."""
+    interval: float
+    """Half width of the 95 % confidence interval, by the bootstrap over sentences."""
+    by_seed: tuple[float, ...]
+    paper_bleu: float | None
+    """Mean over the seeds of BLEU by the paper's protocol; None for languages without
+    spaces between words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemResult:
+    """Quality and cost of a system."""
+
+    system: str
+    """Key of the system."""
+    architecture: str
+    seeds: tuple[int, ...]
+    is_ensemble: bool
+    parameters: int
+    steps: int
+    """Updates made, the mean over the seeds."""
+    flops: float
+    """FLOPs counted in one training, the mean over the seeds; their sum for an
+    ensemble."""
+    seconds: float
+    """Time of the updates of one training, the mean over the seeds; their sum for an
+    ensemble."""
+    scores: tuple[TestScore, ...]
+    curve: tuple[CurvePoint, ...]
+    """Learning curve of the first seed; empty for an ensemble."""
+
+    def reached(self, bits: float) -> CurvePoint | None:
+        """Return the first checkpoint at which the dev text takes at most this."""
+        return next((point for point in self.curve if point.bits <= bits), None)
+
+
+def results_of(
+    runs: Sequence[SystemRun],
+    ensembles: Sequence[EnsembleRun],
+    trials: Trials,
+) -> list[SystemResult]:
+    """Collect the results of all systems whose runs are done."""
+    results = []
+    for key in SYSTEMS:
+        done = [run for run in runs if run.row == key and run.is_done]
+        if done:
+            results.append(_result(done, trials))
+    for ensemble in ensembles:
+        if ensemble.is_done:
+            results.append(_ensemble_result(ensemble, results, trials))
+    return results
+
+
+def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
+    costs = [_cost(run) for run in runs]
+    model = settings_of(runs[0].path).model
+    return SystemResult(
+        system=runs[0].row,
+        architecture=architecture_of(model),
+        seeds=tuple(run.seed for run in runs),
+        is_ensemble=False,
+        parameters=num_parameters(model),
+        steps=round(fmean(cost.steps for cost in costs)),
+        flops=fmean(cost.flops for cost in costs),
+        seconds=fmean(cost.seconds for cost in costs),
+        scores=_scores(runs, runs[0], trials),
+        curve=_curve(runs[0]),
+    )
+
+
+def _ensemble_result(
+    ensemble: EnsembleRun, results: Sequence[SystemResult], trials: Trials
+) -> SystemResult:
+    [single] = [each for each in results if each.system == ensemble.row]
+    count = len(ensemble.members)
+    return replace(
+        single,
+        seeds=tuple(member.seed for member in ensemble.members),
+        is_ensemble=True,
+        parameters=count * single.parameters,
+        flops=count * single.flops,
+        seconds=count * single.seconds,
+        scores=_scores([ensemble], ensemble.members[0], trials),
+        curve=(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cost:
+    steps: int
+    flops: float
+    seconds: float
+
+
+def _cost(run: SystemRun) -> _Cost:
+    """Read the cost of a training from its log."""
+    updates = RunFolder(run.path).entries("step", "seconds", "flops")
+    if not updates:
+        raise DataError(f"{run.path}: must have a log of its updates, but has none.")
+    steps = updates[-1]["step"]
+    return _Cost(
+        steps=steps,
+        flops=float(updates[-1]["flops"]),
+        seconds=fmean(entry["seconds"] for entry in updates) * steps,
+    )
+
+
+def _scores(
+    translated: Sequence[SystemRun | EnsembleRun], run: SystemRun, trials: Trials
+) -> tuple[TestScore, ...]:
+    config = settings_of(run.path)
+    language = config.languages.target
+    scores = []
+    for test in run.tests:
+        references = list(read_text([test.reference]))
+        tokenization = choose_tokenization(
+            config.evaluation.tokenize, language, references
+        )
+        texts = [list(read_text([each.translations(test)])) for each in translated]
+        known = language or "de"
+        by_paper = None
+        if not is_unspaced(known):
+            by_paper = fmean(
+                paper_bleu(text, references, base_language(known)).score
+                for text in texts
+            )
+        scores.append(
+            TestScore(
+                test=test.name,
+                **_bleu_with_interval(texts, references, tokenization, trials),
+                by_seed=tuple(
+                    corpus_bleu(text, references, tokenization=tokenization).score
+                    for text in texts
+                ),
+                paper_bleu=by_paper,
+            )
+        )
+    return tuple(scores)
+
+
+def _bleu_with_interval(
+    texts: Sequence[Sequence[str]],
+    references: Sequence[str],
+    tokenization: Tokenization,
+    trials: Trials,
+) -> dict[str, float]:
+    units, pooled_references = pooled(texts, references)
+    metric = PooledBleu(tokenization)
+    [scores] = paired_scores({"system": units}, pooled_references, [metric], trials)
+    [score] = scores.systems
+    return {"bleu": score.score, "interval": score.interval}
+
+
+def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
+    """Read the learning curve: the likelihood of the dev text over FLOPs.
+
+    Tokens differ between systems, so the likelihood is per character.
+    """
+    folder = RunFolder(run.path)
+    flops = {e["step"]: float(e["flops"]) for e in folder.entries("step", "flops")}
+    per_step = max(flops.values()) / max(flops)
+    dataset = open_dataset(run.path / DEV)
+    # Each target has an end token, and each line its end.
+    num_tokens = len(dataset.target.ids) + len(dataset)
+    lines = list(read_text([run.path / DEV / DEV_TARGET]))
+    num_characters = sum(map(len, lines)) + len(lines)
+    points = []
+    for entry in folder.entries("dev", "perplexity"):
+        if entry["perplexity"] is None:  # infinite
+            continue
+        bits = math.log2(entry["perplexity"]) * num_tokens / num_characters
+        step = entry["step"]
+        points.append(
+            CurvePoint(
+                step=step,
+                flops=flops.get(step, per_step * step),
+                bits=bits,
+                bleu=entry.get("bleu"),
+            )
+        )
+    return tuple(points)
+
+
+def system_runs(
+    folder: Path,
+    configs: Mapping[str, tuple[str, RunConfig]],
+    seeds: Sequence[int],
+    tests: Sequence[TestText],
+) -> list[SystemRun]:
+    """Runs of all systems, ordered by seed, so that a first table is done early."""
+    return [
+        SystemRun(
+            row=key,
+            preset=name,
+            seed=seed,
+            config=with_seed(config, seed),
+            folder=folder,
+            tests=tuple(tests),
+        )
+        for seed in seeds
+        for key, (name, config) in configs.items()
+    ]
+
+
+def ensembles_of(runs: Sequence[SystemRun]) -> list[EnsembleRun]:
+    """Ensembles of each system with several finished trainings."""
+    ensembles = []
+    for key in SYSTEMS:
+        members = tuple(run for run in runs if run.row == key and run.is_done)
+        if len(members) > 1:
+            ensembles.append(EnsembleRun(members=members, tests=members[0].tests))
+    return ensembles
+
+
+def recipes(configs: Mapping[str, tuple[str, RunConfig]]) -> dict[str, dict[str, str]]:
+    """Return the settings in which each system differs from its preset."""
+    return {
+        key: {
+            "preset": name,
+            **{k: str(v) for k, v in changes(config, preset(name)).items()},
+        }
+        for key, (name, config) in configs.items()
+    }
+
+
+LENGTHS = (8, 16, 32)
+"""Numbers of tokens for which path lengths are measured."""
+TRACED_PARAMETERS = 20_000_000
+"""Models with more parameters are traced at a smaller width, which has the same
+paths."""
+
+
+def path_lengths(
+    configs: Mapping[str, tuple[str, RunConfig]],
+) -> dict[str, tuple[PathLengths, ...]]:
+    """Measure the path lengths of each system's architecture."""
+    found = {}
+    for key, (_, config) in configs.items():
+        size = NUM_RESERVED + 2 * max(LENGTHS)
+        model = replace(config.model, vocab_size=size)
+        while num_parameters(model) > TRACED_PARAMETERS:
+            model = scaled(model, 0.5)
+        torch.manual_seed(1)
+        built = build(model)
+        found[key] = tuple(measure_path_lengths(built, n) for n in LENGTHS)
+    return found
