@@ -48,6 +48,7 @@ from transduce.experiments.table2_training import (
     SystemExperiment,
     TestText,
     ensembles_of,
+    is_small_corpus,
     path_lengths,
     recipes,
     require_systems,
@@ -84,6 +85,9 @@ Pairs = Annotated[
     Parameter(consume_multiple=True, negative="", show_default=False),
 ]
 MOST_DEVICES = 1_000_000
+Size = Literal["auto", "small", "published"]
+LEAST_SCALE, MOST_SCALE = 1 / 64, 64
+MOST_STEPS = 10**9
 MOST_TFLOPS = 1_000_000
 """Maximum speed of a device, a thousand times that of today's fastest."""
 
@@ -137,7 +141,8 @@ def table2(
     systems: Names = (),
     seeds: Numbers = (1,),
     match: Match = "parameters",
-    scale: float | None = None,
+    size: Size = "auto",
+    scale: float = 1.0,
     steps: int | None = None,
     parallel: int | None = None,
     precision: Precision = "auto",
@@ -198,9 +203,11 @@ def table2(
     match
         With --train: change the widths until all systems have the base Transformer's
         number of parameters, or the number of updates until they cost its FLOPs.
+    size
+        With --train: sizes as published, or small ones of about 2 million parameters;
+        auto takes those that fit the number of training pairs.
     scale
-        With --train: factor on the widths and vocabularies of the published sizes. By
-        default 1; for --corpus multi30k the presets of about 2 million parameters.
+        With --train: factor on all widths and vocabularies.
     steps
         With --train: number of updates of the base Transformer; the others change in
         proportion.
@@ -237,8 +244,8 @@ def table2(
             systems=tuple(require_systems(systems)),
             seeds=tuple(dict.fromkeys(seeds)),
             match=match,
-            is_small=corpus == "multi30k" and scale is None,
-            scale=1.0 if scale is None else scale,
+            size=size,
+            scale=scale,
             steps=steps,
             parallel=parallel,
             device=device,
@@ -250,7 +257,7 @@ def table2(
     _require_defaults(
         "no --train",
         target=target, dev_source=dev_source, dev_target=dev_target, test=test,
-        corpus=corpus, systems=systems, scale=scale, steps=steps, parallel=parallel,
+        corpus=corpus, systems=systems, steps=steps, parallel=parallel,
     )  # fmt: skip
     if bool(runs) != bool(source):
         raise ConfigError(
@@ -291,8 +298,7 @@ class TrainedOptions:
     systems: tuple[str, ...]
     seeds: tuple[int, ...]
     match: Match
-    is_small: bool
-    """Whether to use the presets for tens of thousands of pairs."""
+    size: Size
     scale: float
     steps: int | None
     parallel: int | None
@@ -315,16 +321,8 @@ def _train_table2(
     test: Sequence[tuple[Path, Path]],
     options: TrainedOptions,
 ) -> None:
-    configs = {
-        key: system_config(
-            key,
-            is_small=options.is_small,
-            scale=options.scale,
-            steps=options.steps,
-            match=options.match,
-        )
-        for key in options.systems
-    }
+    require_between("--scale", options.scale, LEAST_SCALE, MOST_SCALE)
+    require_between("--steps", options.steps, 1, MOST_STEPS)
     width = preset("base").model.d_model
     hardware = choose_hardware(options.device, options.precision, width=width)
     slots = make_slots(options.device, options.parallel)
@@ -338,6 +336,21 @@ def _train_table2(
             tests = fetched_tests(corpus, out / CORPUS)
         if not tests:
             raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
+        is_small = (
+            is_small_corpus(files)
+            if options.size == "auto"
+            else options.size == "small"
+        )
+        configs = {
+            key: system_config(
+                key,
+                is_small=is_small,
+                scale=options.scale,
+                steps=options.steps,
+                match=options.match,
+            )
+            for key in options.systems
+        }
         experiment = SystemExperiment(
             folder=out.absolute(),
             files=files,

@@ -30,7 +30,7 @@ from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_TARGET
 from transduce.errors import ConfigError, DataError
-from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.presets import RunConfig, fitting_preset, preset
 from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
@@ -108,6 +108,22 @@ SYSTEMS = {
 }  # fmt: skip
 REFERENCE, UNMATCHED = "base", "big"
 """System that the others match, and the one that is larger on purpose."""
+
+
+BYTES_A_TOKEN = 5
+"""Approximate number of bytes of text for a sub-word."""
+COMPRESSION = 3
+"""Approximate ratio at which gzip compresses text."""
+
+
+def is_small_corpus(files: CorpusFiles) -> bool:
+    """Whether the presets for tens of thousands of pairs fit, by the files' sizes."""
+    size = sum(
+        path.stat().st_size * (COMPRESSION if path.suffix == ".gz" else 1)
+        for path in files.target
+    )
+    fitting = fitting_preset(size // BYTES_A_TOKEN, "translation")
+    return fitting == SYSTEMS[REFERENCE].small
 
 
 def require_systems(names: Sequence[str]) -> list[str]:
