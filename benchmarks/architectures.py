@@ -3,11 +3,10 @@
     python benchmarks/architectures.py [--presets NAME...] [--pairs 128] [--rounds 10]
 
 Every system computes the gradient of the same pairs and updates its weights, by
-turns.
-Sentences are random, with the lengths of captions; systems that read characters get
-five tokens for each sub-word, so pairs a second are what compares. "plain PyTorch" is the
-Transformer as `transduce.model` writes it, without the native library. Prints medians
-and ratios as Markdown.
+turns. Sentences are random, with the lengths of captions; systems that read characters
+get five tokens for each sub-word, so pairs a second are what compares. "plain PyTorch"
+is the Transformer as `transduce.model` writes it, without the native library. Prints
+medians and ratios as Markdown.
 """
 
 import argparse
