@@ -7,6 +7,7 @@ that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, replace
 from itertools import pairwise
 from typing import (
@@ -63,6 +64,18 @@ class RivalConfig(ArchitectureConfig, Protocol):
     def scaled(self, factor: float) -> "RivalConfig":
         """Return the settings with all widths multiplied by a factor."""
         ...
+
+
+def widths_scaled(
+    config: ArchitectureConfig, factor: float, names: Sequence[str]
+) -> dict[str, int]:
+    """Multiply the named widths, unless none, and round them to multiples of 4."""
+    widths = {name: getattr(config, name) for name in names}
+    return {
+        name: max(4 * round(width * factor / 4), 4)
+        for name, width in widths.items()
+        if width is not None
+    }
 
 
 Cell = Literal["lstm", "gru"]
@@ -242,6 +255,11 @@ class RecurrentConfig:
             return self.d_model
         return self.readout_width or self.d_model
 
+    def scaled(self, factor: float) -> "RecurrentConfig":
+        """Return the settings with all widths multiplied by a factor."""
+        names = ("d_model", "embedding_width", "attention_width", "readout_width")
+        return replace(self, **widths_scaled(self, factor, names))
+
     @property
     def memory_width(self) -> int:
         """Width of the encoder's output, and of contexts."""
@@ -372,6 +390,11 @@ class DeepAttConfig:
                 "`model.dropout` must be at least 0 and below 1, but is "
                 f"{self.dropout}."
             )
+
+    def scaled(self, factor: float) -> "DeepAttConfig":
+        """Return the settings with all widths multiplied by a factor."""
+        names = ("d_model", "embedding_width")
+        return replace(self, **widths_scaled(self, factor, names))
 
     @property
     def fast_forward_width(self) -> int:
@@ -691,18 +714,14 @@ def num_parameters(config: ArchitectureConfig) -> int:
 
 
 def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:
-    """Multiply all widths of a model by a factor, and round them to whole numbers.
+    """Multiply all widths of a model by a factor, and round them to multiples of 4.
 
     Numbers of layers and heads, kernel widths and rates stay.
     """
     if not isinstance(config, ModelConfig):
         return cast(RivalConfig, config).scaled(factor)
-    # A sine and a cosine form a pair.
-    widths = {
-        name: max(2 * round(getattr(config, name) * factor / 2), 2)
-        for name in ("d_model", "d_ff", "d_k", "d_v")
-    }
-    return replace(config, **widths)
+    names = ("d_model", "d_ff", "d_k", "d_v")
+    return replace(config, **widths_scaled(config, factor, names))
 
 
 def require_transformer(config: ArchitectureConfig) -> ModelConfig:
