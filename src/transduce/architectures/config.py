@@ -554,6 +554,23 @@ class ConvolutionalConfig:
                 "of its own, but is true."
             )
 
+    def scaled(self, factor: float) -> "ConvolutionalConfig":
+        """Return the settings with all widths multiplied by a factor."""
+
+        def blocks(text: str) -> str:
+            return re.sub(
+                r"\d+(?=k)",
+                lambda width: str(max(4 * round(int(width[0]) * factor / 4), 4)),
+                text,
+            )
+
+        return replace(
+            self,
+            encoder_blocks=blocks(self.encoder_blocks),
+            decoder_blocks=self.decoder_blocks and blocks(self.decoder_blocks),
+            **widths_scaled(self, factor, ("d_embedding", "d_model")),
+        )
+
     @property
     def encoder_convolutions(self) -> tuple[Convolution, ...]:
         """Sizes of the encoder's blocks."""
