@@ -68,7 +68,7 @@ class RivalConfig(ArchitectureConfig, Protocol):
 
 def widths_scaled(
     config: ArchitectureConfig, factor: float, names: Sequence[str]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Multiply the named widths, unless none, and round them to multiples of 4."""
     widths = {name: getattr(config, name) for name in names}
     return {

@@ -17,7 +17,7 @@ from transduce.experiments.table2_training import (
 from transduce.machine import Precision
 from transduce.phrases import duration
 from transduce.report.chart import Chart, Series, draw
-from transduce.report.content import (
+from transduce.report.report import (
     Column,
     Part,
     Picture,
