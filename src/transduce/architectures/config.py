@@ -8,7 +8,7 @@ that `transduce presets` needs no PyTorch; tests hold it against the model.
 
 import re
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, replace
+from dataclasses import Field, dataclass, field, replace
 from itertools import pairwise
 from typing import (
     Any,
@@ -22,7 +22,7 @@ from typing import (
 )
 
 from transduce.errors import ConfigError, RequestError
-from transduce.model.config import MAX, ModelConfig
+from transduce.model.config import MAX, ModelConfig, Norm, Positions
 from transduce.model.sizes import count_parameters
 from transduce.settings import require_between, shown
 
@@ -708,11 +708,85 @@ class ExpertsConfig:
         return gates + 2 * self.experts_per_token * d_model * self.d_ff
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureTransformerConfig:
+    """Settings of a Transformer whose feed-forward networks are mixtures of experts."""
+
+    # Not a subclass of `ModelConfig`, which the native library and exports accept.
+
+    vocab_size: int = 37_000
+    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    source and target, as is their embedding."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary. None for a shared vocabulary."""
+    num_layers: int = 6
+    """Number of layers N of the encoder and of the decoder."""
+    decoder_layers: int | None = None
+    """Number of layers of the decoder. None for as many as the encoder."""
+    d_model: int = 512
+    """Dimension of the embeddings and of the outputs of all sub-layers."""
+    num_heads: int = 8
+    """Number of attention heads h."""
+    d_k: int = 64
+    """Dimension of the queries and keys of one head."""
+    d_v: int = 64
+    """Dimension of the values of one head."""
+    dropout: float = 0.1
+    """Dropout rate P_drop of sub-layer outputs and of embeddings."""
+    attention_dropout: float = 0.0
+    """Dropout rate of attention weights."""
+    positions: Positions = "sinusoidal"
+    """Positional encoding: sinusoids or learned embeddings."""
+    max_positions: int = 1024
+    """Number of learned positional embeddings; later positions share the last one.
+    Sinusoids have no limit."""
+    norm: Norm = "post"
+    """Place of layer normalization: after the residual sum (post), or before the
+    sub-layer (pre)."""
+    norm_epsilon: float = 1e-6
+    """Constant in the denominator of layer normalization."""
+    experts: ExpertsConfig = field(default_factory=lambda: ExpertsConfig(top_k=2))
+    """Mixture of experts in place of each feed-forward network."""
+
+    def __post_init__(self) -> None:
+        _ = self.transformer  # checks the settings that both have
+
+    @property
+    def transformer(self) -> ModelConfig:
+        """Settings of the same Transformer with one expert in each layer."""
+        return ModelConfig(
+            vocab_size=self.vocab_size,
+            target_vocab_size=self.target_vocab_size,
+            num_layers=self.num_layers,
+            decoder_layers=self.decoder_layers,
+            d_model=self.d_model,
+            d_ff=self.experts.d_ff,
+            num_heads=self.num_heads,
+            d_k=self.d_k,
+            d_v=self.d_v,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            positions=self.positions,
+            max_positions=self.max_positions,
+            norm=self.norm,
+            norm_epsilon=self.norm_epsilon,
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        counts = count_parameters(self.transformer)
+        num_mixtures = self.num_layers + self.transformer.num_decoder_layers
+        mixtures = num_mixtures * self.experts.num_parameters(self.d_model)
+        return counts.total - counts.feed_forward + mixtures
+
+
 CONFIGS: dict[str, type[ArchitectureConfig]] = {
     TRANSFORMER: ModelConfig,
     "recurrent": RecurrentConfig,
     "deep-att": DeepAttConfig,
     "convolutional": ConvolutionalConfig,
+    "mixture-transformer": MixtureTransformerConfig,
 }
 """Class of the settings of each architecture, by its name in `config.json`."""
 

@@ -10,19 +10,33 @@ In training the gates may depend on the batch (`batchwise`, appendix F) or on no
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.architectures.config import ExpertsConfig
+from transduce.architectures.config import ExpertsConfig, MixtureTransformerConfig
+from transduce.architectures.models import CachedState
+from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
+from transduce.model.embedding import (
+    LearnedPositions,
+    SharedEmbedding,
+    SinusoidalPositions,
+)
+from transduce.model.layers import ResidualConnection
+from transduce.model.sizes import PASSES, forward_flops
+from transduce.model.transformer import Memory
+from transduce.text.vocabulary import PAD
 
 NOISE_EPSILON = 1e-2
 """Smallest standard deviation of the noise."""
 TINY = 1e-10
 """Term that keeps quotients of sums finite."""
+MORE_PLACES = 16
+"""Tokens by which the memory of a decoder's past grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,3 +453,329 @@ def _descend(assigned: Assignment, choice: Choice) -> Assignment:
 def take_losses(layers: Sequence[MixtureOfExperts]) -> Float[Tensor, ""]:
     """Return the sum of the losses of layers, and forget them."""
     return torch.stack([layer.take_loss() for layer in layers]).sum()
+
+
+class MixtureEncoderLayer(nn.Module):
+    """Self-attention, then a mixture of experts."""
+
+    def __init__(self, config: MixtureTransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.mixture = MixtureOfExperts(config.d_model, config.experts)
+        self.after_self_attention = _residual(config)
+        self.after_mixture = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch source d_model"],
+        mask: Bool[Tensor, "batch 1 1 source"],
+    ) -> Float[Tensor, "batch source d_model"]:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
+        return self.after_mixture(x, lambda x: self.mixture(x, mask[:, 0, 0]))
+
+
+class MixtureDecoderLayer(nn.Module):
+    """Self-attention, attention to the memory, then a mixture of experts."""
+
+    def __init__(self, config: MixtureTransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.cross_attention = _attention(config)
+        self.mixture = MixtureOfExperts(config.d_model, config.experts)
+        self.after_self_attention = _residual(config)
+        self.after_cross_attention = _residual(config)
+        self.after_mixture = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target d_model"],
+        memory: Memory,
+        self_mask: Bool[Tensor, "1 1 target target"],
+        is_token: Bool[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target d_model"]:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, self_mask))
+        x = self.after_cross_attention(
+            x, lambda x: self.cross_attention(x, memory.states, memory.mask)
+        )
+        return self.after_mixture(x, lambda x: self.mixture(x, is_token))
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        state: "PrefixState",
+        name: str,
+    ) -> Float[Tensor, "sentences group d_model"]:
+        """Read one more token of each hypothesis; `name` names the layer's tensors."""
+        x = self.after_self_attention(x, lambda x: self._attend_to_past(x, state, name))
+        cross = self.cross_attention
+        heads = state.memory[name].unflatten(2, (cross.num_heads, -1)).transpose(1, 2)
+        key, value = heads.split([cross.d_k, cross.d_v], dim=-1)
+        x = self.after_cross_attention(
+            x, lambda x: cross.attend(x, key, value, state.memory_mask)
+        )
+        every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return self.after_mixture(x, lambda x: self.mixture(x, every))
+
+    def _attend_to_past(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        state: "PrefixState",
+        name: str,
+    ) -> Float[Tensor, "sentences group d_model"]:
+        """Attend from each hypothesis to the tokens that it has read, and this one."""
+        attention, row = self.self_attention, x.flatten(0, 1)[:, None]
+        new = torch.cat(attention.keys_and_values(row), dim=-1)
+        past = state.write(name, new[:, :, 0].unflatten(0, x.shape[:2])).flatten(0, 1)
+        key, value = past.split([attention.d_k, attention.d_v], dim=-1)
+        attended = attention.attend(row, key, value, state.past_mask)
+        return attended[:, 0].unflatten(0, x.shape[:2])
+
+
+def _attention(config: MixtureTransformerConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        config.d_k,
+        config.d_v,
+        "scaled",
+        config.attention_dropout,
+    )
+
+
+def _residual(config: MixtureTransformerConfig) -> ResidualConnection:
+    return ResidualConnection(
+        config.d_model, config.dropout, config.norm, config.norm_epsilon
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefixState(CachedState):
+    """Keys and values of the tokens that each hypothesis has read, side by side.
+
+    Both `memory` and `hypotheses` hold one tensor a layer, by its name; those of
+    hypotheses are [sentences, group, heads, places, d_k + d_v]. Sentences that join
+    later have read fewer tokens than there are places.
+    """
+
+    lengths: Int[Tensor, " sentences"]
+    """Number of tokens that the hypotheses of each sentence have read."""
+    max_length: int = 0
+    """Upper bound of the lengths."""
+
+    @property
+    def past_mask(self) -> Bool[Tensor, "hypotheses 1 1 places"]:
+        """True at the tokens read and the one that is written."""
+        group = self._any.size(1)
+        places = torch.arange(self.max_length + 1, device=self.lengths.device)
+        mask = places <= self.lengths[:, None]
+        return mask.repeat_interleave(group, dim=0)[:, None, None]
+
+    def add_place(self) -> None:
+        """Make sure that one more token fits."""
+        if self.max_length == self._any.size(3):
+            self._resize(self.max_length + MORE_PLACES)
+
+    def write(
+        self, name: str, new: Float[Tensor, "sentences group heads width"]
+    ) -> Float[Tensor, "sentences group heads places width"]:
+        """Write the keys and values of a token after those read; return all."""
+        stored = self.hypotheses[name]
+        place = self.lengths[:, None, None, None, None].expand_as(new[..., None, :])
+        # In place: copying all of a beam's past would take longer than all products.
+        stored.scatter_(3, place, new[..., None, :])
+        return stored[..., : self.max_length + 1, :]
+
+    def advance(self) -> None:
+        """Count the token that all layers have written."""
+        self.lengths = self.lengths + 1
+        self.max_length += 1
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        Hypotheses are numbered through all groups.
+        """
+        self.lengths = self.lengths[rows[:, 0] // self._any.size(1)]
+        CachedState.reorder(self, rows)
+
+    def join(self, other: CachedState) -> None:
+        """Append the sentences of another state with groups of the same size."""
+        assert isinstance(other, PrefixState)
+        places = max(self._any.size(3), other._any.size(3))
+        self._resize(places)
+        other._resize(places)
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.max_length = max(self.max_length, other.max_length)
+        CachedState.join(self, other)
+
+    @property
+    def _any(self) -> Float[Tensor, "sentences group heads places width"]:
+        return next(iter(self.hypotheses.values()))
+
+    def _resize(self, places: int) -> None:
+        missing = places - self._any.size(3)
+        self.hypotheses = {
+            name: functional.pad(each, (0, 0, 0, missing))
+            for name, each in self.hypotheses.items()
+        }
+
+
+class MixtureTransformer(nn.Module):
+    """Transformer whose feed-forward networks are mixtures of experts.
+
+    Attention, embeddings, positions and residual connections are those of
+    `transduce.model`.
+    """
+
+    # Unlike the paper: Vaswani et al. (2017) have one network for all tokens, and
+    # Shazeer et al. (2017) mixtures between LSTMs. Lepikhin et al. (2021) put mixtures
+    # into Transformers.
+
+    def __init__(self, config: MixtureTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        d_model = config.d_model
+        self.embedding = SharedEmbedding(config.vocab_size, d_model, bias=False)
+        self.target_embedding = (
+            None
+            if config.target_vocab_size is None
+            else SharedEmbedding(config.target_vocab_size, d_model, bias=False)
+        )
+        self.positions = (
+            SinusoidalPositions(d_model)
+            if config.positions == "sinusoidal"
+            else LearnedPositions(config.max_positions, d_model)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder_layers = nn.ModuleList(
+            MixtureEncoderLayer(config) for _ in range(config.num_layers)
+        )
+        num_decoder_layers = config.transformer.num_decoder_layers
+        self.decoder_layers = nn.ModuleList(
+            MixtureDecoderLayer(config) for _ in range(num_decoder_layers)
+        )
+        self.encoder_norm: nn.Module = _final_norm(config)
+        self.decoder_norm: nn.Module = _final_norm(config)
+
+    def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
+        """Encode sources, padded with id 0."""
+        self.auxiliary_loss()  # forget that of an interrupted pass
+        mask = padding_mask(source, PAD)
+        x = self._embed(source, self.embedding)
+        for layer in self.encoder_layers:
+            x = layer(x, mask)
+        return Memory(states=self.encoder_norm(x), mask=mask)
+
+    def decode(
+        self, target_in: Int[Tensor, "batch target"], memory: Memory
+    ) -> Float[Tensor, "batch target d_model"]:
+        """Return the decoder's states at all positions of the targets."""
+        length = target_in.size(1)
+        mask = causal_mask(length, length, target_in.device)
+        x = self._embed(target_in, self.output_embedding)
+        for layer in self.decoder_layers:
+            x = layer(x, memory, mask, target_in != PAD)
+        states: Tensor = self.decoder_norm(x)
+        return states
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"], embedding: SharedEmbedding
+    ) -> Float[Tensor, "batch length d_model"]:
+        x = embedding(ids)
+        positions = self.positions(0, ids.size(1), ids.device)
+        embedded: Tensor = self.dropout(x + positions.to(x.dtype))
+        return embedded
+
+    def logits(
+        self, states: Float[Tensor, "*rows d_model"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of the next token for decoder states."""
+        return self.output_embedding.logits(states)
+
+    @property
+    def output_embedding(self) -> SharedEmbedding:
+        """Embedding of target and output."""
+        return self.target_embedding or self.embedding
+
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
+        """Matrix of the logits."""
+        return self.output_embedding.weight
+
+    @property
+    def output_bias(self) -> None:
+        """None: the logits have no bias."""
+        return
+
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        """Modules that the weights of cross-attention pass through, one a layer."""
+        return [layer.cross_attention.weights_tap for layer in self._decoder]
+
+    @property
+    def _decoder(self) -> Sequence[MixtureDecoderLayer]:
+        return cast(Sequence[MixtureDecoderLayer], self.decoder_layers)
+
+    def start(self, memory: Memory) -> PrefixState:
+        """Return the state before the first step, with one hypothesis a sentence."""
+        heads = {
+            str(number): torch.cat(
+                layer.cross_attention.keys_and_values(memory.states), dim=-1
+            )
+            for number, layer in enumerate(self._decoder)
+        }
+        return PrefixState(
+            memory_mask=memory.mask,
+            memory={name: x.transpose(1, 2).flatten(2) for name, x in heads.items()},
+            hypotheses={name: x[:, None, :, :0] for name, x in heads.items()},
+            lengths=memory.mask.new_zeros(len(memory.mask), dtype=torch.int64),
+        )
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"], state: PrefixState
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; return the logits of the next."""
+        x = self.output_embedding(last_ids)
+        positions = self.positions.at(state.lengths, state.max_length)
+        x = x + positions[:, None].to(x.dtype)
+        state.add_place()
+        for number, layer in enumerate(self._decoder):
+            x = layer.step(x, state, str(number))
+        state.advance()
+        return self.logits(self.decoder_norm(x))
+
+    def auxiliary_loss(self) -> Float[Tensor, ""]:
+        """Return the losses of all mixtures in the last `encode` and `decode`.
+
+        They are in nats a target token, and forgotten by this call, which frees the
+        memory of their graph.
+        """
+        layers = [*self.encoder_layers, *self.decoder_layers]
+        return take_losses([layer.mixture for layer in layers])
+
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once."""
+        return sum(each.numel() for each in self.parameters())
+
+    def update_flops(
+        self,
+        source_lengths: Integer[np.ndarray, " pairs"],
+        target_lengths: Integer[np.ndarray, " pairs"],
+    ) -> int:
+        """FLOPs of a training update on pairs of these lengths, without padding.
+
+        The experts are those that tokens go to.
+        """
+        config = self.config
+        flops = forward_flops(config.transformer, source_lengths, target_lengths)
+        num_tokens = len(self.encoder_layers) * int(source_lengths.sum())
+        num_tokens += len(self.decoder_layers) * int(target_lengths.sum())
+        mixtures = 2 * num_tokens * config.experts.operations(config.d_model)
+        return PASSES * (flops.total - flops.feed_forward + mixtures)
+
+
+def _final_norm(config: MixtureTransformerConfig) -> nn.Module:
+    """Norm after a stack of pre-norm layers; none after post-norm ones."""
+    if config.norm == "pre":
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return nn.Identity()

@@ -18,6 +18,7 @@ from transduce.architectures.config import (
     ArchitectureConfig,
     ConvolutionalConfig,
     DeepAttConfig,
+    MixtureTransformerConfig,
     RecurrentConfig,
 )
 from transduce.model.config import ModelConfig
@@ -224,5 +225,9 @@ def build(config: ArchitectureConfig) -> TransductionModel:
             from transduce.architectures.convolutional import Convolutional
 
             return Convolutional(config)
+        case MixtureTransformerConfig():
+            from transduce.architectures.mixture import MixtureTransformer
+
+            return MixtureTransformer(config)
         case _:
             raise TypeError(f"There is no architecture of {type(config).__name__}.")

@@ -34,6 +34,7 @@ RIVALS = {
     "convs2s-en-de": "ConvS2S: millions of pairs",
     "convs2s-en-fr": "ConvS2S, English-French",
     "convs2s-multi30k": "ConvS2S: tens of thousands of pairs",
+    "moe-ffn-multi30k": "Transformer with mixtures of experts",
 }
 PARSING = {
     "parsing-wsj": "Section 6.3: 40,000 trees",

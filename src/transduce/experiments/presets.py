@@ -12,6 +12,8 @@ from transduce.architectures.config import (
     ArchitectureConfig,
     ConvolutionalConfig,
     DeepAttConfig,
+    ExpertsConfig,
+    MixtureTransformerConfig,
     RecurrentConfig,
 )
 from transduce.data.batches import BatchingConfig
@@ -366,6 +368,34 @@ PRESETS = {
             steps=11_000,
             warmup_steps=1_500,
             cooldown_share=0.36,
+            checkpoint_steps=250,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
+    ),
+    # As multi30k, with eight experts in place of each feed-forward network. A token
+    # goes to two of half the size, so it costs as much.
+    "moe-ffn-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=6_000),
+        model=MixtureTransformerConfig(
+            num_layers=4,
+            d_model=128,
+            num_heads=4,
+            d_k=32,
+            d_v=32,
+            dropout=0.25,
+            experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128),
+        ),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=11_000,
+            warmup_steps=1_500,
+            learning_rate_scale=1.77,
+            optimizer="muon",
+            cooldown_share=0.36,
+            weight_decay=0.1,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),

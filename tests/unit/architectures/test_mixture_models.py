@@ -1,0 +1,417 @@
+"""Models with mixtures of experts: decoding, batches, gradients, training, commands."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from transduce.architectures.config import (
+    ExpertsConfig,
+    MixtureTransformerConfig,
+    architecture_of,
+    num_parameters,
+)
+from transduce.architectures.mixture import MixtureOfExperts
+from transduce.architectures.models import AuxiliaryLoss, TransductionModel, build
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
+from transduce.data.tensors import Batch
+from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.translator import Translator
+from transduce.device import Hardware
+from transduce.errors import RequestError
+from transduce.model.transformer import Transformer
+from transduce.nn.fuse import fuse
+from transduce.search_config import SearchConfig
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.training.checkpoints import average
+from transduce.training.config import TrainingConfig
+from transduce.training.loss import BatchLoss
+from transduce.training.trainer import Trainer, TrainingStoppedError
+
+CPU = torch.device("cpu")
+TRANSFORMER = MixtureTransformerConfig(
+    vocab_size=40,
+    num_layers=2,
+    d_model=16,
+    num_heads=2,
+    d_k=8,
+    d_v=8,
+    dropout=0.0,
+    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
+)
+MODELS = {
+    "transformer": TRANSFORMER,
+    "transformer-pre": replace(
+        TRANSFORMER, norm="pre", positions="learned", target_vocab_size=30
+    ),
+}
+CONFIGS = {
+    **MODELS,
+    **{
+        f"{name}-{gating}": replace(
+            config,
+            experts=replace(config.experts, gating=gating, num_groups=groups),
+        )
+        for name, config in MODELS.items()
+        if not name.endswith("pre")
+        for gating, groups in [
+            ("batchwise", None),
+            ("batchwise", 2),
+            ("noisy-top-k", 2),
+        ]
+    },
+}
+all_models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def drawn(config: object) -> TransductionModel:
+    """Build a model with other weights than the first ones, which choose alike."""
+    torch.manual_seed(1)
+    model = build(config)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "gates" in name:
+                noise = torch.randn_like(weight)
+                weight.add_(0.1 * noise if "threshold" in name else noise)
+    return model
+
+
+SOURCE = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
+TARGET = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
+
+
+@all_models
+def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
+    model = build(config)
+    assert isinstance(model, TransductionModel)
+    assert isinstance(fuse(model), TransductionModel)
+    assert isinstance(model, AuxiliaryLoss)
+    assert not isinstance(model, Transformer)
+    assert architecture_of(config) == "mixture-transformer"
+
+
+@all_models
+def test_the_number_of_parameters_is_that_of_the_formula(config) -> None:
+    assert build(config).num_parameters() == num_parameters(config)
+
+
+def test_one_expert_is_the_feed_forward_network() -> None:
+    experts = ExpertsConfig(num_experts=1, top_k=1, d_ff=12)
+    mixture = drawn(replace(TRANSFORMER, experts=experts)).eval()
+    dense = Transformer(mixture.config.transformer).eval()
+    weights = {name: torch.zeros_like(w) for name, w in dense.state_dict().items()}
+    for name, weight in mixture.state_dict().items():
+        name = name.replace("after_mixture", "after_feed_forward")
+        if name in weights:
+            weights[name] = weight
+        elif ".mixture.experts." in name:
+            name = name.replace("mixture.experts", "feed_forward")
+            weights[f"{name}.weight"] = weight[0].T
+    dense.load_state_dict(weights)
+    found = mixture.decode(TARGET, mixture.encode(SOURCE))
+    expected = dense.decode(TARGET, dense.encode(SOURCE))
+    is_token = TARGET != PAD  # padding reaches no expert
+    torch.testing.assert_close(found[is_token], expected[is_token])
+
+
+@all_models
+def test_decoding_steps_equal_a_pass_over_the_whole_target(config) -> None:
+    model = drawn(config).eval()
+    with torch.inference_mode():
+        memory = model.encode(SOURCE)
+        whole = model.logits(model.decode(TARGET, memory))
+        decoder = TorchDecoder(model, memory)
+        steps = [decoder.step(ids[:, None].numpy()) for ids in TARGET.T]
+    is_token = TARGET != PAD
+    torch.testing.assert_close(torch.cat(steps, 1)[is_token], whole[is_token])
+
+
+@all_models
+def test_hypotheses_are_decoded_apart_after_reordering_and_joining(config) -> None:
+    model = drawn(config).eval()
+    prefixes = {0: [[11, 12], [13, 14]], 1: [[15], [16]]}
+    with torch.inference_mode():
+        first = TorchDecoder(model, model.encode(SOURCE[:1]))
+        first.step(np.array([[BOS]]))
+        first.reorder(np.array([[0, 0]]))
+        first.step(np.array([[13, 11]]))
+        first.reorder(np.array([[1, 0]]))
+        second = TorchDecoder(model, model.encode(SOURCE[1:, :3]))
+        second.step(np.array([[BOS]]))
+        second.reorder(np.array([[0, 0]]))
+        first.join(second)
+        logits = first.step(np.array([[12, 14], [15, 16]]))
+        for sentence, group in prefixes.items():
+            for number, prefix in enumerate(group):
+                source = SOURCE[sentence : sentence + 1]
+                target = torch.tensor([[BOS, *prefix]])
+                alone = model.logits(model.decode(target, model.encode(source)))
+                torch.testing.assert_close(logits[sentence, number], alone[0, -1])
+        # Only the second sentence goes on, with its hypotheses exchanged.
+        first.reorder(np.array([[3, 2]]))
+        logits = first.step(np.array([[17, 18]]))
+        target = torch.tensor([[BOS, 16, 17]])
+        alone = model.logits(model.decode(target, model.encode(SOURCE[1:])))
+        torch.testing.assert_close(logits[0, 0], alone[0, -1])
+
+
+@all_models
+def test_a_sentence_does_not_depend_on_its_batch_in_evaluation(config) -> None:
+    model = drawn(config).eval()
+    together = model.decode(TARGET, model.encode(SOURCE))
+    alone = model.decode(TARGET[1:, :2], model.encode(SOURCE[1:, :3]))
+    torch.testing.assert_close(together[1, :2], alone[0])
+
+
+@all_models
+def test_no_gradient_comes_from_later_tokens(config) -> None:
+    model = drawn(config).eval()
+    inputs: list[Tensor] = []
+    embedding = model.target_embedding or model.embedding
+    embedding.register_forward_hook(lambda _, __, x: inputs.append(x))
+    memory = model.encode(SOURCE)
+    states = model.decode(TARGET, memory)
+    (gradient,) = torch.autograd.grad(
+        (states[0, 1] * torch.arange(16)).sum(), inputs[-1]
+    )
+    assert gradient[0, :2].any(dim=-1).all()
+    assert not gradient[0, 2:].any()
+
+
+@all_models
+def test_fused_and_plain_models_are_equal_in_values_and_gradients(config) -> None:
+    model = drawn(config)
+    results = []
+    for each in (model, fuse(model)):
+        torch.manual_seed(2)
+        each.train()
+        states = each.decode(TARGET, each.encode(SOURCE))[TARGET != PAD]
+        loss = states.square().sum() + each.auxiliary_loss()
+        weights = list(each.parameters())
+        results.append([states, *torch.autograd.grad(loss, weights, allow_unused=True)])
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+@all_models
+def test_padding_has_no_influence_on_gates_and_losses(config) -> None:
+    model = drawn(config)
+    losses = []
+    for padding in (0, 3):
+        source = torch.nn.functional.pad(SOURCE, (0, padding))
+        target = torch.nn.functional.pad(TARGET, (0, padding))
+        torch.manual_seed(3)
+        model.decode(target, model.encode(source))
+        losses.append(model.auxiliary_loss())
+    assert losses[0] > 0
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_the_auxiliary_loss_is_added_for_each_target_token(cpu: Hardware) -> None:
+    model = drawn(TRANSFORMER)
+    batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
+    found = []
+    for weight in (0.0, 0.5):
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts):
+                module._importance_weight = module._load_weight = weight
+        torch.manual_seed(4)
+        found.append(BatchLoss(model, 0.0, cpu)(batch).smoothed)
+    torch.manual_seed(4)
+    model.decode(TARGET, model.encode(SOURCE))
+    num_tokens = (batch.target_out != PAD).sum()
+    expected = num_tokens * model.auxiliary_loss()
+    torch.testing.assert_close(found[1] - found[0], expected)
+
+
+def test_an_interrupted_pass_leaves_no_loss() -> None:
+    model = drawn(TRANSFORMER)
+    model.encode(SOURCE)
+    once = model.auxiliary_loss()
+    model.decode(TARGET, model.encode(SOURCE))
+    torch.manual_seed(5)
+    model.encode(SOURCE)
+    after = model.auxiliary_loss()
+    torch.manual_seed(5)
+    model.encode(SOURCE)
+    torch.testing.assert_close(model.auxiliary_loss(), after)
+    assert once > 0
+
+
+def test_flops_are_those_of_the_experts_that_tokens_go_to() -> None:
+    config = replace(TRANSFORMER, vocab_size=300)
+    model = build(config)
+    lengths = np.array([3, 5]), np.array([4, 2])
+    per_token = model.update_flops(*lengths) / 3
+    dense = replace(config.experts, num_experts=64)
+    more = build(replace(config, experts=dense)).update_flops(*lengths) / 3
+    # Only the gates' matrix and that of the noise grow with the experts.
+    assert more - per_token == 2 * (2 * 8 + 2 * 6) * 16 * 2 * (64 - 8)
+
+
+def test_flops_are_those_that_pytorch_counts() -> None:
+    # One length without padding, and all experts for every token.
+    experts = ExpertsConfig(num_experts=2, top_k=2, d_ff=12)
+    model = drawn(replace(TRANSFORMER, experts=experts)).train()
+    source, target = torch.full((4, 6), 7), torch.full((4, 5), 8)
+    with FlopCounterMode(display=False) as counter:
+        model.logits(model.decode(target, model.encode(source)))
+    lengths = np.full(4, 6), np.full(4, 5)
+    assert model.update_flops(*lengths) == 3 * counter.get_total_flops()
+
+
+# Training
+
+
+@pytest.fixture
+def make_trainer(
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    cpu: Hardware,
+    tmp_path: Path,
+) -> Callable[..., Trainer]:
+    pairs = (
+        EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
+        for source, target in zip(*corpus, strict=True)
+    )
+    dataset = write_dataset(pairs, tmp_path / "dataset")
+
+    def make(config: object, batch_tokens: int = 100) -> Trainer:
+        torch.manual_seed(6)
+        batching = BatchingConfig(
+            source_tokens=150, target_tokens=150, batch_tokens=batch_tokens
+        )
+        model = build(replace(config, vocab_size=tokenizer.vocab_size))  # type: ignore[type-var]
+        training = TrainingConfig(steps=4, warmup_steps=3)
+        return Trainer(model, Batcher(dataset, batching, seed=1), training, cpu)
+
+    return make
+
+
+def train(trainer: Trainer, last: int | None = None) -> list[float]:
+    losses: list[float] = []
+    trainer.train(
+        on_step=lambda report: losses.append(report.loss),
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: trainer.progress.step == last,
+    )
+    return losses
+
+
+one_of_each = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+trainable = pytest.mark.parametrize(
+    "config",
+    [c for n, c in CONFIGS.items() if "pre" not in n],
+    ids=[n for n in CONFIGS if "pre" not in n],
+)
+
+
+@trainable
+def test_resumed_training_equals_uninterrupted_training(make_trainer, config) -> None:
+    trainer = make_trainer(replace(config, dropout=0.1))
+    with pytest.raises(TrainingStoppedError):
+        train(trainer, last=2)
+    weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}
+    state = trainer.state()
+    once = train(trainer)
+    assert len(once) == 2
+    trainer.model.load_state_dict(weights)
+    trainer.restore(state)
+    assert train(trainer) == once
+
+
+def test_a_run_keeps_no_graph_between_updates(make_trainer) -> None:
+    trainer = make_trainer(TRANSFORMER)
+    trainer.find_micro_batch()
+    train(trainer)
+    modules = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
+    assert len(modules) == 4
+    assert all(module._loss is None for module in modules)
+
+
+@pytest.fixture
+def make_checkpoint(tokenizer: Tokenizer) -> Callable[[object], Checkpoint]:
+    def make(config: object) -> Checkpoint:
+        config = replace(  # type: ignore[type-var]
+            config, vocab_size=tokenizer.vocab_size, target_vocab_size=None
+        )
+        model = drawn(config)
+        return Checkpoint(
+            config=model.config,
+            weights=model.state_dict(),
+            tokenizer=tokenizer,
+            step=1,
+        )
+
+    return make
+
+
+@all_models
+def test_a_model_folder_keeps_settings_and_weights(
+    make_checkpoint, tmp_path: Path, config
+) -> None:
+    checkpoint = make_checkpoint(config)
+    save_model(checkpoint, tmp_path / "model")
+    found = load_model(tmp_path / "model")
+    assert found.config == checkpoint.config
+    for name, weight in checkpoint.weights.items():
+        assert torch.equal(found.weights[name], weight)
+    states = [
+        each.build().decode(TARGET, each.build().encode(SOURCE))
+        for each in (checkpoint, found)
+    ]
+    assert torch.equal(*states)
+
+
+@one_of_each
+def test_the_average_of_models_is_the_mean_of_their_weights(
+    make_checkpoint, config
+) -> None:
+    checkpoint = make_checkpoint(config)
+    weights = {name: 3 * weight for name, weight in checkpoint.weights.items()}
+    mean = average([checkpoint, replace(checkpoint, weights=weights)])
+    for name, weight in checkpoint.weights.items():
+        torch.testing.assert_close(mean.weights[name], 2 * weight)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@one_of_each
+def test_translations_do_not_depend_on_other_lines(
+    make_checkpoint, config, precision
+) -> None:
+    translator = Translator(make_checkpoint(config), CPU, precision=precision)
+    texts = ["one two", "three", "four five six"]
+    search = SearchConfig(beam_size=3, extra_length=3)
+    together = list(translator.translate_stream(texts, search))
+    for text, expected in zip(texts, together, strict=True):
+        [alone] = translator.translate_stream([text], search)
+        assert alone.hypotheses[0].log_probability > -1_000
+        if precision == "fp32":
+            best, other = alone.hypotheses[0], expected.hypotheses[0]
+            assert best.text == other.text
+            assert best.log_probability == pytest.approx(
+                other.log_probability, abs=1e-3
+            )
+
+
+@one_of_each
+def test_a_coverage_penalty_reads_the_attention(make_checkpoint, config) -> None:
+    translator = Translator(make_checkpoint(config), CPU)
+    search = SearchConfig(coverage_penalty=0.2, extra_length=3)
+    [found] = translator.translate_stream(["one two"], search)
+    assert found.hypotheses
+
+
+@one_of_each
+def test_int8_is_refused(make_checkpoint, config) -> None:
+    with pytest.raises(RequestError, match=f'"{architecture_of(config)}"'):
+        Translator(make_checkpoint(config), CPU, precision="int8")
