@@ -232,11 +232,7 @@ def test_an_unknown_architecture_is_refused(
     content = json.loads((folder / "config.json").read_text())
     content["architecture"] = "perceptron"
     (folder / "config.json").write_text(json.dumps(content))
-<<<<<<< HEAD
     with pytest.raises(VersionError, match="one of .*sum.*, but is .percep"):
-=======
-    with pytest.raises(VersionError, match="one of .*sum, transformer, but is .percep"):
->>>>>>> 08c18fd (Mixture of experts: page of departures, list of architectures)
         load_model(folder)
 
 
