@@ -79,20 +79,27 @@ def _seed() -> None:
     torch.manual_seed(20170612)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Exclude the million objects of pytest and PyTorch from garbage collection.
+FREEZE = gc.freeze
 
-    Each run of training collects garbage several times, which would take longer than
-    its steps. Commands also call `gc.freeze`, because their process ends afterwards;
-    here that would keep the garbage of all tests.
-    """
-    gc.collect()
-    gc.freeze()
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    """Keep commands from `gc.freeze`, which they call as their process ends afterwards:
+    the garbage of all tests would stay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
         yield
-    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections(_nothing_is_kept: None) -> None:
+    """Exclude the million objects of pytest and of libraries from garbage collection.
+
+    Each run of training collects garbage several times, which would take longer than
+    its steps.
+    """
+    gc.collect()
+    FREEZE()
 
 
 @pytest.fixture

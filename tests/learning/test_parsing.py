@@ -23,9 +23,9 @@ SETTINGS = (
     "training.label_smoothing=0.0",
     "training.warmup_steps=50",
     "training.learning_rate_scale=1.0",
-    "training.steps=600",
+    "training.steps=300",
     "training.cooldown_share=0.4",
-    "training.checkpoint_steps=50",
+    "training.checkpoint_steps=25",
     "training.keep_checkpoints=4",
 )
 
@@ -36,7 +36,7 @@ def test_a_tiny_parser_memorises_its_treebank(
     style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trees, run = tmp_path / "trees", tmp_path / "run"
-    trees.write_text("".join(f"{tree}\n" for tree in islice(training_trees(7), 100)))
+    trees.write_text("".join(f"{tree}\n" for tree in islice(training_trees(7), 50)))
     settings = ["--set", *SETTINGS, f"treebank.style={style}"]
     preset = ["--preset", "parsing-small", "--trees", str(trees)]
     main(["train", *preset, *settings, "--out", str(run)])

@@ -15,7 +15,7 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments import pipeline, run_folder
+from transduce.experiments import run_folder
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
@@ -45,6 +45,14 @@ TINY = replace(
 NEVER_RIGHT = replace(TINY.search, max_length=1)
 """Search whose translations are too short for a 4-gram."""
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw only the learning curve of the shared `run`: it takes as long as steps."""
+    monkeypatch.setattr(
+        "transduce.analysis.figures.draw_learning_curve", lambda *_: None
+    )
 
 
 class Notes:
@@ -692,7 +700,6 @@ def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
         return Validation(loss=losses[trainer.progress.step], perplexity=9.0)
 
     monkeypatch.setattr(Trainer, "validate", validate)
-    monkeypatch.setattr(pipeline, "draw_learning_curve", lambda *_: None)
     whole = KeepsRates()
     train(files, config, tmp_path / "whole", CPU, whole)
     expected = [0.5] * 4 + [0.05] * 4  # the next would be below the least rate
