@@ -192,7 +192,9 @@ RNNSEARCH = RunConfig(
     ),
     # 80 pairs of at most 50 words; 667,000 updates (Table 2), gradients clipped to a
     # norm of 1. Adam and its rate are this project's choice, in place of Adadelta.
-    batching=BatchingConfig(source_tokens=2_000, target_tokens=2_000, max_length=50),
+    batching=BatchingConfig(
+        source_tokens=2_000, target_tokens=2_000, batch_tokens=1_000, max_length=50
+    ),
     training=TrainingConfig(
         steps=667_000,
         warmup_steps=1,
