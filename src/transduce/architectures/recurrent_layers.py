@@ -12,6 +12,7 @@ where a group are the hypotheses of one sentence. A state is one tensor [..., la
 state_width]: the hidden state of each layer, in LSTMs followed by its cell.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -50,6 +51,9 @@ class RecurrentLayer(nn.Module):
         self, cell: Cell, input_width: int, width: int, projection: int | None = None
     ) -> None:
         super().__init__()
+        if projection is not None:
+            # PyTorch computes projections without oneDNN, and says so in a warning.
+            warnings.filterwarnings("ignore", "LSTM with projections is not supported")
         self.rnn: nn.RNNBase = (
             nn.GRU(input_width, width, batch_first=True)
             if cell == "gru"
