@@ -449,6 +449,8 @@ LARGEST_WIDTH = 2**16
 MOST_BLOCKS = 1_000
 LARGEST_KERNEL = 1_000
 MOST_POSITIONS = 2**20
+LARGEST_DILATION = 2**20
+MOST_UNFOLDING = 100
 """Largest sizes of convolutional models."""
 
 
@@ -622,6 +624,101 @@ class ConvolutionalConfig:
         return count
 
 
+Stacking = Literal["added", "joined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteNetConfig:
+    """Settings of ByteNet (Kalchbrenner et al., 2016); the defaults are that paper's
+    for English to German."""
+
+    vocab_size: int = 700
+    """Size of the vocabulary, which is that of the learned tokenizer."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary, for the symbols of a parser's trees. None
+    for a shared vocabulary."""
+    num_blocks: int = 30
+    """Number of residual blocks of the encoder."""
+    decoder_blocks: int | None = None
+    """Number of residual blocks of the decoder. None for as many as the encoder."""
+    d_hidden: int = 800
+    """Width d within residual blocks; between them it is 2d."""
+    kernel: int = 3
+    """Number of positions that an output of a convolution depends on."""
+    largest_dilation: int = 16
+    """Dilation of a round's last block. It doubles from 1 on from block to block; then
+    the next round begins at 1."""
+    unfolding: float = 1.2
+    """Length of the encoder's output relative to the source. Later positions of the
+    target depend on the target alone."""
+    stacking: Stacking = "added"
+    """Input of the decoder at a position: the sum of the encoder's output and the
+    embedding of the target (added), or a linear map of both side by side (joined)."""
+    dropout: float = 0.0
+    """Dropout rate of the outputs of residual blocks, before the sum. The paper has
+    none for translation."""
+
+    def __post_init__(self) -> None:
+        for name, largest in (
+            ("vocab_size", LARGEST_VOCABULARY),
+            ("target_vocab_size", LARGEST_VOCABULARY),
+            ("num_blocks", MOST_BLOCKS),
+            ("decoder_blocks", MOST_BLOCKS),
+            ("d_hidden", LARGEST_WIDTH // 2),
+            ("kernel", LARGEST_KERNEL),
+            ("largest_dilation", LARGEST_DILATION),
+            ("unfolding", MOST_UNFOLDING),
+        ):
+            require_between(f"model.{name}", getattr(self, name), 1, largest)
+        if self.largest_dilation & (self.largest_dilation - 1):
+            raise ConfigError(
+                "`model.largest_dilation` must be a power of two, as dilations double, "
+                f"but is {self.largest_dilation}."
+            )
+        if self.stacking not in get_args(Stacking):
+            raise ConfigError(
+                '`model.stacking` must be "added" or "joined", but is '
+                f'"{self.stacking}".'
+            )
+        _check_rate("dropout", self.dropout)
+
+    @property
+    def d_model(self) -> int:
+        """Width 2d of the decoder's states."""
+        return 2 * self.d_hidden
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Size of the target's vocabulary."""
+        return self.target_vocab_size or self.vocab_size
+
+    @property
+    def encoder_dilations(self) -> tuple[int, ...]:
+        """Dilation of each block of the encoder."""
+        return self._dilations(self.num_blocks)
+
+    @property
+    def decoder_dilations(self) -> tuple[int, ...]:
+        """Dilation of each block of the decoder."""
+        return self._dilations(self.decoder_blocks or self.num_blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        d, stream = self.d_hidden, self.d_model
+        norms = 2 * (stream + 2 * d)
+        maps = (stream + 1) * d + (self.kernel * d + 1) * d + (d + 1) * stream
+        blocks = len(self.encoder_dilations) + len(self.decoder_dilations)
+        joining = (2 * stream + 1) * stream if self.stacking == "joined" else 0
+        embeddings = (self.vocab_size + self.num_target_tokens) * stream
+        output = (stream + 1) * (stream + self.num_target_tokens)
+        return embeddings + blocks * (norms + maps) + joining + output
+
+    def _dilations(self, count: int) -> tuple[int, ...]:
+        rounds = self.largest_dilation.bit_length()
+        return tuple(2 ** (number % rounds) for number in range(count))
+
+
 Gating = Literal["noisy-top-k", "batchwise"]
 
 
@@ -786,6 +883,7 @@ CONFIGS: dict[str, type[ArchitectureConfig]] = {
     "recurrent": RecurrentConfig,
     "deep-att": DeepAttConfig,
     "convolutional": ConvolutionalConfig,
+    "bytenet": ByteNetConfig,
     "mixture-transformer": MixtureTransformerConfig,
 }
 """Class of the settings of each architecture, by its name in `config.json`."""

@@ -102,17 +102,19 @@ def scaled_gradient(x: Tensor, factor: float) -> Tensor:
 
 
 def windows(
-    x: Float[Tensor, "batch length width"], kernel: int, before: int
+    x: Float[Tensor, "batch length width"], kernel: int, before: int, dilation: int = 1
 ) -> Float[Tensor, "batch length window"]:
     """Join the inputs of each position: `before` earlier ones, itself, and later ones.
 
-    The `kernel` inputs of a position stand in their order; zeros surround the sequence.
+    The `kernel` inputs of a position stand in their order, `dilation` positions apart;
+    zeros surround the sequence.
     """
     if kernel == 1:
         return x
-    padded = functional.pad(x, (0, 0, before, kernel - 1 - before))
-    length = x.size(1)
-    return torch.cat([padded[:, i : i + length] for i in range(kernel)], dim=-1)
+    around = (before * dilation, (kernel - 1 - before) * dilation)
+    padded = functional.pad(x, (0, 0, *around))
+    starts, length = range(0, kernel * dilation, dilation), x.size(1)
+    return torch.cat([padded[:, i : i + length] for i in starts], dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

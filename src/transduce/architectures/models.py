@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from transduce.architectures.config import (
     ArchitectureConfig,
+    ByteNetConfig,
     ConvolutionalConfig,
     DeepAttConfig,
     MixtureTransformerConfig,
@@ -225,6 +226,10 @@ def build(config: ArchitectureConfig) -> TransductionModel:
             from transduce.architectures.convolutional import Convolutional
 
             return Convolutional(config)
+        case ByteNetConfig():
+            from transduce.architectures.bytenet import ByteNet
+
+            return ByteNet(config)
         case MixtureTransformerConfig():
             from transduce.architectures.mixture import MixtureTransformer
 

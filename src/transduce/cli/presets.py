@@ -34,6 +34,8 @@ RIVALS = {
     "convs2s-en-de": "ConvS2S: millions of pairs",
     "convs2s-en-fr": "ConvS2S, English-French",
     "convs2s-multi30k": "ConvS2S: tens of thousands of pairs",
+    "bytenet-en-de": "ByteNet: millions of pairs",
+    "bytenet-multi30k": "ByteNet: tens of thousands of pairs",
     "moe-ffn-multi30k": "Transformer with mixtures of experts",
 }
 PARSING = {

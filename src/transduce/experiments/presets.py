@@ -10,6 +10,7 @@ from typing import Literal
 
 from transduce.architectures.config import (
     ArchitectureConfig,
+    ByteNetConfig,
     ConvolutionalConfig,
     DeepAttConfig,
     ExpertsConfig,
@@ -266,6 +267,30 @@ CONVS2S = RunConfig(
     ),
 )
 
+# The sizes, Adam's rate and the search of Kalchbrenner et al. (2016). The vocabulary
+# holds the paper's 296 and 323 characters, and bytes for all others. The paper gives
+# neither the size of updates nor their number.
+BYTENET = RunConfig(
+    tokenizer=TokenizerConfig(kind="character", vocab_size=700),
+    model=ByteNetConfig(num_blocks=30, d_hidden=800, kernel=3, largest_dilation=16),
+    batching=BatchingConfig(
+        source_tokens=25_000, target_tokens=25_000, batch_tokens=6_250, max_length=600
+    ),
+    training=TrainingConfig(
+        steps=500_000,
+        warmup_steps=1,
+        schedule="constant",
+        learning_rate=3e-4,
+        beta2=0.999,
+        epsilon=1e-8,
+        label_smoothing=0.0,
+        checkpoint_steps=5_000,
+        keep_checkpoints=1,
+    ),
+    # Characters: the unfolded length of the longest sources, and more.
+    search=SearchConfig(beam_size=12, length_penalty=0.0, extra_length=300),
+)
+
 PRESETS = {
     **TABLE_3,
     **RIVALS,
@@ -456,6 +481,27 @@ PRESETS = {
             keep_checkpoints=10,
         ),
         search=SearchConfig(beam_size=5, length_penalty=1.0, penalty="power"),
+    ),
+    "bytenet-en-de": BYTENET,
+    "bytenet-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(kind="character", vocab_size=400),
+        model=ByteNetConfig(num_blocks=8, d_hidden=128, dropout=0.2),
+        batching=BatchingConfig(
+            source_tokens=8_192,
+            target_tokens=8_192,
+            batch_tokens=4_096,
+            max_length=400,
+        ),
+        training=TrainingConfig(
+            steps=20_000,
+            warmup_steps=1_000,
+            learning_rate_scale=1.0,
+            label_smoothing=0.0,
+            cooldown_share=0.3,
+            checkpoint_steps=500,
+            keep_checkpoints=5,
+        ),
+        search=SearchConfig(beam_size=12, length_penalty=0.0, extra_length=150),
     ),
     # Section 6.3: 40,000 sentences of the Wall Street Journal alone, or together with
     # 17 million automatically parsed ones.

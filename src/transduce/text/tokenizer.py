@@ -1,4 +1,4 @@
-"""Shared byte-pair encoding and word-pieces (section 5.1), and vocabularies of words.
+"""Shared byte-pair encoding and word-pieces (section 5.1), words and characters.
 
 The Hugging Face `tokenizers` library learns and applies them. This module adds that no
 text is unknown: a character outside the vocabulary is encoded as its UTF-8 bytes, so
@@ -41,6 +41,7 @@ from transduce.text.vocabulary import (
     UNKNOWN_IDS,
     UNKNOWN_PIECES,
     TokenizerConfig,
+    TokenizerKind,
 )
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -58,7 +59,7 @@ DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
 """Marks that change the look of the sign before them, as in many emoji."""
 
 
-def word_pattern(kind: Literal["bpe", "word-piece", "word"]) -> str:
+def word_pattern(kind: TokenizerKind) -> str:
     """Pattern of words, whose borders no piece crosses.
 
     Words end where the script changes, and between letters, digits and signs, so that
@@ -68,7 +69,7 @@ def word_pattern(kind: Literal["bpe", "word-piece", "word"]) -> str:
     """
     run = f"{{1,{MAX_RUN}}}"
     # Byte-pair encoding takes time n log n, so it need not bound a run.
-    unspaced_run = "+" if kind == "bpe" else run
+    unspaced_run = "+" if kind in ("bpe", "character") else run
     unspaced = [f"[{script.letters}]{unspaced_run}" for script in UNSPACED_SCRIPTS]
     spaced = [
         rf" ?(?=\p{{L}})\p{{{script}}}"
@@ -330,6 +331,8 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
     """
     if config.kind == "word":
         return _learn_words(lines, config.vocab_size - config.num_reserved)
+    if config.kind == "character":
+        return _learn_characters(lines, config.vocab_size - config.num_reserved)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
     learned_size = config.vocab_size - NUM_RESERVED
@@ -385,6 +388,22 @@ def _learn_words(lines: Iterable[str], size: int) -> WordTokenizer:
     return WordTokenizer(library)
 
 
+def _learn_characters(lines: Iterable[str], size: int) -> SubwordTokenizer:
+    """Learn the most frequent characters, among them the space before each word."""
+    counts: Counter[str] = Counter()
+    for line in _learning_text(lines):
+        counts.update(line)
+    characters = _by_frequency(counts)[:size]
+    # Without merges, byte-pair encoding cuts words into characters.
+    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *characters]
+    return byte_pair_tokenizer(pieces, merges=[])
+
+
+def _by_frequency(counts: Counter[str]) -> list[str]:
+    """Return the space, then the other characters by frequency and code point."""
+    return [" ", *sorted(counts.keys() - {" "}, key=lambda c: (-counts[c], c))]
+
+
 def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
     while num_characters > 0 and (line := next(lines, None)) is not None:
         yield line
@@ -403,17 +422,17 @@ def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> lis
     The alphabet is at most a quarter of what is learned. Unspaced text has many
     characters; there it grows up to a half, until hardly any is encoded as bytes.
     """
-    by_frequency = sorted(counts.keys() - {" "}, key=lambda c: (-counts[c], c))
+    by_frequency = _by_frequency(counts)
     size = max(learned_size // 4, 1)
     if is_unspaced:
-        known = sum(counts[character] for character in [" ", *by_frequency][:size])
+        known = sum(counts[character] for character in by_frequency[:size])
         enough = (1 - SPELT_IN_BYTES) * counts.total()
-        for character in by_frequency[size - 1 : learned_size // 2 - 1]:
+        for character in by_frequency[size : learned_size // 2]:
             if known >= enough:
                 break
             known += counts[character]
             size += 1
-    return [" ", *by_frequency][:size]
+    return by_frequency[:size]
 
 
 def _learning_text(lines: Iterable[str]) -> Iterator[str]:
@@ -478,7 +497,7 @@ def byte_pair_tokenizer(
     )
 
 
-def _words(kind: Literal["bpe", "word-piece", "word"]) -> pre_tokenizers.PreTokenizer:
+def _words(kind: TokenizerKind) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(word_pattern(kind)), behavior="isolated")
 
 

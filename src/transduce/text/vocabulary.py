@@ -5,11 +5,12 @@ vocabulary of words, two ids of unknown words take the place of the bytes.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from transduce.errors import ConfigError
 from transduce.settings import require_between
 
+TokenizerKind = Literal["bpe", "word-piece", "word", "character"]
 PAD, BOS, EOS = 0, 1, 2
 """Padding; start of the decoder's input; end of source and target."""
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
@@ -34,18 +35,18 @@ MAX_PIECES = 2**24
 class TokenizerConfig:
     """Settings of learning a vocabulary (section 5.1)."""
 
-    kind: Literal["bpe", "word-piece", "word"] = "bpe"
-    """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), or words, of
-    which the rare ones are unknown."""
+    kind: TokenizerKind = "bpe"
+    """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), words, of which
+    the rare ones are unknown, or single characters."""
     vocab_size: int = 37_000
     """Maximum size of the vocabulary, including special tokens and bytes; small corpora
     give fewer."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bpe", "word-piece", "word"):
+        if self.kind not in get_args(TokenizerKind):
             raise ConfigError(
-                '`tokenizer.kind` must be "bpe", "word-piece" or "word", but is '
-                f'"{self.kind}".'
+                '`tokenizer.kind` must be "bpe", "word-piece", "word" or "character", '
+                f'but is "{self.kind}".'
             )
         require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
         if self.vocab_size <= self.num_reserved:

@@ -385,7 +385,7 @@ def test_a_vocabulary_without_room_for_bytes_is_refused(vocab_size):
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match='"word-piece" or "word", but is "unig'):
+    with pytest.raises(ConfigError, match='"word" or "character", but is "unig'):
         TokenizerConfig(kind="unigram")
 
 
