@@ -5,8 +5,10 @@ The second half computes candidates, samples and scores from logits that are ten
 """
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -111,6 +113,35 @@ class TorchModel:
         if self.recorder is None or not isinstance(self.stepper, FusedStep):
             return TorchDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.recorder)
+
+    @torch.inference_mode()
+    def cross_attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[Float[np.ndarray, "target source"]]:
+        """Return the weights with which each target token was predicted.
+
+        Sources are with end tokens, targets without. The weights are the mean over all
+        heads of all layers. The model must have cross-attention.
+        """
+        recorded: list[Tensor] = []
+        thread = threading.get_ident()
+
+        def record(_: nn.Module, __: object, weights: Tensor) -> None:
+            # Another thread may translate with the same model meanwhile.
+            if threading.get_ident() == thread:
+                recorded.append(weights.float().mean(dim=1))
+
+        target_in = pad_rows([[BOS, *ids] for ids in targets])
+        with ExitStack() as stack:
+            for tap in self.model.cross_attention_taps:
+                stack.callback(tap.register_forward_hook(record).remove)
+            memory = self.encode(sources)
+            self.model.decode(target_in.to(memory.mask.device), memory)
+        mean = torch.stack(recorded).mean(dim=0).cpu().numpy()
+        return [
+            weights[: len(target), : len(source)]
+            for weights, source, target in zip(mean, sources, targets, strict=True)
+        ]
 
     def score(
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]

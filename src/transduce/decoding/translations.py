@@ -8,7 +8,7 @@ from typing import NamedTuple
 from transduce.decoding.search import Hypothesis, require_numbers
 from transduce.errors import RequestError, shortened
 from transduce.text.splitting import is_within_word, space_between, split_long
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer
 
 MAX_SOURCE_TOKENS = 250
 """Tokens of a source above which it is translated in parts: few models were trained on
@@ -27,7 +27,7 @@ class TranslationHypothesis:
     """Natural logarithm of the probability of the tokens, the end token included."""
     tokens: tuple[str, ...]
     """Tokens as the model put them out; the first token of a word begins with a space.
-    """
+    Unknown words, which the text has replaced, are <unk>."""
     token_log_probabilities: tuple[float, ...]
     """Log-probability of each token and, unless the length limit cut the translation
     short, of the end token. Empty if the source was translated in parts."""
@@ -78,6 +78,11 @@ class Part(NamedTuple):
     prefix: list[int]
     continues_word: bool = False
     """Whether the line was split within a word before this part."""
+    source_words: tuple[str, ...] = ()
+    """Word of each source token, if the vocabulary is of words; otherwise empty, as is
+    `prefix_words`."""
+    prefix_words: tuple[str, ...] = ()
+    """Word of each token of the prefix."""
 
     @property
     def length(self) -> int:
@@ -101,13 +106,25 @@ def encode_lines(
     if any(texts):
         prefixes = tokenizer.encode_targets(texts)
     lines = []
-    for (number, (text, _)), source, prefix in zip(
+    for (number, (text, prefix_text)), source, prefix in zip(
         window, sources, prefixes, strict=True
     ):
-        whole = Part(number, 0, source, prefix)
+        whole = Part(
+            number,
+            0,
+            source,
+            prefix,
+            source_words=_words(text, tokenizer),
+            prefix_words=_words(prefix_text, tokenizer),
+        )
         is_long = len(source) > MAX_SOURCE_TOKENS
         lines.append(split(whole, text, tokenizer, language) if is_long else [whole])
     return lines
+
+
+def _words(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the word of each token, if the vocabulary is of words."""
+    return tuple(tokenizer.split(text)) if isinstance(tokenizer, WordTokenizer) else ()
 
 
 def split(
@@ -129,9 +146,11 @@ def split(
             source=source,
             prefix=[] if i else whole.prefix,
             continues_word=is_within_word(rest, start),
+            source_words=_words(text, tokenizer),
+            prefix_words=() if i else whole.prefix_words,
         )
-        for i, (source, start) in enumerate(
-            zip(sources, _starts(rest, texts), strict=True)
+        for i, (source, text, start) in enumerate(
+            zip(sources, texts, _starts(rest, texts), strict=True)
         )
     ]
 
@@ -196,18 +215,27 @@ def _require_text(sentence: object, number: int) -> None:
         )
 
 
-def detokenize(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> Translation:
-    """Return hypotheses as text; raise `CheckpointError` if the model put out NaN."""
+def detokenize(
+    hypotheses: Sequence[Hypothesis],
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | None = None,
+) -> Translation:
+    """Return hypotheses as text; raise `CheckpointError` if the model put out NaN.
+
+    `texts` are those with unknown words replaced; None if there are none.
+    """
     require_numbers([each.log_probability for each in hypotheses])
+    if texts is None:
+        texts = [tokenizer.decode(each.ids) for each in hypotheses]
     decoded = tuple(
         TranslationHypothesis(
-            text=tokenizer.decode(hypothesis.ids),
+            text=text,
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
             tokens=tuple(tokenizer.pieces(hypothesis.ids)),
             token_log_probabilities=hypothesis.token_log_probabilities,
         )
-        for hypothesis in hypotheses
+        for hypothesis, text in zip(hypotheses, texts, strict=True)
     )
     best = decoded[0]
     return Translation(text=best.text, score=best.score, hypotheses=decoded)

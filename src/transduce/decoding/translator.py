@@ -30,6 +30,7 @@ from transduce.decoding.search import (
     Decoding,
     DecodingModel,
     Ensemble,
+    Hypothesis,
     JoinableDecoder,
     require_numbers,
 )
@@ -54,6 +55,7 @@ from transduce.decoding.translations import (
     require_strings,
     without_duplicates,
 )
+from transduce.decoding.unknown_words import replaced_texts
 from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
 from transduce.metrics.perplexity import TargetScore
@@ -61,8 +63,8 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 
 if TYPE_CHECKING:
     import torch
@@ -557,9 +559,30 @@ class Translator:
         """Yield the number and the translation of each part as soon as it is done."""
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
-        found = self.run(task([parts[i] for i in filled]), on_step)
-        for i, hypotheses in chain.from_iterable(found):
-            yield filled[i], detokenize(hypotheses, self.tokenizer)
+        for found in self.run(task([parts[i] for i in filled]), on_step):
+            several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
+            for (i, hypotheses), texts in zip(found, self._texts(several), strict=True):
+                yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
+
+    def _texts(
+        self, found: Sequence[tuple[Part, Sequence[Hypothesis]]]
+    ) -> Sequence[Sequence[str] | None]:
+        """Return the texts of hypotheses in which unknown words are replaced.
+
+        None in their place means that the texts are those of the tokens, as always
+        without unknown words. A model without cross-attention cannot tell their
+        sources, and they stay <unk>. An ensemble replaces them by its first model.
+        """
+        ids = (each.ids for _, several in found for each in several)
+        if not isinstance(self.tokenizer, WordTokenizer) or all(
+            map(set(UNKNOWN_IDS).isdisjoint, ids)
+        ):
+            return [None] * len(found)
+        model = self.torch_model
+        if not model.model.cross_attention_taps:
+            return [None] * len(found)
+        dictionary = self._checkpoints[0].dictionary
+        return replaced_texts(found, self.tokenizer, dictionary, model.cross_attention)
 
     def _task(
         self,

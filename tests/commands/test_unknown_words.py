@@ -1,0 +1,125 @@
+"""Runs with a vocabulary of words: commands replace and keep what they need to."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.commands.conftest import call
+
+SOURCES = ["der Hund schläft", "die Katze schläft", "der Hund bellt", "ein Hund"] * 6
+TARGETS = ["the dog sleeps", "the cat sleeps", "the dog barks", "a dog"] * 6
+SETTINGS = (
+    "tokenizer.vocab_size=8",  # three words; all others are unknown
+    "model.d_model=8",
+    "model.embedding_width=8",
+    "model.encoder_layers=2",
+    "model.decoder_layers=2",
+    "training.steps=40",
+    "training.warmup_steps=5",
+    "training.checkpoint_steps=20",
+    "training.keep_checkpoints=2",
+    "batching.source_tokens=60",
+    "batching.target_tokens=60",
+    "batching.batch_tokens=60",
+)
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run of Deep-Att whose translations are mostly unknown words. Do not change it."""
+    folder = tmp_path_factory.mktemp("words")
+    source = write(folder / "train.de", SOURCES)
+    target = write(folder / "train.en", TARGETS)
+    outcome = call(
+        *("train", "--preset", "deep-att-multi30k", "--device", "cpu"),
+        *("--source", source, "--target", target, "--out", folder / "runs" / "run"),
+        *("--dev-source", source, "--dev-target", target, "--set", *SETTINGS),
+    )
+    assert outcome.code == 0, outcome.err
+    return folder / "runs" / "run"
+
+
+def test_translations_have_translated_or_copied_words_for_unknown_ones(
+    words_run: Path, succeeds: Callable[..., str]
+) -> None:
+    lines = "der Hund schläft\nder Vogel schläft\n"
+    arguments = ("translate", words_run, "--min-length", 2, "--jsonl")
+    out = succeeds(*arguments, stdin=lines.encode())
+    found = [json.loads(line) for line in out.splitlines()]
+    tokens = json.dumps(found)
+    assert "<unk>" in tokens  # the model's own tokens
+    texts = [each["text"] for line in found for each in line["hypotheses"]]
+    assert all(texts)
+    assert "<unk>" not in " ".join(texts)
+    words = set(" ".join(texts).split())
+    assert words <= {"the", "dog", "sleeps", "der", "Hund", "schläft", "Vogel"}
+
+
+def test_models_of_a_run_keep_its_dictionary(
+    words_run: Path, tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    words = json.loads((words_run / "dictionary.json").read_text())["words"]
+    assert words["Katze"] == "cat"
+    checkpoints = sorted((words_run / "checkpoints").iterdir())
+    succeeds("average", *checkpoints, "--out", tmp_path / "mean")
+    for folder in (tmp_path / "mean", words_run / "averaged", *checkpoints):
+        kept = json.loads((folder / "dictionary.json").read_text())["words"]
+        assert kept == words
+
+
+def test_a_model_without_a_dictionary_copies_unknown_words(
+    words_run: Path, tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    copy = shutil.copytree(words_run / "averaged", tmp_path / "model")
+    (copy / "dictionary.json").unlink()
+    arguments = ("translate", copy, "--min-length", 2)
+    assert "<unk>" not in succeeds(*arguments, stdin=b"Vogel Vogel\n")
+
+
+def test_a_damaged_dictionary_is_refused(
+    words_run: Path, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    copy = shutil.copytree(words_run / "averaged", tmp_path / "model")
+    (copy / "dictionary.json").write_text("{")
+    message = refuses("translate", copy, stdin=b"der Hund\n")
+    assert "the dictionary is damaged" in message
+
+
+def test_another_run_on_the_same_text_shares_the_dictionary(
+    words_run: Path, succeeds: Callable[..., str]
+) -> None:
+    folder, out = words_run.parent.parent, words_run.parent / "second"
+    call(
+        *("train", "--preset", "deep-att-multi30k", "--device", "cpu", "--out", out),
+        *("--source", folder / "train.de", "--target", folder / "train.en"),
+        *("--dev-source", folder / "train.de", "--dev-target", folder / "train.en"),
+        *("--set", *SETTINGS, "training.steps=1"),
+    )
+    for name in ("dictionary.json", "averaged/dictionary.json"):
+        assert (out / name).read_bytes() == (words_run / name).read_bytes()
+
+
+def test_an_export_of_a_vocabulary_of_words_is_refused(
+    words_run: Path, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    refuses("export", words_run, "--to", "marian", "--out", tmp_path / "out")
+
+
+def test_text_without_spaces_is_refused(
+    tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    source = write(tmp_path / "train.zh", ["我们在这里测试没有学过的汉字"] * 4)
+    target = write(tmp_path / "train.en", ["We test characters here."] * 4)
+    message = refuses(
+        *("train", "--preset", "deep-att-multi30k", "--out", tmp_path / "run"),
+        *("--source", source, "--target", target),
+    )
+    assert message.startswith('`tokenizer.kind` "word" must have text with spaces')
+    assert not (tmp_path / "run").exists()
