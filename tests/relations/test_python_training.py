@@ -14,6 +14,8 @@ from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 SETTINGS = {
     "training.steps": 6,
     "training.checkpoint_steps": 3,
