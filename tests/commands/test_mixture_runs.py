@@ -15,6 +15,13 @@ from transduce.checkpoint import load_model
 from transduce.experiments.presets import PRESETS
 
 SETTINGS = {
+    "moe-multi30k": (
+        "tokenizer.vocab_size=360",
+        "model.d_model=16",
+        "model.cells=24",
+        "model.experts.num_experts=4",
+        "model.experts.d_ff=8",
+    ),
     "moe-ffn-multi30k": (
         "tokenizer.vocab_size=360",
         "model.num_layers=1",

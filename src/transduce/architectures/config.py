@@ -878,12 +878,111 @@ class MixtureTransformerConfig:
         return counts.total - counts.feed_forward + mixtures
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureRecurrentConfig:
+    """Settings of LSTMs with mixtures of experts between them.
+
+    The defaults are the sizes of Shazeer et al. (2017), appendix E, with 32 experts.
+    """
+
+    vocab_size: int = 32_000
+    """Size of the vocabulary, which is that of the learned tokenizer."""
+    target_vocab_size: int | None = None
+    """Size of a separate target vocabulary. None for a shared vocabulary."""
+    d_model: int = 512
+    """Width of embeddings, of the inputs and outputs of all layers, and of
+    attention."""
+    cells: int = 2048
+    """Number of cells of each LSTM, whose outputs are projected to `d_model` (Sak et
+    al., 2014)."""
+    encoder_layers: int = 3
+    """Number of LSTMs of the encoder. The first two read the embeddings, forwards and
+    backwards; the mixture is above them."""
+    decoder_layers: int = 2
+    """Number of LSTMs of the decoder. The mixture is above the first one, which attends
+    to the source."""
+    dropout: float = 0.4
+    """Dropout rate of the outputs of embeddings, LSTMs and mixtures."""
+    shared_embedding: bool = False
+    """Whether source and target have one embedding, if they share the vocabulary."""
+    tied_output: bool = False
+    """Whether the output matrix is the target's embedding."""
+    initial_range: float = 0.04
+    """Weights of embeddings, LSTMs and attention are first uniform in plus or minus
+    this range, as in GNMT (Wu et al., 2016). Biases are zero."""
+    experts: ExpertsConfig = field(
+        default_factory=lambda: ExpertsConfig(gating="batchwise")
+    )
+    """The mixtures of experts: one in the encoder, one in the decoder."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("vocab_size", 1, MAX["vocab_size"]),
+            ("target_vocab_size", 1, MAX["vocab_size"]),
+            ("d_model", 1, MAX["d_model"]),
+            # PyTorch projects to fewer outputs than cells.
+            ("cells", min(self.d_model, MAX["d_model"]) + 1, 2 * MAX["d_model"]),
+            ("encoder_layers", 3, MAX["num_layers"]),
+            ("decoder_layers", 2, MAX["num_layers"]),
+            ("initial_range", 1e-6, 10),
+        ):
+            require_between(f"model.{name}", getattr(self, name), least, most)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                "`model.dropout` must be at least 0 and below 1, but is "
+                f"{self.dropout}."
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a model with these settings."""
+        width, num_targets = self.d_model, self.target_vocab_size or self.vocab_size
+        is_shared = self.shared_embedding and self.target_vocab_size is None
+        embeddings = self.vocab_size
+        embeddings += (0 if is_shared else num_targets) + (
+            0 if self.tied_output else num_targets
+        )
+        num_lstms = self.encoder_layers + self.decoder_layers
+        matrices = num_lstms * self.lstm_operations(width) + 4 * self.cells * width
+        return (
+            embeddings * width
+            + matrices
+            + num_lstms * 8 * self.cells  # two vectors of biases of four gates
+            + 2 * width**2  # attention
+            + width
+            + 2 * self.experts.num_parameters(width)
+        )
+
+    def lstm_operations(self, input_width: int) -> int:
+        """Return the multiply-adds of an LSTM for one token."""
+        return self.cells * (4 * (input_width + self.d_model) + self.d_model)
+
+    @property
+    def source_operations(self) -> int:
+        """Multiply-adds for each source token, beside scores and contexts."""
+        lstms = self.encoder_layers * self.lstm_operations(self.d_model)
+        return lstms + self.experts.operations(self.d_model) + self.d_model**2
+
+    @property
+    def target_operations(self) -> int:
+        """Multiply-adds for each target token, beside scores and contexts.
+
+        The first LSTM also reads the context.
+        """
+        width = self.d_model
+        lstms = self.decoder_layers * self.lstm_operations(width)
+        output = (self.target_vocab_size or self.vocab_size) * width
+        mixture = self.experts.operations(width)
+        return lstms + 4 * self.cells * width + mixture + width**2 + output
+
+
 CONFIGS: dict[str, type[ArchitectureConfig]] = {
     TRANSFORMER: ModelConfig,
     "recurrent": RecurrentConfig,
     "deep-att": DeepAttConfig,
     "convolutional": ConvolutionalConfig,
     "bytenet": ByteNetConfig,
+    "mixture-recurrent": MixtureRecurrentConfig,
     "mixture-transformer": MixtureTransformerConfig,
 }
 """Class of the settings of each architecture, by its name in `config.json`."""

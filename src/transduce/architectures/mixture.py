@@ -8,8 +8,10 @@ In training the gates may depend on the batch (`batchwise`, appendix F) or on no
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -18,8 +20,22 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.architectures.config import ExpertsConfig, MixtureTransformerConfig
+from transduce.architectures.config import (
+    ExpertsConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+)
 from transduce.architectures.models import CachedState
+from transduce.architectures.recurrent_layers import (
+    AttentiveStack,
+    RecurrentLayer,
+    RecurrentMemory,
+    RecurrentStack,
+    TanhProductAttention,
+    initialize_biases,
+    initialize_uniform,
+    reversed_order,
+)
 from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
 from transduce.model.embedding import (
     LearnedPositions,
@@ -779,3 +795,208 @@ def _final_norm(config: MixtureTransformerConfig) -> nn.Module:
     if config.norm == "pre":
         return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return nn.Identity()
+
+
+class MixtureRecurrent(nn.Module):
+    """LSTMs with a mixture of experts in the encoder and one in the decoder.
+
+    The model of Shazeer et al. (2017), appendix E. All layers have residual
+    connections, and mixtures a sigmoid. The state of the first LSTM of the decoder is
+    the query of attention; the context of the token before is an input of this LSTM.
+    """
+
+    # Appendix E has 3 LSTMs in the encoder where "GNMT has 9", which counts the two
+    # directions of GNMT's lowest layer. So here the first two are such directions.
+    # Unlike the paper: their outputs are added, so that all layers have the same width,
+    # as the appendix says; GNMT concatenates them.
+
+    def __init__(self, config: MixtureRecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.d_model
+        num_targets = config.target_vocab_size or config.vocab_size
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        has_own = config.target_vocab_size is not None or not config.shared_embedding
+        self.target_embedding = nn.Embedding(num_targets, width) if has_own else None
+        self.output = (
+            None if config.tied_output else nn.Linear(width, num_targets, bias=False)
+        )
+        self.forward_layer, self.backward_layer = _lstm(config), _lstm(config)
+        self.upper_encoder = _lstms(config, config.encoder_layers - 2)
+        self.attentive = AttentiveStack(
+            RecurrentStack([_lstm(config, 2 * width)], dropout=0.0),
+            TanhProductAttention(width, width, width),
+            query="previous",
+        )
+        self.upper_decoder = _lstms(config, config.decoder_layers - 1)
+        self.dropout = nn.Dropout(config.dropout)
+        # Experts and gates have first weights of their own.
+        initialize_uniform(self, config.initial_range)
+        initialize_biases(self)
+        self.encoder_mixture = MixtureOfExperts(width, config.experts)
+        self.decoder_mixture = MixtureOfExperts(width, config.experts)
+
+    def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
+        """Encode sources, padded with id 0."""
+        self.auxiliary_loss()  # forget that of an interrupted pass
+        mask = padding_mask(source, PAD)
+        is_token = mask[:, 0, 0]
+        x = self.dropout(self.embedding(source))
+        order = reversed_order(is_token.sum(dim=1), source.size(1))
+        order = order[..., None].expand_as(x)
+        forward, _ = self.forward_layer(x)
+        backward, _ = self.backward_layer(x.gather(1, order))
+        backward = backward.gather(1, order)
+        x = x + self.dropout(forward) + self.dropout(backward)
+        x = self._mix(x, self.encoder_mixture, is_token)
+        for layer in self.upper_encoder:
+            x = x + self.dropout(layer(x)[0])
+        return RecurrentMemory(
+            states=x,
+            keys=self.attentive.attention.keys(x),
+            mask=mask,
+            initial=x.new_zeros(
+                len(x), self.config.decoder_layers, self.forward_layer.state_width
+            ),
+        )
+
+    def _mix(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        mixture: MixtureOfExperts,
+        is_token: Bool[Tensor, "batch length"],
+    ) -> Float[Tensor, "batch length d_model"]:
+        return x + self.dropout(torch.sigmoid(mixture(x, is_token)))
+
+    def decode(
+        self, target_in: Int[Tensor, "batch target"], memory: RecurrentMemory
+    ) -> Float[Tensor, "batch target d_model"]:
+        """Return the decoder's states at all positions of the targets."""
+        x = self._embed(target_in)
+        found = self.attentive(x, memory, memory.initial[:, :1])
+        x = x + self.dropout(found.outputs)
+        x = self._mix(x, self.decoder_mixture, target_in != PAD)
+        for layer in self.upper_decoder:
+            x = x + self.dropout(layer(x)[0])
+        return x
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        embedded: Tensor = self.dropout((self.target_embedding or self.embedding)(ids))
+        return embedded
+
+    def start(self, memory: RecurrentMemory) -> CachedState:
+        """Return the state before the first step, with one hypothesis a sentence."""
+        return CachedState(
+            memory_mask=memory.mask,
+            memory={"states": memory.states, "keys": memory.keys},
+            hypotheses={"layers": memory.initial[:, None]},
+        )
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"], state: CachedState
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; return the logits of the next."""
+        layers = state.hypotheses["layers"]
+        memory = RecurrentMemory(
+            states=state.memory["states"],
+            keys=state.memory["keys"],
+            mask=state.memory_mask,
+            initial=layers[:, 0],
+        )
+        x = self._embed(last_ids)
+        fed = self.attentive.first_fed(layers)  # of no width
+        found, lowest, _ = self.attentive.step(x, memory, layers[:, :, :1], fed)
+        x = x + self.dropout(found.outputs)
+        every = torch.ones_like(last_ids, dtype=torch.bool)
+        x = self._mix(x, self.decoder_mixture, every)
+        states = [lowest[:, :, 0]]
+        for number, layer in enumerate(self.upper_decoder, 1):
+            rows, before = x.flatten(0, 1)[:, None], layers[:, :, number].flatten(0, 1)
+            outputs, after = layer(rows, before)
+            x = x + self.dropout(outputs[:, 0].unflatten(0, last_ids.shape))
+            states.append(after.unflatten(0, last_ids.shape))
+        state.hypotheses = {"layers": torch.stack(states, dim=2)}
+        return self.logits(x)
+
+    def logits(
+        self, states: Float[Tensor, "*rows d_model"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of the next token for decoder states."""
+        if self.output is not None:
+            logits: Tensor = self.output(states)
+            return logits
+        return functional.linear(states, self.output_weight)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
+        """Matrix of the logits."""
+        return (self.output or self.target_embedding or self.embedding).weight
+
+    @property
+    def output_bias(self) -> None:
+        """None: the logits have no bias."""
+        return
+
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        """Module that the weights of attention pass through."""
+        return [self.attentive.attention.weights_tap]
+
+    def auxiliary_loss(self) -> Float[Tensor, ""]:
+        """Return the losses of both mixtures in the last `encode` and `decode`.
+
+        They are in nats a target token, and forgotten by this call, which frees the
+        memory of their graph.
+        """
+        return take_losses([self.encoder_mixture, self.decoder_mixture])
+
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once."""
+        return sum(each.numel() for each in self.parameters())
+
+    def update_flops(
+        self,
+        source_lengths: Integer[np.ndarray, " pairs"],
+        target_lengths: Integer[np.ndarray, " pairs"],
+    ) -> int:
+        """FLOPs of a training update on pairs of these lengths, without padding.
+
+        The experts are those that tokens go to.
+        """
+        source, target = (
+            each.astype(np.int64) for each in (source_lengths, target_lengths)
+        )
+        config = self.config
+        operations = (
+            config.source_operations * int(source.sum())
+            + config.target_operations * int(target.sum())
+            # Scores and contexts.
+            + 2 * config.d_model * int((source * target).sum())
+        )
+        return PASSES * 2 * operations
+
+
+def _lstm(
+    config: MixtureRecurrentConfig, input_width: int | None = None
+) -> RecurrentLayer:
+    _silence_projections()
+    inputs = config.d_model if input_width is None else input_width
+    return RecurrentLayer("lstm", inputs, config.cells, config.d_model)
+
+
+@cache
+def _silence_projections() -> None:
+    """Use up the warning that oneDNN has no LSTM with a projection.
+
+    PyTorch gives it once a process, and no user can act on it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = nn.LSTM(1, 2, proj_size=1, device="cpu")
+        layer(torch.zeros(1, 1, 1, device="cpu"))
+
+
+def _lstms(config: MixtureRecurrentConfig, count: int) -> nn.ModuleList:
+    return nn.ModuleList(_lstm(config) for _ in range(count))

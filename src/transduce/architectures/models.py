@@ -19,6 +19,7 @@ from transduce.architectures.config import (
     ByteNetConfig,
     ConvolutionalConfig,
     DeepAttConfig,
+    MixtureRecurrentConfig,
     MixtureTransformerConfig,
     RecurrentConfig,
 )
@@ -209,7 +210,7 @@ class AuxiliaryLoss(Protocol):
         ...
 
 
-def build(config: ArchitectureConfig) -> TransductionModel:
+def build(config: ArchitectureConfig) -> TransductionModel:  # noqa: PLR0911 # one for each
     """Build a model with random first weights."""
     match config:
         case ModelConfig():
@@ -230,6 +231,10 @@ def build(config: ArchitectureConfig) -> TransductionModel:
             from transduce.architectures.bytenet import ByteNet
 
             return ByteNet(config)
+        case MixtureRecurrentConfig():
+            from transduce.architectures.mixture import MixtureRecurrent
+
+            return MixtureRecurrent(config)
         case MixtureTransformerConfig():
             from transduce.architectures.mixture import MixtureTransformer
 

@@ -36,6 +36,9 @@ RIVALS = {
     "convs2s-multi30k": "ConvS2S: tens of thousands of pairs",
     "bytenet-en-de": "ByteNet: millions of pairs",
     "bytenet-multi30k": "ByteNet: tens of thousands of pairs",
+    "moe-en-de": "MoE: millions of pairs",
+    "moe-en-fr": "MoE: millions of pairs",
+    "moe-multi30k": "MoE: tens of thousands of pairs",
     "moe-ffn-multi30k": "Transformer with mixtures of experts",
 }
 PARSING = {

@@ -14,6 +14,7 @@ from transduce.architectures.config import (
     ConvolutionalConfig,
     DeepAttConfig,
     ExpertsConfig,
+    MixtureRecurrentConfig,
     MixtureTransformerConfig,
     RecurrentConfig,
 )
@@ -291,6 +292,50 @@ BYTENET = RunConfig(
     search=SearchConfig(beam_size=12, length_penalty=0.0, extra_length=300),
 )
 
+MOE = RunConfig(
+    tokenizer=WORD_PIECES,
+    # Shazeer et al. (2017), appendix E, with 2,048 experts. The appendix gives neither
+    # the number of groups (as many as GPUs here) nor the first weights (those of GNMT),
+    # nor whether embeddings are shared.
+    model=MixtureRecurrentConfig(
+        d_model=512,
+        cells=2048,
+        encoder_layers=3,
+        decoder_layers=2,
+        dropout=0.4,
+        experts=ExpertsConfig(
+            num_experts=2048,
+            num_groups=64,
+            top_k=2,
+            d_ff=2048,
+            gating="batchwise",
+            importance_weight=0.01,
+            load_weight=0.01,
+        ),
+    ),
+    # 16,000 words for each of 64 GPUs, in all sentences of both languages. Gates of a
+    # batch choose among the tokens of one.
+    batching=BatchingConfig(
+        source_tokens=500_000, target_tokens=500_000, batch_tokens=16_000
+    ),
+    # The learning rate and the number of updates are not given. This number is that of
+    # the FLOPs in Table 2 of Vaswani et al. (2017), at six for each of 85 million
+    # operations and each target token.
+    training=TrainingConfig(
+        steps=78_000,
+        warmup_steps=2_000,
+        schedule="warm-hold-decay",
+        learning_rate=1e-3,
+        hold_steps=8_000,
+        beta2=0.999,
+        epsilon=1e-8,
+        label_smoothing=0.0,
+        checkpoint_steps=1_000,
+    ),
+    # As in GNMT.
+    search=SearchConfig(beam_size=8, length_penalty=0.2, coverage_penalty=0.2),
+)
+
 PRESETS = {
     **TABLE_3,
     **RIVALS,
@@ -395,6 +440,35 @@ PRESETS = {
             steps=11_000,
             warmup_steps=1_500,
             cooldown_share=0.36,
+            checkpoint_steps=250,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
+    ),
+    "moe-en-de": MOE,
+    "moe-en-fr": replace(MOE, training=replace(MOE.training, steps=470_000)),
+    # The same layers, with about as many parameters as multi30k beside the experts.
+    "moe-multi30k": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=6_000),
+        model=MixtureRecurrentConfig(
+            d_model=128,
+            cells=192,
+            dropout=0.3,
+            shared_embedding=True,
+            tied_output=True,
+            initial_range=0.1,
+            experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128, gating="batchwise"),
+        ),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=11_000,
+            warmup_steps=500,
+            schedule="warm-hold-decay",
+            learning_rate=2e-3,
+            hold_steps=4_000,
+            clip_norm=5.0,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),

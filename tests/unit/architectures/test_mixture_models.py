@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.architectures.config import (
     ExpertsConfig,
+    MixtureRecurrentConfig,
     MixtureTransformerConfig,
     architecture_of,
     num_parameters,
@@ -24,7 +25,8 @@ from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware
-from transduce.errors import RequestError
+from transduce.errors import ConfigError, RequestError
+from transduce.experiments.presets import PRESETS
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
@@ -46,7 +48,24 @@ TRANSFORMER = MixtureTransformerConfig(
     dropout=0.0,
     experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
 )
+RECURRENT = MixtureRecurrentConfig(
+    vocab_size=40,
+    d_model=16,
+    cells=24,
+    dropout=0.0,
+    initial_range=0.3,
+    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
+)
 MODELS = {
+    "recurrent": RECURRENT,
+    "recurrent-deeper": replace(
+        RECURRENT,
+        encoder_layers=4,
+        decoder_layers=3,
+        shared_embedding=True,
+        tied_output=True,
+    ),
+    "recurrent-targets": replace(RECURRENT, target_vocab_size=30),
     "transformer": TRANSFORMER,
     "transformer-pre": replace(
         TRANSFORMER, norm="pre", positions="learned", target_vocab_size=30
@@ -55,12 +74,12 @@ MODELS = {
 CONFIGS = {
     **MODELS,
     **{
-        f"{name}-{gating}": replace(
+        f"{name}-{gating}{'-groups' if groups else ''}": replace(
             config,
             experts=replace(config.experts, gating=gating, num_groups=groups),
         )
         for name, config in MODELS.items()
-        if not name.endswith("pre")
+        if name in ("recurrent", "transformer")
         for gating, groups in [
             ("batchwise", None),
             ("batchwise", 2),
@@ -68,6 +87,9 @@ CONFIGS = {
         ]
     },
 }
+one_of_each = pytest.mark.parametrize(
+    "config", [RECURRENT, TRANSFORMER], ids=["recurrent", "transformer"]
+)
 all_models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
@@ -94,7 +116,9 @@ def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
     assert isinstance(fuse(model), TransductionModel)
     assert isinstance(model, AuxiliaryLoss)
     assert not isinstance(model, Transformer)
-    assert architecture_of(config) == "mixture-transformer"
+    is_recurrent = isinstance(config, MixtureRecurrentConfig)
+    name = "mixture-recurrent" if is_recurrent else "mixture-transformer"
+    assert architecture_of(config) == name
 
 
 @all_models
@@ -245,26 +269,82 @@ def test_an_interrupted_pass_leaves_no_loss() -> None:
     assert once > 0
 
 
-def test_flops_are_those_of_the_experts_that_tokens_go_to() -> None:
-    config = replace(TRANSFORMER, vocab_size=300)
-    model = build(config)
+@one_of_each
+def test_flops_are_those_of_the_experts_that_tokens_go_to(config) -> None:
     lengths = np.array([3, 5]), np.array([4, 2])
-    per_token = model.update_flops(*lengths) / 3
-    dense = replace(config.experts, num_experts=64)
-    more = build(replace(config, experts=dense)).update_flops(*lengths) / 3
+    few = build(config).update_flops(*lengths) / 3
+    experts = replace(config.experts, num_experts=64)
+    many = build(replace(config, experts=experts)).update_flops(*lengths) / 3
     # Only the gates' matrix and that of the noise grow with the experts.
-    assert more - per_token == 2 * (2 * 8 + 2 * 6) * 16 * 2 * (64 - 8)
+    num_layers = 1 if config is RECURRENT else 2
+    assert many - few == 2 * num_layers * (8 + 6) * 2 * 16 * (64 - 8)
 
 
-def test_flops_are_those_that_pytorch_counts() -> None:
+@one_of_each
+def test_flops_are_those_that_pytorch_counts(config) -> None:
     # One length without padding, and all experts for every token.
     experts = ExpertsConfig(num_experts=2, top_k=2, d_ff=12)
-    model = drawn(replace(TRANSFORMER, experts=experts)).train()
+    model = drawn(replace(config, experts=experts)).train()
     source, target = torch.full((4, 6), 7), torch.full((4, 5), 8)
     with FlopCounterMode(display=False) as counter:
         model.logits(model.decode(target, model.encode(source)))
     lengths = np.full(4, 6), np.full(4, 5)
     assert model.update_flops(*lengths) == 3 * counter.get_total_flops()
+
+
+def test_the_sizes_of_the_papers_models_are_those_it_tells() -> None:
+    # Table 3: 8.7 billion parameters, 85 million operations a timestep.
+    config = PRESETS["moe-en-de"].model
+    assert isinstance(config, MixtureRecurrentConfig)
+    assert config.experts.num_experts == 2_048
+    assert config.experts.experts_per_token == 4
+    assert num_parameters(config) == 8_693_240_448
+    assert config.source_operations + config.target_operations == 85_196_800
+    # Table 5, all languages: 512 experts, k = 2, 8.7 billion and 102 million.
+    experts = ExpertsConfig(num_experts=512, top_k=2, d_ff=8_192)
+    multilingual = replace(config, experts=experts)
+    assert round(num_parameters(multilingual), -8) == 8_700_000_000
+    # The matrix of the noise is needed in training only.
+    noise = 2 * 512 * 512
+    operations = multilingual.source_operations + multilingual.target_operations
+    assert round(operations - noise, -6) == 102_000_000
+
+
+def test_an_encoder_reads_the_source_in_both_directions() -> None:
+    model = drawn(RECURRENT).eval()
+    first = model.encode(torch.tensor([[5, 6, 7, EOS]])).states
+    other = model.encode(torch.tensor([[5, 6, 9, EOS]])).states
+    assert (first != other).any(dim=-1).all()
+
+
+def test_attention_is_that_of_appendix_g() -> None:
+    model = drawn(RECURRENT).eval()
+    memory, found = model.encode(SOURCE[:1]), []
+    attention = model.attentive.attention
+    attention.weights_tap.register_forward_hook(lambda _, __, w: found.append(w))
+    model.decode(TARGET[:1], memory)
+    assert found[0].shape == (1, 1, 4, 5)
+    # The first query is zero, so that all scores are.
+    torch.testing.assert_close(found[0][0, 0, 0], torch.full((5,), 0.2))
+    layer, embedded = model.attentive.stack.layers[0], model.target_embedding(TARGET)
+    context = memory.states.mean(1)
+    outputs, _ = layer(torch.cat([embedded[:1, 0], context], -1)[:, None])
+    u, w = attention.project_keys.weight, attention.project_query.weight
+    products = torch.tanh(memory.states[0] @ u.T) * torch.tanh(outputs[0, 0] @ w.T)
+    expected = (products @ attention.vector).softmax(-1)
+    torch.testing.assert_close(found[0][0, 0, 1], expected)
+
+
+def test_the_output_of_a_mixture_passes_a_sigmoid() -> None:
+    model = drawn(RECURRENT).eval()
+    with torch.no_grad():
+        model.encoder_mixture.experts.outer.zero_()
+    inputs: list[Tensor] = []
+    model.upper_encoder[0].register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    model.encoder_mixture.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    model.encode(SOURCE[:1])
+    before, after = inputs
+    torch.testing.assert_close(after, before + 0.5)
 
 
 # Training
@@ -306,11 +386,9 @@ def train(trainer: Trainer, last: int | None = None) -> list[float]:
     return losses
 
 
-one_of_each = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+TRAINABLE = ["recurrent", "recurrent-batchwise", "transformer", "transformer-batchwise"]
 trainable = pytest.mark.parametrize(
-    "config",
-    [c for n, c in CONFIGS.items() if "pre" not in n],
-    ids=[n for n in CONFIGS if "pre" not in n],
+    "config", [CONFIGS[name] for name in TRAINABLE], ids=TRAINABLE
 )
 
 
@@ -382,7 +460,6 @@ def test_the_average_of_models_is_the_mean_of_their_weights(
         torch.testing.assert_close(mean.weights[name], 2 * weight)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @one_of_each
 def test_translations_do_not_depend_on_other_lines(
@@ -415,3 +492,23 @@ def test_a_coverage_penalty_reads_the_attention(make_checkpoint, config) -> None
 def test_int8_is_refused(make_checkpoint, config) -> None:
     with pytest.raises(RequestError, match=f'"{architecture_of(config)}"'):
         Translator(make_checkpoint(config), CPU, precision="int8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"d_model": 24}, "`model.cells` must be at least 25"),
+        ({"encoder_layers": 2}, "`model.encoder_layers` must be at least 3"),
+        ({"decoder_layers": 1}, "`model.decoder_layers` must be at least 2"),
+        ({"dropout": 1.0}, "`model.dropout` must be at least 0 and below 1"),
+        ({"initial_range": 0.0}, "`model.initial_range` must be at least"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(RECURRENT, **settings)
+
+
+def test_wrong_settings_of_a_transformer_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`model.d_model` must be even"):
+        replace(TRANSFORMER, d_model=15)
