@@ -10,22 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from beam_kinds import beam_search
 from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.models import TransductionModel, build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
+from transduce.decoding.search import Ensemble
 from transduce.decoding.torch_decoder import TorchDecoder
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import ConfigError, RequestError, VersionError
 from transduce.interop import onnx
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import fuse
-from transduce.search_config import SearchConfig
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD, TokenizerConfig
 from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss, GuidedAttention
@@ -278,6 +280,70 @@ def test_scores_equal_those_of_a_pass_over_the_whole_target(
         rows = zip(log_probs, [*target, EOS], strict=True)
         expected = sum(float(row[i]) for row, i in rows)
         assert score.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.fixture
+def mixed(
+    checkpoint: Checkpoint, trained_checkpoint: Checkpoint, tmp_path: Path
+) -> list[Path]:
+    """Folders of a Transformer and of the other architecture, over one tokenizer."""
+    members = [trained_checkpoint, replace(checkpoint, search=None)]
+    folders = [tmp_path / "transformer", tmp_path / "sum"]
+    for member, folder in zip(members, folders, strict=True):
+        save_model(member, folder)
+    return folders
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_an_ensemble_may_have_several_architectures(
+    mixed: list[Path], tokenizer: Tokenizer, is_reversed: bool
+) -> None:
+    folders = mixed[::-1] if is_reversed else mixed
+    models = [load_model(folder).build().eval() for folder in folders]
+    translator = load(*folders, device="cpu")
+    assert sorted(type(each).__name__ for each in translator.models) == [
+        "NativeModel",
+        "TorchModel",
+    ]
+    texts = ["one two", "three", "four five six"]
+    sources = [[*tokenizer.encode(text), EOS] for text in texts]
+    members = [each.start(each.encode(sources)) for each in translator.models]
+    config = SearchConfig(beam_size=3, num_best=3, extra_length=5)
+    limits = [len(source) + 4 for source in sources]
+    found = beam_search(
+        Ensemble(members), limits, config, bos=BOS, eos=EOS, excluded=(PAD, BOS)
+    )
+    for text, source, beam in zip(texts, sources, found, strict=True):
+        best = next(translator.translate_stream([text], config)).hypotheses[0]
+        assert best.log_probability == pytest.approx(beam[0].log_probability, abs=1e-4)
+        for each in beam:
+            written = [*each.ids, *([EOS] if each.is_finished else [])]
+            read = torch.tensor([[BOS, *written[:-1]]])
+            chances = [
+                m.logits(m.decode(read, m.encode(torch.tensor([source]))))
+                for m in models
+            ]
+            mean = torch.stack(chances).softmax(-1).mean(0)[0]
+            expected = mean[range(len(written)), written].log().sum().item()
+            assert each.log_probability == pytest.approx(expected, abs=1e-3)
+
+
+def test_an_ensemble_of_architectures_draws_samples(mixed: list[Path]) -> None:
+    translator = load(*mixed, device="cpu")
+    config = SamplingConfig(number=4, extra_length=5)
+    [first] = translator.sample(["one two"], config)
+    assert len(first.hypotheses) == 4
+    assert translator.sample(["one two"], config) == [first]
+
+
+def test_an_ensemble_of_architectures_must_have_one_tokenizer(
+    checkpoint: Checkpoint, trained_checkpoint: Checkpoint
+) -> None:
+    settings = TokenizerConfig(vocab_size=270)
+    other = replace(checkpoint, tokenizer=learn_tokenizer(["a b", "c d"], settings))
+    with pytest.raises(RequestError, match="must have one tokenizer, but have diff"):
+        Translator(trained_checkpoint, CPU, other)
 
 
 def test_guided_attention_must_have_cross_attention(trainer: Trainer, cpu) -> None:
