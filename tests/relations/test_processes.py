@@ -123,7 +123,7 @@ def test_several_processes_train_the_same_model_as_one(
     assert_logs_agree(tmp_path / "run", alone)
 
 
-def test_two_processes_clip_and_lower_the_rate_like_one(
+def test_two_processes_clip_lower_the_rate_and_sample_like_one(
     train, corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = map(str, corpus_files)
@@ -136,6 +136,9 @@ def test_two_processes_clip_and_lower_the_rate_like_one(
         "training.learning_rate_scale=1",
         "training.least_rate=0.4",
         "training.steps=12",
+        "training.reward=gleu",
+        "training.reward_steps=3",
+        "training.reward_samples=3",
         *("--dev-source", source, "--dev-target", target),
     )
     logs = []
@@ -148,6 +151,8 @@ def test_two_processes_clip_and_lower_the_rate_like_one(
         assert [e[name] for e in logs[1]] == pytest.approx(
             [e[name] for e in logs[0]], rel=1e-3
         )
+    rewards = [log[-1]["reward"] for log in logs]
+    assert rewards[1] == pytest.approx(rewards[0], abs=1e-3)
 
 
 def test_torchrun_can_start_the_processes(

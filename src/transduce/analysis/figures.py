@@ -356,7 +356,7 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-TRAINING, DEV = "#4477aa", "#ee6677"
+TRAINING, DEV, REWARD = "#4477aa", "#ee6677", "#228833"
 TOKENIZER = re.compile(r"\|tok:([^|]*)")
 """Pattern of the tokenizer in sacreBLEU's signature."""
 
@@ -378,11 +378,24 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
     label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
     quality_axes.set(xlabel="step", ylabel=label)
+    _draw_rewards(quality_axes, steps, scores)
     for axes in (loss_axes, quality_axes):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
+
+
+def _draw_rewards(
+    axes: Axes,
+    steps: Sequence[Mapping[str, Any]],
+    scores: Sequence[Mapping[str, Any]],
+) -> None:
+    """Draw the reward of samples and of dev translations in percent, if logged."""
+    sampled = [{**e, "reward": 100 * e["reward"]} for e in steps if "reward" in e]
+    _line(axes, sampled, "reward", "reward of samples", TRAINING)
+    rewarded = [e for e in scores if "gleu" in e]
+    _line(axes, rewarded, "gleu", "dev GLEU, greedy", REWARD, marker="s")
 
 
 def _bleu_label(scores: Sequence[Mapping[str, Any]]) -> str:

@@ -74,6 +74,7 @@ class TrainingDisplay(ProgressDisplay):
         super().__init__()
         self._num_steps = 0
         self._tokens_per_second = 0.0
+        self._is_by_reward = False
 
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
@@ -136,7 +137,19 @@ class TrainingDisplay(ProgressDisplay):
             f"perplexity {report.perplexity:.1f}",
             f"{self._tokens_per_second:,.0f} tokens/s",
         )
+        if report.reward is not None:
+            self._show_reward(report.step)
+            figures = (f"reward {report.reward:.3f}", *figures)
         self.show(f"step {report.step:,}/{self._num_steps:,}", figures, report.step)
+
+    def _show_reward(self, step: int) -> None:
+        """Print once that updates by reward begin."""
+        if not self._is_by_reward:
+            self._is_by_reward = True
+            self.console.print(
+                f"step {step:,}: from here on updates raise the expected reward of "
+                "samples (training.reward); they take longer."
+            )
 
     def scored(self, score: DevScore) -> None:
         self.console.print(f"step {score.step:,}: dev: {_figures(score)}")
@@ -145,6 +158,7 @@ class TrainingDisplay(ProgressDisplay):
         self.console.print(f"Warning: {message}")
 
     def went_back(self, step: int) -> None:
+        self._is_by_reward = False
         self.begin(step, self._num_steps)
 
     def finished(self, result: RunResult) -> None:
@@ -255,6 +269,9 @@ class TensorBoardLog:
             "tokens_per_second": report.num_target_tokens / report.seconds,
             "padding": report.padding,
         }
+        for name in ("gradient_norm", "reward"):
+            if (value := getattr(report, name)) is not None:
+                figures[name] = value
         self._write("training", figures, report.step)
 
     def scored(self, score: DevScore) -> None:

@@ -495,16 +495,23 @@ def _draw(
     chances: Float64[Tensor, "sentences samples"],
     config: SamplingConfig,
 ) -> Int64[Tensor, "sentences samples"]:
-    vocab_size = logits.size(-1)
-    count = vocab_size if config.top_k is None else min(config.top_k, vocab_size)
-    values, tokens = (logits / config.temperature).topk(count)
+    values = logits / config.temperature
+    is_restricted = config.top_k is not None or config.top_p < 1
+    tokens: Tensor | None = None  # in the order of the vocabulary
+    if is_restricted:
+        vocab_size = logits.size(-1)
+        values, tokens = values.topk(min(config.top_k or vocab_size, vocab_size))
     probabilities = values.double().softmax(dim=-1)
     reached = probabilities.cumsum(dim=-1)
-    # The token at which the sum reaches `top_p` belongs to the nucleus.
-    is_outside = reached - probabilities >= config.top_p
-    probabilities = probabilities.masked_fill(is_outside, 0.0)
-    reached = probabilities.cumsum(dim=-1)
-    aims = chances[..., None] * reached[..., -1:]
-    last = (~is_outside).sum(dim=-1, keepdim=True) - 1
-    index = torch.searchsorted(reached, aims, right=True).minimum(last)
-    return tokens.gather(-1, index).squeeze(-1)
+    if is_restricted:
+        # The token at which the sum reaches `top_p` belongs to the nucleus.
+        is_outside = reached - probabilities >= config.top_p
+        probabilities = probabilities.masked_fill(is_outside, 0.0)
+        reached = probabilities.cumsum(dim=-1)
+    total = reached[..., -1:]
+    # Below the total, so that rounding never draws a token of probability 0.
+    below = torch.nextafter(total, torch.zeros_like(total))
+    aims = (chances[..., None] * total).minimum(below)
+    index = torch.searchsorted(reached, aims, right=True)
+    index = index.clamp(max=reached.size(-1) - 1)  # NaN
+    return (index if tokens is None else tokens.gather(-1, index)).squeeze(-1)

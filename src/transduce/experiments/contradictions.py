@@ -16,6 +16,7 @@ from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.training.config import TrainingConfig
 
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
+SETTINGS_OF_REWARD = ("reward_steps", "reward_samples", "likelihood_weight")
 SETTINGS_OF_SCHEDULES = {
     "hold_steps": "warm-hold-decay",
     "decay_from": "halving",
@@ -67,6 +68,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
         )
     yield from _contradictions_of_schedule(training)
     yield from _contradictions_of_optimizer(training)
+    yield from _contradictions_of_reward(training)
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
 
@@ -134,6 +136,27 @@ def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:
         yield (
             f"`training.sgd_from_step` is {step:,}, but the rate of equation 3 is made "
             'for Adam; set `training.schedule` to "constant" or another with a peak.'
+        )
+
+
+def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
+    reward, steps = training.reward, training.reward_steps
+    if reward == "none":
+        if name := _changed(training, TrainingConfig(), among=SETTINGS_OF_REWARD):
+            yield (
+                f"`training.{name}` is a setting of updates by reward, but "
+                '`training.reward` is "none"; leave it out, or set the reward.'
+            )
+        return
+    if steps is None:
+        yield (
+            f'`training.reward` is "{reward}", which needs the number of updates by '
+            "reward; set `training.reward_steps`."
+        )
+    elif steps > training.steps:
+        yield (
+            f"`training.reward_steps` must be at most `training.steps`, "
+            f"{training.steps:,}, but is {steps:,}."
         )
 
 

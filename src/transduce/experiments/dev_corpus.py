@@ -16,6 +16,7 @@ from transduce.decoding.translator import Translator
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.metrics.bleu import corpus_bleu, corpus_chrf
+from transduce.metrics.gleu import mean_gleu
 from transduce.metrics.tokenization import choose_tokenization
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
@@ -255,6 +256,11 @@ def _translation_evaluation(folder: Path, config: RunConfig) -> Evaluate:
         texts = [each.text for each in translations]
         bleu = corpus_bleu(texts, references, tokenization=tokenization)
         chrf = corpus_chrf(texts, references)
+        others = f", {chrf.name} {chrf.score:.2f}"
+        rewards = {}
+        if config.training.reward == "gleu":
+            rewards["gleu"] = mean_gleu(texts, references)
+            others = f"{others}, GLEU {rewards['gleu']:.2f}"
         return Quality(
             metric="bleu",
             name=f"{bleu.name} ({tokenization.name})",
@@ -264,8 +270,9 @@ def _translation_evaluation(folder: Path, config: RunConfig) -> Evaluate:
                 "signature": bleu.signature,
                 "matched_4_grams": bleu.matched_4_grams,
                 "chrf": chrf.score,
+                **rewards,
             },
-            others=f", {chrf.name} {chrf.score:.2f}",
+            others=others,
         )
 
     return evaluate

@@ -46,6 +46,7 @@ from transduce.experiments.run_folder import (
     known_languages,
     refuse_changed_precision,
 )
+from transduce.experiments.sampler import refinement_of
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
@@ -329,6 +330,7 @@ class _Run:
             self._hardware,
             self._processes,
             self._guidance(),
+            refinement_of(self._config.training),
         )
         trainer.restore(state)
         return trainer

@@ -292,17 +292,8 @@ class RunFolder:
 
 
 NUMBERS = {
-    *(
-        "epoch",
-        "learning_rate",
-        "gradient_norm",
-        "seconds",
-        "flops",
-        "bleu",
-        "f1",
-        "chrf",
-    ),
-    "matched_4_grams",
+    *("epoch", "learning_rate", "gradient_norm", "reward", "seconds", "flops"),
+    *("bleu", "f1", "chrf", "gleu", "matched_4_grams"),
 }
 """Values of log entries that must be numbers."""
 OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}

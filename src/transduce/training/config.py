@@ -8,7 +8,10 @@ from transduce.settings import require_between, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon", "sgd", "nesterov"]
+RewardKind = Literal["none", "gleu"]
 Schedule = Literal["inverse-sqrt", "constant", "warm-hold-decay", "halving", "plateau"]
+CHOICES = {"optimizer": OptimizerKind, "schedule": Schedule, "reward": RewardKind}
+"""Values of settings that are one of several names."""
 MAX = {
     "steps": 10**9,
     "warmup_steps": 10**9,
@@ -18,6 +21,7 @@ MAX = {
     "decay_from": 10**9,
     "decay_steps": 10**9,
     "sgd_from_step": 10**9,
+    "reward_steps": 10**9,
 }
 """Largest values of settings that are at least 1, or none."""
 MAX_OF_POSITIVE = {
@@ -33,6 +37,8 @@ MAX_OF_OPTIONAL = {
 }
 """Largest values of settings that are above 0, or none."""
 MAX_DECAY = 1_000
+MAX_SAMPLES = 1_000
+MAX_WEIGHT = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,19 @@ class TrainingConfig:
     learning rate. The paper has none."""
     label_smoothing: float = 0.1
     """Label smoothing epsilon_ls (section 5.4)."""
+    reward: RewardKind = "none"
+    """Reward of sampled translations whose expectation the last updates of the run
+    raise: gleu is that of Wu et al. (2016). These updates have no dropout. The paper
+    trains by likelihood alone: none."""
+    reward_steps: int | None = None
+    """Number of updates by reward, the last ones of the run; about 400,000 in Wu et al.
+    (2016). The others are by likelihood alone."""
+    reward_samples: int = 15
+    """Number of samples of a sentence, whose mean reward is subtracted from the reward
+    of each (Wu et al., 2016)."""
+    likelihood_weight: float = 0.017
+    """Weight of the log-likelihood of the references in updates by reward (Wu et al.,
+    2016)."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints (section 6.1). Only used if `checkpoint_steps` is
     none."""
@@ -117,7 +136,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name, kind in (("optimizer", OptimizerKind), ("schedule", Schedule)):
+        for name, kind in CHOICES.items():
             if (value := getattr(self, name)) not in (known := get_args(kind)):
                 choices = ", ".join(f'"{each}"' for each in known)
                 raise ConfigError(
@@ -142,6 +161,10 @@ class TrainingConfig:
             _require(name, value, bound, is_so=is_so)
         factor = self.decay_factor
         _require("decay_factor", factor, "above 0 and below 1", is_so=0 < factor < 1)
+        require_between("training.reward_samples", self.reward_samples, 2, MAX_SAMPLES)
+        require_between(
+            "training.likelihood_weight", self.likelihood_weight, 0, MAX_WEIGHT
+        )
         require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from transduce.architectures.models import AuxiliaryLoss, TransductionModel
 from transduce.data.tensors import Batch
@@ -21,6 +22,7 @@ from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.text.vocabulary import EOS, PAD
+from transduce.training.reward import Samples
 
 
 def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
@@ -81,6 +83,19 @@ def recorded_attention(
         hook.remove()
 
 
+LOGITS = 2**25
+"""Maximum number of logits of samples that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardLoss(Loss):
+    """Losses of references, and the objective that replaces them in training."""
+
+    objective: Float[Tensor, ""]
+    """Weighted smoothed loss of the references minus the expected reward, up to a
+    constant: a sum over sentences."""
+
+
 class BatchLoss(nn.Module):
     """Model and loss as one module.
 
@@ -93,6 +108,7 @@ class BatchLoss(nn.Module):
         label_smoothing: float,
         hardware: Hardware,
         guidance: GuidedAttention | None = None,
+        likelihood_weight: float = 0.0,
     ) -> None:
         super().__init__()
         if guidance is not None and not model.cross_attention_taps:
@@ -104,14 +120,18 @@ class BatchLoss(nn.Module):
         self._label_smoothing = label_smoothing
         self._hardware = hardware
         self._guidance = guidance
+        self._likelihood_weight = likelihood_weight
 
     @property
     def is_guided(self) -> bool:
         """Whether training guides a head of attention, which needs hooks."""
         return self._guidance is not None
 
-    def forward(self, batch: Batch) -> Loss:
+    def forward(self, batch: Batch, samples: Samples | None = None) -> Loss:
+        """Return the losses of a batch; with samples, a `RewardLoss`."""
         batch = batch.to(self._hardware.device)
+        if samples is not None:
+            return self._rewarded(batch, samples.to(self._hardware.device))
         if not self.model.training:
             return self._cross_entropy(batch)
         if self._guidance is None:
@@ -128,11 +148,60 @@ class BatchLoss(nn.Module):
             loss = replace(loss, smoothed=loss.smoothed + auxiliary)
         return loss
 
-    def _cross_entropy(self, batch: Batch) -> Loss:
+    def _rewarded(self, batch: Batch, samples: Samples) -> RewardLoss:
+        """Return the mixed objective of Wu et al. (2016, equation 9)."""
+        # Unlike the paper: a run can end with updates that raise the reward of samples.
+        loss = self._cross_entropy(batch)
+        of_samples = self._weighted_likelihood(samples.batch, samples.advantages)
+        return RewardLoss(
+            smoothed=loss.smoothed.detach(),
+            negative_log_likelihood=loss.negative_log_likelihood,
+            objective=self._likelihood_weight * loss.smoothed - of_samples,
+        )
+
+    def _weighted_likelihood(
+        self, batch: Batch, weights: Float[Tensor, " batch"]
+    ) -> Float[Tensor, ""]:
+        """Return the sum of the log-likelihoods of targets, each with its weight.
+
+        The logits of a part of the rows are in memory at a time: the backward pass
+        computes them again.
+        """
+        states, is_token = self._states(batch)
+        rows = max(LOGITS // len(self.model.output_weight), 1)
+        targets = batch.target_out[is_token]
+        each = weights[:, None].expand_as(is_token)[is_token]
+        sums = [
+            checkpoint(self._likelihood, *part, use_reentrant=False)
+            for part in zip(
+                *(x.split(rows) for x in (states[is_token], targets, each)),
+                strict=True,
+            )
+        ]
+        return torch.stack(sums).sum()
+
+    def _likelihood(
+        self,
+        states: Float[Tensor, "rows d_model"],
+        targets: Int[Tensor, " rows"],
+        weights: Float[Tensor, " rows"],
+    ) -> Float[Tensor, ""]:
+        with self._hardware.autocast():
+            logits = self.model.logits(states)
+        chosen = functional.cross_entropy(logits.float(), targets, reduction="none")
+        return -(weights * chosen).sum()
+
+    def _states(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "batch target d_model"], Bool[Tensor, "batch target"]]:
+        """Return the decoder's states, and which of them predict a token."""
         with self._hardware.autocast():
             memory = self.model.encode(batch.source)
             states = self.model.decode(batch.target_in, memory)
-        is_token = batch.target_out != PAD
+        return states, batch.target_out != PAD
+
+    def _cross_entropy(self, batch: Batch) -> Loss:
+        states, is_token = self._states(batch)
         states, output_weight = states[is_token], self.model.output_weight
         if (bias := self.model.output_bias) is not None:
             # The bias is one more column of the matrix, times a state of one.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 
@@ -30,8 +31,19 @@ from transduce.training.device_setup import (
     is_worth_compiling,
 )
 from transduce.training.distributed import ALONE, Processes, Share, no_sync
-from transduce.training.loss import BatchLoss, GuidedAttention, as_tensor
+from transduce.training.loss import (
+    BatchLoss,
+    GuidedAttention,
+    RewardLoss,
+    as_tensor,
+)
 from transduce.training.optimizer import WeightOptimizer, require_moments
+from transduce.training.reward import (
+    Refinement,
+    Samples,
+    draw_samples,
+    without_dropout,
+)
 from transduce.training.schedule import scheduled_rate
 
 RECENT = 0.02
@@ -78,12 +90,14 @@ class StepReport:
     epoch: int
     loss: float
     """Smoothed cross-entropy, plus the loss of guided attention if there is one, in
-    nats a target token."""
+    nats a target token. It is that of the references also in updates by reward."""
     perplexity: float
-    """Perplexity of the update's target tokens, with dropout."""
+    """Perplexity of the update's target tokens, with dropout if there is any."""
     learning_rate: float
     gradient_norm: float | None = None
     """Norm of the gradient before it is clipped; None if gradients are not clipped."""
+    reward: float | None = None
+    """Mean reward of the update's samples; None if the update is by likelihood."""
     num_source_tokens: int
     num_target_tokens: int
     padding: float
@@ -120,6 +134,8 @@ class _Loaded:
     batch: Batch
     is_last: bool
     """Whether it is the last share of this process in the update."""
+    samples: Samples | None = None
+    """Samples of the batch, if the update is by reward."""
 
 
 class TrainingStoppedError(TransduceError):
@@ -141,7 +157,12 @@ class Trainer:
         hardware: Hardware,
         processes: Processes = ALONE,
         guidance: GuidedAttention | None = None,
+        refinement: Refinement | None = None,
     ) -> None:
+        """Prepare a training; updates by reward need a `refinement`."""
+        if config.reward != "none" and refinement is None:
+            raise ValueError("Updates by reward need a sampler and a reward.")
+        self._refinement = refinement
         self.model = fuse(model.to(hardware.device))
         self.progress = Progress()
         self.is_checkpoint_due = False
@@ -151,7 +172,11 @@ class Trainer:
         self._hardware = hardware
         self._processes = processes
         self._batch_loss = BatchLoss(
-            self.model, config.label_smoothing, hardware, guidance
+            self.model,
+            config.label_smoothing,
+            hardware,
+            guidance,
+            refinement.likelihood_weight if refinement else 0.0,
         )
         self._parallel_loss = processes.data_parallel(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
@@ -294,8 +319,10 @@ class Trainer:
 
     def _shares(self, start: Progress) -> Iterator[_Loaded]:
         """Load this process's shares of the remaining updates of an epoch."""
-        for update in self._batcher.epoch(start.epoch, first=start.update):
-            shares = self._processes.share(self._cut(update.batches))
+        updates = self._batcher.epoch(start.epoch, first=start.update)
+        for step, update in enumerate(updates, start.step + 1):
+            parts = self._cut(update.batches, self._bound(step))
+            shares = self._processes.share(parts)
             for share in shares:
                 yield _Loaded(
                     update=update,
@@ -307,10 +334,15 @@ class Trainer:
     def _step(self, update: Update, loaded: Iterator[_Loaded]) -> StepReport:
         """Accumulate the gradients of an update, then update the weights."""
         started = time.perf_counter()
-        self.model.train()
-        rate = self._learning_rate()
         self._optimizer.zero_grad()
-        smoothed, likelihood = self._accumulate(loaded).tolist()
+        rate = self._learning_rate()
+        rewarded = self._is_by_reward(self.progress.step)
+        if rewarded:
+            loaded = iter([self._with_samples(each) for each in loaded])
+            without_dropout(self.model)
+        else:
+            self.model.train()
+        smoothed, likelihood, reward = self._accumulate(loaded).tolist()
         max_norm = self._config.clip_norm
         norm = None if max_norm is None else self._optimizer.clip(max_norm)
         self._optimizer.step(rate)
@@ -324,6 +356,7 @@ class Trainer:
             perplexity=perplexity(-likelihood, update.num_target_tokens),
             learning_rate=rate,
             gradient_norm=norm,
+            reward=reward / len(update.target_lengths) if rewarded else None,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
             padding=1 - num_tokens / update.num_positions,
@@ -331,10 +364,28 @@ class Trainer:
             seconds=time.perf_counter() - started,
         )
 
-    def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "2"]:
-        """Compute the gradient of the mean loss; return the sums of both losses."""
+    def _is_by_reward(self, step: int) -> bool:
+        """Whether an update raises the expected reward: one of the last ones."""
+        config = self._config
+        is_last = step > config.steps - (config.reward_steps or 0)
+        return config.reward != "none" and is_last
+
+    def _with_samples(self, loaded: _Loaded) -> _Loaded:
+        """Draw samples of a share; they depend on the update and the pair alone."""
+        assert self._refinement is not None
+        step = self.progress.step
+        names = [(step, pair) for pair in loaded.share.indices.tolist()]
+        batch = loaded.batch
+        samples = draw_samples(self.model, batch, names, self._refinement)
+        return replace(loaded, samples=samples)
+
+    def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "3"]:
+        """Compute the gradient of the mean loss.
+
+        Returns the sums of both losses, and of the mean rewards of the sentences.
+        """
         processes = self._processes
-        losses = torch.zeros(2, device=self._hardware.device)
+        losses = torch.zeros(3, device=self._hardware.device)
         # One autocast context casts each weight once, except in compiled layers.
         with (
             self._hardware.autocast(),
@@ -350,31 +401,50 @@ class Trainer:
         batch = self._batcher.load(share.indices)
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
+    def _bound(self, step: int) -> int | None:
+        """Return the positions that fit in memory at a time, None if all of a batch.
+
+        In an update by reward each pair has its samples beside it.
+        """
+        if not self._is_by_reward(step):
+            return self._max_positions
+        fitting = self._max_positions or self._longest_positions
+        return max(fitting // (self._config.reward_samples + 1), 1)
+
+    @cached_property
+    def _longest_positions(self) -> int:
+        return self._batcher.num_positions(self._batcher.longest_batch())
+
     def _cut(
-        self, batches: Sequence[Integer[np.ndarray, " _"]]
+        self, batches: Sequence[Integer[np.ndarray, " _"]], bound: int | None
     ) -> list[Integer[np.ndarray, " _"]]:
-        """Split batches into parts that fit in memory."""
-        if self._max_positions is None:
+        """Split batches into parts of at most that many positions."""
+        if bound is None:
             return list(batches)
         parts: list[Integer[np.ndarray, " _"]] = []
         for batch in batches:
             width = self._batcher.num_positions(batch) // len(batch)
-            num_pairs = max(self._max_positions // width, 1)
+            num_pairs = max(bound // width, 1)
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts
 
-    def _backward(self, loaded: _Loaded) -> Float[Tensor, "2"]:
-        """Add the gradient of a share; return its sums of both losses."""
+    def _backward(self, loaded: _Loaded) -> Float[Tensor, "3"]:
+        """Add the gradient of a share; return its sums as `_accumulate` does."""
         share, num_tokens = loaded.share, loaded.update.num_target_tokens
         # Each share has its own dropout masks, whichever process computes it.
         self._hardware.seed(self._dropout_seed(share.number))
-        loss = self._parallel_loss(loaded.batch)
+        samples = loaded.samples
+        loss = self._parallel_loss(loaded.batch, samples)
+        is_by_reward = isinstance(loss, RewardLoss)
+        objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
         weight = share.counts * self._processes.count / num_tokens
         # Backward operators keep the precision of the forward pass.
         with torch.autocast("cpu", enabled=False):
-            (loss.smoothed * weight).backward()
-        return share.counts * as_tensor(loss)
+            (objective * weight).backward()
+        losses = as_tensor(loss)
+        reward = losses.new_tensor([0.0 if samples is None else samples.reward])
+        return share.counts * torch.cat([losses, reward])
 
     def _dropout_seed(self, number: int) -> int:
         """Return the seed of a share in this step, independent of earlier draws."""
@@ -384,6 +454,9 @@ class Trainer:
     def _watch(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, self.progress.step
+        if self._is_by_reward(step) and not self._is_by_reward(step - 1):
+            # The reward may raise the loss, which then is compared with its own start.
+            before = replace(before, recent_loss=math.inf, lowest_loss=math.inf)
         recent = report.loss
         if not math.isinf(before.recent_loss):  # infinite before the first step
             recent = before.recent_loss + RECENT * (report.loss - before.recent_loss)

@@ -124,6 +124,13 @@ def test_no_preset_has_contradicting_settings(name: str) -> None:
             [*PLATEAU, *LATE_SGD, "training.optimizer=sgd"],
             '`training.optimizer` is "sgd" from the first update on',
         ),
+        (TEXT, ["training.reward=gleu"], 'is "gleu", which needs the number of updat'),
+        (
+            TEXT,
+            ["training.reward=gleu", "training.reward_steps=999_999"],
+            "`training.reward_steps` must be at most `training.steps`, .* is 999,999",
+        ),
+        (TEXT, ["training.reward_steps=9"], "`training.reward_steps` is a setting of"),
     ],
 )
 def test_a_contradiction_is_refused(

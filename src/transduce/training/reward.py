@@ -1,0 +1,141 @@
+"""Expected reward of sampled targets (Wu et al., 2016, section 5).
+
+The likelihood of a reference does not tell a nearly right target from a wrong one. The
+expected reward does: the mean reward of the targets that the model itself would draw.
+Its gradient is estimated from samples, each of which is made likelier in proportion to
+its reward above the mean of its sentence (Williams, 1992; Ranzato et al., 2016).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transduce.architectures.models import TransductionModel
+from transduce.data.tensors import Batch, pad_rows
+from transduce.metrics.gleu import gleu_of_counts, n_grams
+from transduce.text.vocabulary import BOS, EOS, PAD
+
+MORE_TOKENS = 10
+"""Tokens that a sample may have beyond its reference."""
+
+Reward = Callable[[Sequence[Sequence[int]], Sequence[int]], list[float]]
+"""Function of samples and their reference, as ids without end tokens, that returns the
+reward of each sample."""
+
+
+def gleu_rewards(
+    samples: Sequence[Sequence[int]], reference: Sequence[int]
+) -> list[float]:
+    """Return the GLEU of each sample (Wu et al., 2016)."""
+    right = n_grams(reference)
+    return [gleu_of_counts(n_grams(sample), right) for sample in samples]
+
+
+REWARDS: dict[str, Reward] = {"gleu": gleu_rewards}
+"""Reward by its name in the settings."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Function that draws targets from a model, always as many for each source."""
+
+    def __call__(
+        self,
+        model: TransductionModel,
+        sources: Sequence[list[int]],
+        max_lengths: Sequence[int],
+        names: Sequence[tuple[int, ...]],
+    ) -> list[list[tuple[int, ...]]]:
+        """Return the samples of each source.
+
+        Sources have end tokens, and so have samples, except those that are as long as
+        their `max_lengths`. The random numbers of a source depend on its name alone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """How targets are sampled and rewarded."""
+
+    sampler: Sampler
+    reward: Reward
+    likelihood_weight: float
+    """Weight of the log-likelihood of the references, beside the expected reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Samples of the sources of a batch, with their rewards."""
+
+    batch: Batch
+    """Samples as targets, each with its source."""
+    advantages: Float[Tensor, " samples"]
+    """Reward of each sample above the mean of its sentence, divided by the number of
+    samples of a sentence."""
+    reward: float
+    """Sum over sentences of the mean reward of their samples."""
+
+    def to(self, device: torch.device) -> "Samples":
+        """Return the samples on a device."""
+        return Samples(
+            batch=self.batch.to(device),
+            advantages=self.advantages.to(device),
+            reward=self.reward,
+        )
+
+
+@torch.no_grad()
+def draw_samples(
+    model: TransductionModel,
+    batch: Batch,
+    names: Sequence[tuple[int, ...]],
+    refinement: Refinement,
+) -> Samples:
+    """Draw samples of a batch's sources, without dropout, and reward them."""
+    model.eval()
+    sources = [_without_padding(row) for row in batch.source.tolist()]
+    references = [_without_padding(row)[:-1] for row in batch.target_out.tolist()]
+    limits = [len(each) + 1 + MORE_TOKENS for each in references]
+    drawn = refinement.sampler(model, sources, limits, names)
+    rewards = torch.tensor(
+        [
+            refinement.reward([_without_end(each) for each in samples], reference)
+            for samples, reference in zip(drawn, references, strict=True)
+        ]
+    )
+    mean = rewards.mean(dim=1, keepdim=True)
+    targets = [list(each) for samples in drawn for each in samples]
+    number = rewards.size(1)
+    return Samples(
+        batch=Batch(
+            source=batch.source.repeat_interleave(number, dim=0),
+            target_in=pad_rows([[BOS, *each[:-1]] for each in targets]),
+            target_out=pad_rows(targets),
+        ),
+        advantages=((rewards - mean) / number).flatten(),
+        reward=float(mean.sum()),
+    )
+
+
+def without_dropout(model: TransductionModel) -> None:
+    """Turn off dropout in a model whose gradient is computed.
+
+    cuDNN computes the gradients of recurrent layers in training mode only.
+    """
+    model.eval()
+    for _, module in model.named_modules():
+        if isinstance(module, nn.RNNBase) and module.dropout == 0:
+            module.train()
+
+
+def _without_padding(ids: list[int]) -> list[int]:
+    return [each for each in ids if each != PAD]
+
+
+def _without_end(sample: tuple[int, ...]) -> tuple[int, ...]:
+    return sample[:-1] if sample[-1:] == (EOS,) else sample
