@@ -132,14 +132,14 @@ class TrainingDisplay(ProgressDisplay):
         speed = report.num_target_tokens / report.seconds
         before = self._tokens_per_second or speed
         self._tokens_per_second = SMOOTHING * before + (1 - SMOOTHING) * speed
-        figures = (
+        figures = [
             f"loss {report.loss:.3f}",
             f"perplexity {report.perplexity:.1f}",
             f"{self._tokens_per_second:,.0f} tokens/s",
-        )
+        ]
         if report.reward is not None:
             self._show_reward(report.step)
-            figures = (f"reward {report.reward:.3f}", *figures)
+            figures.insert(0, f"reward {report.reward:.3f}")
         self.show(f"step {report.step:,}/{self._num_steps:,}", figures, report.step)
 
     def _show_reward(self, step: int) -> None:
