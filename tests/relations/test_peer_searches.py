@@ -71,37 +71,62 @@ def disturbed(checkpoint: Checkpoint, seed: int) -> Checkpoint:
     return replace(checkpoint, weights=weights)
 
 
-@pytest.fixture(
-    scope="module",
-    params=["trained", "less trained", "random", "random, with few ends"],
-)
-def checkpoint(
-    request: pytest.FixtureRequest,
-    trained_checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-) -> Checkpoint:
-    match request.param:
-        case "trained":
-            return trained_checkpoint
-        case "less trained":
-            return disturbed(trained_checkpoint, seed=3)
-        case "random":
-            return random_model(tokenizer, seed=10, end=4)
-        case _:
-            return random_model(tokenizer, seed=11, end=2)
+@pytest.fixture(scope="module")
+def checkpoints(
+    trained_checkpoint: Checkpoint, tokenizer: Tokenizer
+) -> dict[str, Checkpoint]:
+    return {
+        "trained": trained_checkpoint,
+        "less trained": disturbed(trained_checkpoint, seed=3),
+        "random": random_model(tokenizer, seed=10, end=4),
+        "random, with few ends": random_model(tokenizer, seed=11, end=2),
+    }
 
 
 @pytest.fixture(scope="module")
+def known_peers() -> dict[str, dict[str, Peer]]:
+    """Peers by the name of their checkpoint, the same for all kinds of our beam."""
+    return {}
+
+
+@pytest.fixture(params=["trained", "less trained", "random", "random, with few ends"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def checkpoint(checkpoints: dict[str, Checkpoint], name: str) -> Checkpoint:
+    return checkpoints[name]
+
+
+@pytest.fixture
 def peers(
-    checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Checkpoint,
+    name: str,
+    known_peers: dict[str, dict[str, Peer]],
+    tmp_path: Path,
 ) -> dict[str, Peer]:
-    folder = tmp_path_factory.mktemp("peers")
-    for name, export in (("ctranslate2", to_ctranslate2), ("marian", to_marian)):
-        export.export(checkpoint, folder / name, SENTENCES)
-    return {
-        "CTranslate2": in_ctranslate2(checkpoint, folder / "ctranslate2"),
-        "Hugging Face": in_hugging_face(folder / "marian"),
-    }
+    if name not in known_peers:
+        for peer, export in (("ctranslate2", to_ctranslate2), ("marian", to_marian)):
+            export.export(checkpoint, tmp_path / peer, SENTENCES)
+        known_peers[name] = {
+            "CTranslate2": once(in_ctranslate2(checkpoint, tmp_path / "ctranslate2")),
+            "Hugging Face": once(in_hugging_face(tmp_path / "marian")),
+        }
+    return known_peers[name]
+
+
+def once(find: Peer) -> Peer:
+    """Peer that searches once for all kinds of our beam."""
+    kept: dict[tuple[tuple[int, ...], SearchConfig], Found] = {}
+
+    def find_once(source: list[int], config: SearchConfig) -> Found:
+        key = (tuple(source), config)
+        if key not in kept:
+            kept[key] = find(source, config)
+        return kept[key]
+
+    return find_once
 
 
 def in_ctranslate2(checkpoint: Checkpoint, folder: Path) -> Peer:
