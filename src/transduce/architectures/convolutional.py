@@ -129,29 +129,26 @@ class ConvolutionalMemory:
     """True at the tokens of the source, not at its padding."""
 
 
-class EmbeddedTokens(nn.Module):
+class AddedPositions(nn.Module):
     """Sum of the embeddings of tokens and of their positions (section 3.1)."""
 
-    def __init__(self, config: ConvolutionalConfig, tokens: nn.Embedding) -> None:
+    def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
-        self.tokens = tokens
-        self.positions = _table(config.max_positions, config.d_embedding)
+        self.table = _table(config.max_positions, config.d_embedding)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
-        ids: Int[Tensor, "batch length"],
+        tokens: Float[Tensor, "batch length d_embedding"],
         positions: Int[Tensor, "#batch length"] | None = None,
     ) -> Float[Tensor, "batch length d_embedding"]:
-        """Embed tokens at these positions, by default at 0, 1, 2, ..."""
+        """Add the embeddings of these positions, by default 0, 1, 2, ..."""
         if positions is None:
-            positions = torch.arange(ids.size(1), device=ids.device)[None]
-        last = self.positions.num_embeddings - 1
+            positions = torch.arange(tokens.size(1), device=tokens.device)[None]
         # Positions beyond the table have the embedding of its last row. Gehring et al.
         # do not mention them; fairseq refuses such sentences.
-        return self.dropout(
-            self.tokens(ids) + self.positions(positions.clamp(max=last))
-        )
+        rows = positions.clamp(max=self.table.num_embeddings - 1)
+        return self.dropout(tokens + self.table(rows))
 
 
 def _table(count: int, width: int) -> nn.Embedding:
@@ -277,14 +274,12 @@ class Convolutional(nn.Module):
         self.config = config
         encoder, decoder = config.encoder_convolutions, config.decoder_convolutions
         width, rate = config.d_embedding, config.dropout
-        source = _table(config.vocab_size, width)
-        target = (
-            source
-            if config.shared_embedding
-            else _table(config.num_target_tokens, width)
+        self.embedding = _table(config.vocab_size, width)
+        self.own_target_embedding = (
+            None if config.shared_embedding else _table(config.num_target_tokens, width)
         )
-        self.source_embedding = EmbeddedTokens(config, source)
-        self.target_embedding = EmbeddedTokens(config, target)
+        self.source_positions = AddedPositions(config)
+        self.target_positions = AddedPositions(config)
         self.encoder_input = NormalizedLinear(width, encoder[0].width, dropout=rate)
         self.encoder_blocks = nn.ModuleList(
             EncoderBlock(before.width, sizes, rate)
@@ -320,7 +315,7 @@ class Convolutional(nn.Module):
         """Encode sources, padded with id 0."""
         mask = padding_mask(source, PAD)
         is_token = mask[:, 0, 0, :, None]
-        embedded = self.source_embedding(source)
+        embedded = self.source_positions(self.embedding(source))
         x = self.encoder_input(embedded)
         for block in self.encoder_blocks:
             x = block(x, is_token)
@@ -337,7 +332,7 @@ class Convolutional(nn.Module):
         self, target_in: Int[Tensor, "batch target"], memory: ConvolutionalMemory
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's outputs at all positions, with dropout."""
-        embedded = self.target_embedding(target_in)
+        embedded = self.target_positions(self.target_embedding(target_in))
         x = self.decoder_input(embedded)
         for block in self.decoder_blocks:
             x = block(x, embedded, memory)
@@ -351,10 +346,15 @@ class Convolutional(nn.Module):
         return functional.linear(states, self.output_weight, self.output_bias)
 
     @property
+    def target_embedding(self) -> nn.Embedding:
+        """Embedding of the target's tokens."""
+        return self.own_target_embedding or self.embedding
+
+    @property
     def output_weight(self) -> Float[Tensor, "vocab d_model"]:
         """Matrix of the logits, which is normalized unless it is the embedding."""
         if self.output is None:
-            return self.source_embedding.tokens.weight
+            return self.embedding.weight
         return self.output.matrix
 
     @property
@@ -394,7 +394,9 @@ class Convolutional(nn.Module):
         """Read one more token of each hypothesis; return the logits of the next."""
         memory = ConvolutionalMemory(**state.memory, mask=state.memory_mask)
         hypotheses = state.hypotheses
-        embedded = self.target_embedding(last_ids, hypotheses["position"])
+        embedded = self.target_positions(
+            self.target_embedding(last_ids), hypotheses["position"]
+        )
         hypotheses["position"] = hypotheses["position"] + 1
         x = self.decoder_input(embedded)
         blocks = cast(Sequence[DecoderBlock], self.decoder_blocks)

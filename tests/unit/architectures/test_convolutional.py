@@ -76,7 +76,7 @@ class PaperModel:
         }
 
     def logits(self, source: list[int], target_in: list[int]) -> np.ndarray:
-        e = [self.embed("source_embedding", w, i) for i, w in enumerate(source)]
+        e = [self.embed("source", w, i) for i, w in enumerate(source)]
         z = [self.linear(x, "encoder_input") for x in e]
         for n, (_, kernel) in enumerate(self.config.encoder_convolutions):
             name, before = f"encoder_blocks.{n}", (kernel - 1) // 2
@@ -85,7 +85,7 @@ class PaperModel:
                 for i, residual in enumerate(self.residuals(z, name))
             ]
         z = [self.linear(x, "encoder_output") for x in z]
-        g = [self.embed("target_embedding", w, i) for i, w in enumerate(target_in)]
+        g = [self.embed("target", w, i) for i, w in enumerate(target_in)]
         h = [self.linear(x, "decoder_input") for x in g]
         for n, (_, kernel) in enumerate(self.config.decoder_convolutions):
             name, before = f"decoder_blocks.{n}", kernel - 1
@@ -100,15 +100,17 @@ class PaperModel:
             ]
         states = [self.linear(x, "decoder_output") for x in h]
         if self.config.shared_embedding:
-            matrix = self.weights["source_embedding.tokens.weight"]
+            matrix = self.weights["embedding.weight"]
             return np.array([matrix @ x + self.weights["shared_bias"] for x in states])
         return np.array([self.linear(x, "output") for x in states])
 
-    def embed(self, name: str, token: int, position: int) -> np.ndarray:
+    def embed(self, side: str, token: int, position: int) -> np.ndarray:
+        has_own = side == "target" and not self.config.shared_embedding
+        tokens = "own_target_embedding" if has_own else "embedding"
         row = min(position, self.config.max_positions - 1)
         return (
-            self.weights[f"{name}.tokens.weight"][token]
-            + self.weights[f"{name}.positions.weight"][row]
+            self.weights[f"{tokens}.weight"][token]
+            + self.weights[f"{side}_positions.table.weight"][row]
         )
 
     def gated(
@@ -294,7 +296,7 @@ def test_no_position_depends_on_a_later_token(model: Convolutional) -> None:
         output.retain_grad()
         embedded.append(output)
 
-    model.target_embedding.register_forward_hook(keep)
+    model.target_positions.register_forward_hook(keep)
     model(SOURCE, TARGET_IN)[0, 2].sum().backward()
     [gradient] = [each.grad[0].abs().sum(dim=-1) for each in embedded]
     assert (gradient[3:] == 0).all()
@@ -359,10 +361,11 @@ def test_flops_are_those_of_all_matrix_products(model: Convolutional) -> None:
     assert model.update_flops(*lengths) == 3 * counter.get_total_flops()
 
 
+@pytest.mark.parametrize("variant", ["widths that change", "a shared matrix"])
 def test_a_folder_and_an_average_hold_the_model(
-    tokenizer: Tokenizer, tmp_path: Path
+    variant: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    config = replace(SMALL, vocab_size=tokenizer.vocab_size)
+    config = replace(VARIANTS[variant], vocab_size=tokenizer.vocab_size)
     model = Convolutional(config).eval()
     kept = Checkpoint(
         config=config, weights=model.state_dict(), tokenizer=tokenizer, step=3
