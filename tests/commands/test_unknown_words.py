@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.commands.conftest import call
+
+from transduce.cli import main
 
 SOURCES = ["der Hund schläft", "die Katze schläft", "der Hund bellt", "ein Hund"] * 6
 TARGETS = ["the dog sleeps", "the cat sleeps", "the dog barks", "a dog"] * 6
@@ -37,13 +38,19 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
     source = write(folder / "train.de", SOURCES)
     target = write(folder / "train.en", TARGETS)
-    outcome = call(
-        *("train", "--preset", "deep-att-multi30k", "--device", "cpu"),
-        *("--source", source, "--target", target, "--out", folder / "runs" / "run"),
-        *("--dev-source", source, "--dev-target", target, "--set", *SETTINGS),
-    )
-    assert outcome.code == 0, outcome.err
-    return folder / "runs" / "run"
+    run = folder / "runs" / "run"
+    main([*map(str, training(source, target, run))])
+    return run
+
+
+def training(source: Path, target: Path, run: Path, *settings: str) -> list[object]:
+    """Arguments of a run with a dev corpus."""
+    return [
+        *("train", "--preset", "deep-att-multi30k", "--device", "cpu", "--out", run),
+        *("--source", source, "--target", target),
+        *("--dev-source", source, "--dev-target", target),
+        *("--set", *SETTINGS, *settings),
+    ]
 
 
 def test_translations_have_translated_or_copied_words_for_unknown_ones(
@@ -93,15 +100,11 @@ def test_a_damaged_dictionary_is_refused(
 
 
 def test_another_run_on_the_same_text_shares_the_dictionary(
-    words_run: Path, succeeds: Callable[..., str]
+    words_run: Path, command: Callable[..., object]
 ) -> None:
     folder, out = words_run.parent.parent, words_run.parent / "second"
-    call(
-        *("train", "--preset", "deep-att-multi30k", "--device", "cpu", "--out", out),
-        *("--source", folder / "train.de", "--target", folder / "train.en"),
-        *("--dev-source", folder / "train.de", "--dev-target", folder / "train.en"),
-        *("--set", *SETTINGS, "training.steps=1"),
-    )
+    files = folder / "train.de", folder / "train.en"
+    command(*training(*files, out, "training.steps=1"))
     for name in ("dictionary.json", "averaged/dictionary.json"):
         assert (out / name).read_bytes() == (words_run / name).read_bytes()
 
