@@ -68,6 +68,30 @@ def test_training_reports_its_progress(
     assert f"The average of the last 2 checkpoints is in {tmp_path}/run/avera" in out
 
 
+def test_training_reports_that_updates_by_reward_begin(
+    succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", target)
+    dev = ("--dev-source", source, "--dev-target", target)
+    settings = (
+        "training.reward=gleu",
+        "training.reward_steps=3",
+        "training.reward_samples=2",
+        "training.clip_norm=5",
+    )
+    run = tmp_path / "run"
+    out = succeeds(*TINY, *files, *dev, "--out", run, "--set", *settings)
+    assert out.count("updates raise the expected reward of samples") == 1
+    assert "step 18: from here on" in out
+    assert ", GLEU " in out
+    steps = [entry for entry in log(run) if entry["kind"] == "step"]
+    assert ["reward" in entry for entry in steps] == [False, True]
+    assert all(entry["gradient_norm"] > 0 for entry in steps)
+    [*_, last] = [entry for entry in log(run) if entry["kind"] == "dev"]
+    assert 0 <= last["gleu"] <= 100
+
+
 def test_settings_come_from_preset_file_and_command_line_in_that_order(
     succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import ConfigError, RequestError, VersionError
+from transduce.experiments.presets import PRESETS
 from transduce.interop import onnx
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import fuse
@@ -327,6 +328,29 @@ def test_an_ensemble_may_have_several_architectures(
             mean = torch.stack(chances).softmax(-1).mean(0)[0]
             expected = mean[range(len(written)), written].log().sum().item()
             assert each.log_probability == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if name.endswith("-multi30k")]
+)
+def test_a_transformer_translates_with_every_other_architecture(
+    name: str, trained_checkpoint: Checkpoint, tokenizer: Tokenizer
+) -> None:
+    torch.manual_seed(1)
+    config = replace(PRESETS[name].model, vocab_size=tokenizer.vocab_size)
+    weights = build(config).state_dict()
+    other = Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1)
+    search = SearchConfig(extra_length=3)
+    alone = Translator(trained_checkpoint, CPU)
+    together = Translator(trained_checkpoint, CPU, other)
+    texts = ["one two", "three"]
+    for one, both in zip(
+        alone.translate_stream(texts, search),
+        together.translate_stream(texts, search),
+        strict=True,
+    ):
+        # The other model is untrained, so that its share is nearly the same for all.
+        assert both.hypotheses[0].log_probability < one.hypotheses[0].log_probability
 
 
 def test_an_ensemble_of_architectures_draws_samples(mixed: list[Path]) -> None:

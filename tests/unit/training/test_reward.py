@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transduce.architectures.models import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
+from transduce.experiments.presets import PRESETS
 from transduce.experiments.sampler import ModelSampler, refinement_of
 from transduce.metrics.gleu import sentence_gleu
 from transduce.model.config import ModelConfig
@@ -348,3 +350,23 @@ def test_updates_by_reward_need_a_sampler(tiny, dataset, cpu) -> None:
     batcher = Batcher(dataset, BATCHING, seed=1)
     with pytest.raises(ValueError, match="need a sampler"):
         Trainer(Transformer(tiny), batcher, REWARD, cpu)
+
+
+SMALL = [name for name in PRESETS if name.endswith("multi30k")]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("name", SMALL)
+def test_every_architecture_is_trained_by_reward(name: str, dataset, cpu) -> None:
+    torch.manual_seed(1)
+    model = build(replace(PRESETS[name].model, vocab_size=30))
+    before = {n: w.detach().clone() for n, w in model.named_parameters()}
+    config = replace(REWARD, steps=1, reward_steps=1, reward_samples=2)
+    batching = BatchingConfig(source_tokens=30, target_tokens=30, batch_tokens=30)
+    batcher, refinement = Batcher(dataset, batching, seed=1), refinement_of(config)
+    trainer = Trainer(model, batcher, config, cpu, refinement=refinement)
+    [report] = run(trainer)
+    assert report.reward is not None
+    assert 0 < report.reward < 1
+    moved = [n for n, w in model.named_parameters() if not torch.equal(w, before[n])]
+    assert len(moved) > len(before) / 2
