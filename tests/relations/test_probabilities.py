@@ -96,6 +96,29 @@ def test_numpy_draws_tokens_as_often_as_pytorch(
         assert np.abs(ours - np.bincount(theirs, minlength=VOCAB)).max() <= 1
 
 
+def test_numpy_and_pytorch_draw_the_same_tokens_without_restriction(
+    logits: Float32[np.ndarray, "rows vocab"],
+) -> None:
+    chances = np.random.default_rng(1).random(500)
+    for row in logits[:5]:
+        ours = draw(row, chances, SamplingConfig())
+        tensor = torch.from_numpy(row)[None, None]
+        [theirs], _ = draw_by_torch(tensor, chances[None], SamplingConfig(), ())
+        assert (ours == theirs).mean() > 0.99  # bounds are rounded differently
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1 - 2**-53])
+def test_pytorch_never_draws_an_excluded_token(
+    logits: Float32[np.ndarray, "rows vocab"], chance: float
+) -> None:
+    excluded = [0, VOCAB - 1]
+    chances = np.full((1, 3), chance)
+    for row in logits[:5]:
+        tensor = torch.from_numpy(row)[None, None]
+        tokens, _ = draw_by_torch(tensor, chances, SamplingConfig(), excluded)
+        assert not np.isin(tokens, excluded).any()
+
+
 @pytest.mark.parametrize("restriction", RESTRICTIONS, ids=str)
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1 - 2**-53])
 def test_an_impossible_token_is_never_drawn(
