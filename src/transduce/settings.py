@@ -59,16 +59,23 @@ def apply_file(config: Config, path: Path) -> Config:
 
 
 def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
-    """Change single settings, each given as `key=value` with the value in TOML."""
+    """Change single settings, each given as `key=value` with the value in TOML.
+
+    They are checked together, so that their order has no effect.
+    """
+    changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"A setting must be `key=value`, but is {assignment!r}.")
-        nested: Any = _value(text.strip())
-        for name in reversed(key.strip().split(".")):
-            nested = {name: nested}
-        config = apply_mapping(config, nested, where="--set: ")
-    return config
+        *tables, last = key.strip().split(".")
+        table = changes
+        for name in tables:
+            if not isinstance(table.get(name), dict):
+                table[name] = {}
+            table = table[name]
+        table[last] = _value(text.strip())
+    return apply_mapping(config, changes, where="--set: ")
 
 
 def apply_mapping(

@@ -205,3 +205,12 @@ def test_a_file_with_a_number_outside_its_bounds_is_refused(
     (tmp_path / "my.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         apply_file(BASE, tmp_path / "my.toml")
+
+
+def test_settings_that_depend_on_each_other_can_be_given_in_any_order() -> None:
+    # With one of them alone, embeddings and readout are not equally wide.
+    config = PRESETS["rnnsearch-multi30k"]
+    both = ("model.embedding_width=16", "model.readout_width=16")
+    for order in (both, both[::-1]):
+        changed = apply_assignments(config, order)
+        assert changed.model.embedding_width == changed.model.readout_width == 16
