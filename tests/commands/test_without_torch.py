@@ -75,6 +75,7 @@ EXTRA_OF = {
     "reproduce table2": "train",
     "reproduce table3": "train",
     "reproduce table4": "train",
+    "reproduce scaling": "train",
     "attention": "train",
     "heads": "train",
     "benchmark training": "benchmark",

@@ -96,7 +96,7 @@ GROUPS = {
     "Measure": {
         "evaluate": "Score translations against references.",
         "compare": "Compare systems, with tests of significance.",
-        "reproduce": "Reproduce a table of the paper.",
+        "reproduce": "Reproduce a table or an experiment of the paper.",
         "benchmark": "Measure speed beside other libraries.",
     },
     "Look inside": {
@@ -132,6 +132,7 @@ PARTS = {
         "table2": "Place runs among the models of Table 2, and forecast trainings.",
         "table3": "Vary the base model as Table 3 does, at any scale.",
         "table4": "Place parses among the parsers of Table 4.",
+        "scaling": "Compare scaled, unscaled and additive attention.",
     },
     "benchmark": {
         "training": "Measure the speed and memory of training.",

@@ -2,7 +2,7 @@
 paper's."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +20,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
+from transduce.experiments import scaling as scaling_experiment
 from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import preset
 from transduce.experiments.run_processes import (
@@ -385,12 +386,7 @@ def _train_table2(
             failures=failures,
         )
         finish_report(trained_report(table), asdict(table), out / "report", "table2")
-    if failures:
-        name, why = next(iter(failures.items()))
-        raise RunsFailedError(
-            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
-            f"first is {name}: {why} The same command tries them again."
-        )
+    _require_all_done(runs, failures)
 
 
 def table3(
@@ -489,12 +485,7 @@ def table3(
             failures = run_all(runs, workers, display.went_on)
         table = collect(experiment, runs, failures, trials)
         finish_report(table3_report(table), asdict(table), out / "report", "table3")
-    if failures:
-        name, why = next(iter(failures.items()))
-        raise RunsFailedError(
-            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
-            f"first is {name}: {why} The same command tries them again."
-        )
+    _require_all_done(runs, failures)
 
 
 def table4(
@@ -557,6 +548,106 @@ def table4(
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
     finish_report(table4_report(table), asdict(table), out, "table4")
+
+
+def scaling(
+    *,
+    out: Path,
+    d_k: Annotated[Numbers, Parameter(name="--d-k")] = scaling_experiment.WIDTHS,
+    heads: int = 1,
+    steps: int = scaling_experiment.STEPS,
+    seeds: Numbers = (1,),
+    source: Files = (),
+    target: Files = (),
+    dev_source: Files = (),
+    dev_target: Files = (),
+    settings: Assignments = (),
+    parallel: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Compare scaled, unscaled and additive attention (section 3.2.1).
+
+    First the scores of random queries and keys are measured as d_k grows: their
+    variance (footnote 4), and the entropy and gradient of the softmax. Then a small
+    model is trained with each kind of score and each d_k, by default on the built-in
+    corpus, in some minutes on two cores. The same command continues where it was
+    stopped, and adds widths and seeds.
+
+    For example:
+
+        transduce reproduce scaling --d-k 16 64 256 --seeds 1 2 --out scaling
+
+    Parameters
+    ----------
+    out
+        Folder of the experiment: runs, their logs, and the report.
+    d_k
+        Dimensions of a head's queries and keys; d_model is as many times the heads.
+    heads
+        Number of heads.
+    steps
+        Number of updates of each training.
+    seeds
+        Seeds of each row's trainings.
+    source
+        Text files instead of the built-in corpus, one sentence per line.
+    target
+        Their translations, line by line.
+    dev_source
+        Held-out text on which perplexity is measured.
+    dev_target
+        Its translations.
+    settings
+        Single settings of all trainings, such as model.num_layers=2.
+    parallel
+        Number of simultaneous trainings; by default one on each CUDA device, or one.
+    device
+        auto, cpu or cuda.
+    precision
+        Precision of matrix products in training, the same in all rows.
+    """
+    base = changed_by_options(scaling_experiment.base_config(steps), None, settings)
+    runs = scaling_experiment.scores_runs(out.absolute(), base, d_k, heads, seeds)
+    slots = make_slots(device, parallel)
+    hardware = choose_hardware(device, precision)
+    files = corpus_files(source, target, dev_source, dev_target)
+    scaling_experiment.refuse_other_contents(out)
+    with locked(out) as lock:
+        corpus = out.absolute() / scaling_experiment.CORPUS
+        experiment = scaling_experiment.ScalingExperiment(
+            folder=out.absolute(),
+            files=files or scaling_experiment.built_in_corpus(corpus),
+            base=base,
+            heads=heads,
+            device=device,
+            precision=hardware.precision,
+        )
+        experiment.begin()
+        with error_console().status("Starting...") as status:
+            statistics = scaling_experiment.measure_scores(
+                scaling_experiment.MEASURED_WIDTHS, status.update
+            )
+        with ExperimentDisplay(runs) as display:
+            workers = Workers(experiment, slots, lock)
+            failures = run_all(runs, workers, display.went_on)
+        machine = describe_machine(("torch", "numpy"), hardware.device)
+        figures = scaling_experiment.collect(
+            experiment, statistics, runs, failures, str(machine)
+        )
+        report = scaling_experiment.as_report(figures)
+        finish_report(report, asdict(figures), out / "report", "scaling")
+    _require_all_done(runs, failures)
+
+
+def _require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:
+    """Raise `RunsFailedError` if a run has failed."""
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise RunsFailedError(
+            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
+            f"first is {name}: {why} The same command tries them again."
+        )
 
 
 class ExperimentDisplay(ProgressDisplay):

@@ -1,0 +1,490 @@
+"""Additive, scaled and unscaled attention at growing d_k (section 3.2.1, footnote 4).
+
+The first part measures scores of random queries and keys: their variance, and what the
+softmax makes of them. The second trains a model with each kind of score and each d_k.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.errors import ConfigError, counted
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.quickstart import write_corpus
+from transduce.experiments.run_folder import RUN_CONFIG
+from transduce.experiments.run_processes import (
+    LOGS,
+    RUNS,
+    PresetRun,
+    settings,
+    with_seed,
+)
+from transduce.files import atomic_file, read_json
+from transduce.machine import Precision
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig, Scores
+from transduce.model.sizes import count_parameters
+from transduce.report.chart import Chart, Series, draw
+from transduce.report.report import Part, Picture, Report, Section, Table, columns
+from transduce.settings import require_between
+
+KINDS: tuple[Scores, ...] = get_args(Scores)
+PRESET = "quickstart"
+WIDTHS = (16, 64, 256)
+"""Values of d_k for which models are trained by default."""
+MEASURED_WIDTHS = (4, 16, 64, 256, 1024)
+"""Values of d_k for which scores are measured."""
+NUM_QUERIES, NUM_KEYS = 512, 32
+SEED = 1
+STEPS = 300
+MOST_HEADS, MOST_WIDTH = 64, 4096
+EXPERIMENT_FORMAT = 1
+EXPERIMENT, CORPUS = "scaling.json", "corpus"
+FIGURES = 4
+"""Digits of the numbers in tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreStatistics:
+    """Scores of random queries and keys, and the softmax of them.
+
+    Components of queries and keys are independent, with mean 0 and variance 1, as in
+    footnote 4.
+    """
+
+    kind: Scores
+    d_k: int
+    variance: float
+    """Variance of a score; by the footnote d_k for dot products, and 1 if scaled."""
+    entropy: float
+    """Mean entropy of a query's weights, in nats."""
+    largest_weight: float
+    """Mean of the largest weight of a query."""
+    gradient: float
+    """Mean Frobenius norm of the Jacobian of the softmax."""
+
+
+def measure_scores(
+    widths: Sequence[int], on_progress: Callable[[str], object]
+) -> tuple[ScoreStatistics, ...]:
+    """Measure all kinds of scores at each d_k, with the same queries and keys.
+
+    Calls `on_progress` with the name of each step before it.
+    """
+    measured = []
+    for d_k in widths:
+        on_progress(f"Measuring scores at d_k = {d_k:,}...")
+        generator = torch.Generator().manual_seed(SEED)
+        query = torch.randn(NUM_QUERIES, 1, 1, d_k, generator=generator)
+        key = torch.randn(NUM_QUERIES, 1, NUM_KEYS, d_k, generator=generator)
+        for kind in KINDS:
+            with torch.random.fork_rng(devices=()), torch.inference_mode():
+                torch.manual_seed(SEED)  # of the additive score's weights
+                attention = MultiHeadAttention(d_k, 1, d_k, d_k, kind)
+                scores = attention.match(query, key)[:, 0, 0]
+            measured.append(statistics_of(kind, d_k, scores))
+    return tuple(measured)
+
+
+def statistics_of(
+    kind: Scores, d_k: int, scores: Float[Tensor, "queries keys"]
+) -> ScoreStatistics:
+    """Return the statistics of the scores of each query for all keys."""
+    scores = scores.double()
+    weights = scores.softmax(-1)
+    squares = weights.square().sum(-1)
+    # The Jacobian is diag(p) - p p^T.
+    norm = squares - 2 * weights.pow(3).sum(-1) + squares.square()
+    return ScoreStatistics(
+        kind=kind,
+        d_k=d_k,
+        variance=float(scores.var()),
+        entropy=float(torch.special.entr(weights).sum(-1).mean()),
+        largest_weight=float(weights.amax(-1).mean()),
+        gradient=float(norm.clamp(min=0).sqrt().mean()),
+    )
+
+
+def base_config(steps: int) -> RunConfig:
+    """Settings of all trainings: small, and without dropout."""
+    base = PRESETS[PRESET]
+    return replace(
+        base,
+        model=replace(_transformer(base), num_layers=1),
+        batching=replace(base.batching, source_tokens=1_024, target_tokens=1_024),
+        training=replace(
+            base.training,
+            steps=steps,
+            warmup_steps=max(steps // 3, 1),
+            checkpoint_steps=steps,
+            keep_checkpoints=1,
+        ),
+    )
+
+
+def _transformer(config: RunConfig) -> ModelConfig:
+    assert isinstance(config.model, ModelConfig)  # as the preset has it
+    return config.model
+
+
+def varied(base: RunConfig, kind: Scores, d_k: int, heads: int) -> RunConfig:
+    """Return the settings with one kind of score and one d_k.
+
+    The whole model grows with d_k, as in the paper: d_model is the number of heads
+    times d_k. Otherwise the first weights (Glorot and Bengio, 2010) would shrink
+    queries and keys as d_k grows, and with them the variance of scores.
+    """
+    d_model = heads * d_k
+    model = replace(
+        _transformer(base),
+        scores=kind,
+        num_heads=heads,
+        d_k=d_k,
+        d_v=d_k,
+        d_model=d_model,
+        d_ff=2 * d_model,
+    )
+    return replace(base, model=model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresRun(PresetRun):
+    """Training with one kind of score, one d_k and one seed."""
+
+    kind: Scores
+    d_k: int
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity on the dev corpus after the last update."""
+        return float(self.last_entry("dev", "perplexity")["perplexity"])
+
+
+def scores_runs(
+    folder: Path,
+    base: RunConfig,
+    widths: Sequence[int],
+    heads: int,
+    seeds: Sequence[int],
+) -> list[ScoresRun]:
+    """Return the runs of all kinds and widths, ordered by seed and then by width.
+
+    Raises `ConfigError` if a width or a seed is impossible.
+    """
+    require_between("--heads", heads, 1, MOST_HEADS)
+    for d_k in widths:
+        require_between("--d-k", d_k, 1, MOST_WIDTH)
+    return [
+        ScoresRun(
+            row=f"{kind}-dk{d_k}",
+            preset=PRESET,
+            seed=seed,
+            config=with_seed(varied(base, kind, d_k, heads), seed),
+            folder=folder,
+            kind=kind,
+            d_k=d_k,
+        )
+        for seed in dict.fromkeys(seeds)
+        for d_k in sorted(set(widths))
+        for kind in KINDS
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingExperiment:
+    """Trainings on one corpus, in one folder."""
+
+    folder: Path
+    files: CorpusFiles
+    base: RunConfig
+    heads: int
+    device: str
+    precision: Precision
+
+    def begin(self) -> None:
+        """Record the settings; `ConfigError` if the folder has other ones."""
+        record = {
+            "format": EXPERIMENT_FORMAT,
+            "files": self.files.absolute_names(),
+            "heads": self.heads,
+            "precision": self.precision,
+            "settings": settings(self.base),
+        }
+        path = self.folder / EXPERIMENT
+        if path.is_file():
+            _require_same(self.folder, read_json(path), record)
+            return
+        for name in (RUNS, LOGS):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as new:
+            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a run has prepared the corpus, which all others then share."""
+        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+
+    def next_command(self, run: ScoresRun) -> list[str] | None:
+        """Command that continues a run; None if the run is done."""
+        if run.is_done:
+            return None
+        options = run.training_options(self.files, self.precision)
+        return [sys.executable, "-m", "transduce", *options, "--device", self.device]
+
+
+def built_in_corpus(folder: Path) -> CorpusFiles:
+    """Return the built-in English-German corpus in a folder, written if necessary."""
+    if not folder.exists():
+        return write_corpus(folder, "en-de")
+    return CorpusFiles(
+        source=(folder / "train.en",),
+        target=(folder / "train.de",),
+        dev_source=(folder / "dev.en",),
+        dev_target=(folder / "dev.de",),
+    )
+
+
+def refuse_other_contents(folder: Path) -> None:
+    """Raise `ConfigError` if a folder holds anything but this experiment."""
+    if not folder.exists() or (folder / EXPERIMENT).is_file():
+        return
+    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: the output folder must be new or an experiment of `reproduce "
+            "scaling`, but is neither; choose another."
+        )
+
+
+def _require_same(
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    # Through JSON, so that tuples compare as lists.
+    requested = json.loads(json.dumps(requested))
+    for name, value in requested.items():
+        if recorded.get(name) == value:
+            continue
+        what = name
+        if name == "settings" and isinstance(theirs := recorded.get(name), dict):
+            what = next(key for key in value if theirs.get(key) != value[key])
+        raise ConfigError(
+            f"{folder}: the experiment in this folder was started with another value "
+            f"of {what}; repeat the options of that command, or choose another folder."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRow:
+    """Figures of the trainings with one kind of score and one d_k."""
+
+    kind: Scores
+    d_k: int
+    d_model: int
+    parameters: int
+    seeds: tuple[int, ...]
+    perplexity: float
+    """Geometric mean over the seeds of the perplexity on the dev corpus."""
+    perplexities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Measured scores, and the figures of all trainings."""
+
+    statistics: tuple[ScoreStatistics, ...]
+    rows: tuple[TrainedRow, ...]
+    failures: dict[str, str]
+    """Reasons of failed runs by their names."""
+    settings: dict[str, Any]
+    machine: str
+
+
+def collect(
+    experiment: ScalingExperiment,
+    statistics: Sequence[ScoreStatistics],
+    runs: Sequence[ScoresRun],
+    failures: Mapping[str, str],
+    machine: str,
+) -> Scaling:
+    """Read the figures of all runs that are done."""
+    done = [run for run in runs if run.name not in failures]
+    keys = dict.fromkeys((run.d_k, run.kind) for run in done)
+    rows = [
+        _row([r for r in done if (r.d_k, r.kind) == (d_k, kind)]) for d_k, kind in keys
+    ]
+    return Scaling(
+        statistics=tuple(statistics),
+        rows=tuple(rows),
+        failures=dict(failures),
+        settings=settings(experiment.base),
+        machine=machine,
+    )
+
+
+def _row(runs: Sequence[ScoresRun]) -> TrainedRow:
+    model = _transformer(runs[0].config)
+    perplexities = tuple(run.perplexity for run in runs)
+    return TrainedRow(
+        kind=runs[0].kind,
+        d_k=runs[0].d_k,
+        d_model=model.d_model,
+        parameters=count_parameters(model).total,
+        seeds=tuple(run.seed for run in runs),
+        perplexity=geometric_mean(perplexities),
+        perplexities=perplexities,
+    )
+
+
+def as_report(scaling: Scaling) -> Report:
+    """Report with the measured scores, the trainings, and their settings."""
+    sections = [
+        Section(title="Scores", parts=tuple(_score_parts(scaling.statistics))),
+        Section(title="Trainings", parts=tuple(_training_parts(scaling))),
+    ]
+    if scaling.failures:
+        reasons = tuple(f"{name}: {why}" for name, why in scaling.failures.items())
+        sections.append(Section(title="Failed", parts=reasons))
+    sections.append(Section(title="Settings", parts=tuple(_settings(scaling))))
+    return Report(
+        title="Scaled, unscaled and additive attention (section 3.2.1)",
+        sections=tuple(sections),
+    )
+
+
+def _score_parts(statistics: Sequence[ScoreStatistics]) -> Iterator[Part]:
+    yield (
+        f"Scores of {NUM_QUERIES:,} random queries for {NUM_KEYS} keys each, whose "
+        "components have mean 0 and variance 1. By footnote 4 the variance of a dot "
+        "product is d_k; scaled by 1/sqrt(d_k) it is 1. The additive score has its "
+        f"first weights. Entropy is that of a query's weights (equal weights: "
+        f"{log(NUM_KEYS):.2f} nats), and gradient is the norm of the Jacobian of the "
+        "softmax: both vanish as one key takes all the weight."
+    )
+    heads = ("d_k", "variance", "theory", "entropy", "largest weight", "gradient")
+    rows = [
+        (
+            each.kind,
+            f"{each.d_k:,}",
+            f"{each.variance:.{FIGURES}g}",
+            {"scaled": "1", "unscaled": f"{each.d_k:,}"}.get(each.kind, ""),
+            f"{each.entropy:.3f}",
+            f"{each.largest_weight:.3f}",
+            f"{each.gradient:.3f}",
+        )
+        for each in sorted(statistics, key=lambda s: KINDS.index(s.kind))
+    ]
+    yield Table(columns=columns("scores", *heads), rows=tuple(rows))
+    yield _picture(
+        "scaling-variance",
+        "Variance of a score against d_k",
+        "variance",
+        {
+            kind: [(s.d_k, s.variance) for s in statistics if s.kind == kind]
+            for kind in KINDS
+        },
+    )
+    yield _picture(
+        "scaling-gradient",
+        "Norm of the softmax's Jacobian against d_k",
+        "gradient",
+        {
+            kind: [(s.d_k, s.gradient) for s in statistics if s.kind == kind]
+            for kind in KINDS
+        },
+    )
+
+
+def _training_parts(scaling: Scaling) -> Iterator[Part]:
+    yield (
+        "The paper: for small d_k the two mechanisms perform similarly; without "
+        "scaling, dot products fall behind additive attention as d_k grows. Perplexity "
+        "on the dev corpus after the last update; models of one row differ in their "
+        "scores only."
+    )
+    if not scaling.rows:
+        yield "No training has ended."
+        return
+    rows = []
+    for d_k in dict.fromkeys(row.d_k for row in scaling.rows):
+        found = {row.kind: row for row in scaling.rows if row.d_k == d_k}
+        first = next(iter(found.values()))
+        rows.append(
+            (
+                f"{d_k:,}",
+                f"{first.d_model:,}",
+                f"{first.parameters / 1e6:.2f}",
+                *(_perplexity(found.get(kind)) for kind in KINDS),
+            )
+        )
+    heads = columns("d_k", "d_model", "parameters, millions", *KINDS)
+    yield Table(columns=heads, rows=tuple(rows))
+    if len(scaling.rows[0].seeds) > 1:
+        yield (
+            f"Means of {counted(len(scaling.rows[0].seeds), 'seed')}; in brackets the "
+            "lowest and the highest."
+        )
+    yield _picture(
+        "scaling-perplexity",
+        "Perplexity on the dev corpus against d_k",
+        "perplexity",
+        {
+            kind: [(r.d_k, r.perplexity) for r in scaling.rows if r.kind == kind]
+            for kind in KINDS
+        },
+    )
+
+
+def _perplexity(row: TrainedRow | None) -> str:
+    if row is None:
+        return ""
+    if len(row.perplexities) == 1:
+        return f"{row.perplexity:.2f}"
+    lowest, highest = min(row.perplexities), max(row.perplexities)
+    return f"{row.perplexity:.2f} ({lowest:.2f} to {highest:.2f})"
+
+
+def _picture(
+    name: str,
+    title: str,
+    y_label: str,
+    points: Mapping[Scores, Sequence[tuple[int, float]]],
+) -> Picture:
+    series: list[Series] = []
+    for colour, (kind, found) in enumerate(points.items()):
+        x, y = [d_k for d_k, _ in found], [value for _, value in found]
+        series += [
+            Series(label=kind, x=x, y=y, colour=colour),
+            Series(label="", x=x, y=y, colour=colour, drawn="line"),
+        ]
+    return draw(
+        Chart(
+            name=name,
+            title=title,
+            x_label="d_k",
+            y_label=y_label,
+            series=tuple(series),
+            scale="log",
+        )
+    )
+
+
+def _settings(scaling: Scaling) -> Iterator[Part]:
+    names = (
+        "model.num_layers",
+        "training.steps",
+        "training.warmup_steps",
+        "batching.target_tokens",
+        "tokenizer.vocab_size",
+    )
+    known = [n for n in names if n in scaling.settings]
+    yield "; ".join(f"{name} = {scaling.settings[name]:,}" for name in known) + "."
+    yield scaling.machine
