@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.analysis.path_lengths import PathLengths
-from transduce.errors import counted
+from transduce.errors import counted, duration
 from transduce.experiments.table2 import PAPER_ROWS
 from transduce.experiments.table2_training import (
     REFERENCE,
@@ -15,7 +15,6 @@ from transduce.experiments.table2_training import (
     SystemResult,
 )
 from transduce.machine import Precision
-from transduce.phrases import duration
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import (
     Column,
