@@ -225,3 +225,36 @@ class TestTable4:
         out = tmp_path / "table4"
         assert sentence in refuses("reproduce", "table4", "--out", out, *options)
         assert not out.exists()
+
+
+def test_scaling_is_measured_trained_and_written(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, target = corpus_files
+    text = ("--source", source, "--target", target)
+    text += ("--dev-source", source, "--dev-target", target)
+    small = ("--set", "tokenizer.vocab_size=400", "batching.target_tokens=60")
+    options = (*text, *small, "--d-k", 4, "--steps", 2, "--device", "cpu")
+    out = tmp_path / "scaling"
+    printed = succeeds("reproduce", "scaling", *options, "--out", out)
+    report = printed[printed.index("Scaled, unscaled and additive attention") :]
+    runs = [f"{kind}-dk4-seed1" for kind in ("additive", "scaled", "unscaled")]
+    assert sorted(path.name for path in (out / "runs").iterdir()) == runs
+    figures = json.loads((out / "report" / "scaling.json").read_text())
+    assert [row["kind"] for row in figures["rows"]] == [
+        "scaled", "unscaled", "additive",
+    ]  # fmt: skip
+    assert all(1 < row["perplexity"] < 10_000 for row in figures["rows"])
+    assert len({row["perplexity"] for row in figures["rows"]}) == 3
+    assert {path.suffix for path in (out / "report").iterdir()} == {
+        ".md", ".html", ".json", ".png",
+    }  # fmt: skip
+    logs = {path: path.stat().st_mtime_ns for path in (out / "logs").iterdir()}
+    # Nothing is left to train.
+    assert succeeds("reproduce", "scaling", *options, "--out", out) == report
+    assert logs == {path: path.stat().st_mtime_ns for path in (out / "logs").iterdir()}
+    refusal = refuses("reproduce", "scaling", *options, "--heads", 2, "--out", out)
+    assert "was started with another value of heads" in refusal

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 
 from transduce.report.report import Picture
 
@@ -127,6 +127,8 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter("{x:g}")
+        # Values within a decade have labels between the powers of ten.
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
     if chart.scale == "log x":
         axes.set(xscale="log")
     if chart.names:
