@@ -325,17 +325,16 @@ def presets_page() -> str:
         for each in summaries:
             if each.group == group:
                 config = PRESETS[each.name]
+                # Other architectures do not have all sizes of a Transformer.
+                names = ("num_layers", "d_model", "d_ff", "num_heads")
                 numbers = (
-                    config.model.num_layers,
-                    config.model.d_model,
-                    config.model.d_ff,
-                    config.model.num_heads,
+                    *(getattr(config.model, name, None) for name in names),
                     config.tokenizer.vocab_size,
                     each.steps,
                     each.target_tokens,
                     each.num_parameters,
                 )
-                sizes = " | ".join(f"{number:,}" for number in numbers)
+                sizes = " | ".join("–" if n is None else f"{n:,}" for n in numbers)
                 name = f"[`{each.name}`](#{each.name.lower()})"
                 lines.append(f"| {name} | {each.purpose} | {sizes} |")
     lines += ["", "## The settings of each", ""]

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.architectures.models import TransductionModel
 from transduce.data.tensors import pad_rows
 from transduce.decoding.streaming import similar_lengths
 from transduce.decoding.translator import Translator
@@ -30,6 +31,7 @@ from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 from transduce.text.inline_tags import Span, WordLinks, units
 from transduce.text.languages import UNSPACED_LETTER, UNSPACED_LETTERS
+from transduce.text.tokenizer import WordTokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 
@@ -75,7 +77,7 @@ def attention_maps(
     """Attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
         recorded = {
-            kind: [stack.enter_context(_recorded(each)) for each in layers]
+            kind: [stack.enter_context(_recorded(each.weights_tap)) for each in layers]
             for kind, layers in attentions(model).items()
         }
         model.decode(target_in, model.encode(source))
@@ -96,14 +98,14 @@ def attention_maps(
 
 @torch.no_grad()
 def cross_attention_maps(
-    model: Transformer,
+    model: TransductionModel,
     source: Int[Tensor, "batch source"],
     target_in: Int[Tensor, "batch target"],
 ) -> list[Float[Tensor, "layers heads queries keys"]]:
     """Cross-attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
-        layers = attentions(model)["encoder-decoder"]
-        recorded = [stack.enter_context(_recorded(each)) for each in layers]
+        taps = model.cross_attention_taps
+        recorded = [stack.enter_context(_recorded(each)) for each in taps]
         model.decode(target_in, model.encode(source))
     whole = torch.stack([weights for (weights,) in recorded], dim=1).float().cpu()
     lengths = zip(_lengths(source), _lengths(target_in), strict=True)
@@ -130,7 +132,7 @@ def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(attention: MultiHeadAttention) -> Iterator[list[Tensor]]:
+def _recorded(tap: nn.Module) -> Iterator[list[Tensor]]:
     """Record the weights of all heads at each forward pass of this thread."""
     recorded: list[Tensor] = []
     thread = threading.get_ident()
@@ -140,7 +142,7 @@ def _recorded(attention: MultiHeadAttention) -> Iterator[list[Tensor]]:
         if threading.get_ident() == thread:
             recorded.append(weights)
 
-    hook = attention.weights_tap.register_forward_hook(record)
+    hook = tap.register_forward_hook(record)
     try:
         yield recorded
     finally:
@@ -296,7 +298,7 @@ def attended_links(
     """Word links of sentence pairs by the first model of an ensemble.
 
     None for a pair with a side that is too long, or that the tokenizer cannot
-    represent.
+    represent, and for all pairs if the model has no cross-attention.
     """
     tokenizer = translator.tokenizer
     sources = tokenizer.encode_sources([source for source, _ in pairs])
@@ -307,7 +309,9 @@ def attended_links(
     ]
     short = [i for i, length in enumerate(lengths) if length <= MAX_TOKENS]
     found: list[WordLinks | None] = [None] * len(pairs)
-    model = translator.torch_model.transformer
+    model = translator.torch_model.model
+    if not model.cross_attention_taps:
+        return found
     for batch in similar_lengths([lengths[i] for i in short], MOST_POSITIONS):
         chosen = [short[i] for i in batch]
         maps = cross_attention_maps(
@@ -316,7 +320,12 @@ def attended_links(
             pad_rows([[BOS, *targets[i]] for i in chosen]).to(translator.device),
         )
         for i, weights in zip(chosen, maps, strict=True):
-            pieces = tokenizer.pieces(sources[i]), tokenizer.pieces(targets[i])
+            pieces = (
+                # An unknown word has the letters that it has in the text.
+                (tokenizer.split(pairs[i][0]), tokenizer.split(pairs[i][1]))
+                if isinstance(tokenizer, WordTokenizer)
+                else (tokenizer.pieces(sources[i]), tokenizer.pieces(targets[i]))
+            )
             found[i] = _links(pairs[i], pieces, weights)
     return found
 

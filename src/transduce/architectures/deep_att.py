@@ -91,8 +91,8 @@ class DeepAtt(nn.Module):
         super().__init__()
         self.config = config
         cells, context = config.d_model, config.context_width
-        # Unlike the paper: source and target have one vocabulary, and so one embedding;
-        # the paper's have two.
+        # Unlike Zhou et al.: source and target have one vocabulary, not two, and so one
+        # embedding.
         self.embedding = _embedding(config.vocab_size, config.embedding_width)
         self.target_embedding = (
             None
@@ -289,7 +289,7 @@ class DeepAtt(nn.Module):
     def _embed_target(
         self, ids: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target embedding_width"]:
-        # Unlike the paper: the first position reads the embedding of the start token,
+        # Unlike Zhou et al.: the first position reads the embedding of the start token,
         # as other architectures here do, not a zero vector.
         embed = self.embedding if self.target_embedding is None else (
             self.target_embedding

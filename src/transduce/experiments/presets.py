@@ -218,7 +218,7 @@ RIVALS = {
 }
 """Systems that Table 2 compares the Transformer with, at the sizes of their papers."""
 
-# The sizes of Zhou et al. (2016). Unlike the paper: one vocabulary for both languages,
+# The sizes of Zhou et al. (2016). Unlike theirs: one vocabulary for both languages,
 # whose size is this project's choice, as are the number of updates and the learning
 # rate; batches of 20,000 tokens are about the paper's 500 to 800 sentences.
 DEEP_ATT = RunConfig(

@@ -10,6 +10,7 @@ from transduce.architectures.config import DeepAttConfig, num_parameters
 from transduce.architectures.deep_att import DeepAtt, FastForwardLayer
 from transduce.architectures.models import build
 from transduce.errors import ConfigError
+from transduce.experiments.presets import PRESETS
 
 TINY = DeepAttConfig(
     vocab_size=20,
@@ -206,6 +207,21 @@ def test_the_default_sizes_are_those_of_the_paper() -> None:
     attention = 5_121 * 1_280 + 1_281 * 512 + 512 * 512 + 512
     words = 80_000 * (256 + 513)
     assert num_parameters(config) == 2 * column + decoder + attention + words
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("deep-att-en-de", 107.9 + 79_000 * 769 / 1e6),
+        ("deep-att-multi30k", 2.08),
+    ],
+)
+def test_presets_have_their_numbers_of_parameters(name: str, millions: float) -> None:
+    config = PRESETS[name]
+    assert isinstance(config.model, DeepAttConfig)
+    assert config.tokenizer.kind == "word"
+    model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    assert num_parameters(model) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
 def test_the_flops_of_an_update_grow_with_both_lengths(model: DeepAtt) -> None:

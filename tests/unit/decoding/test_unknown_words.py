@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from transduce.analysis.attention_maps import attended_links
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
@@ -183,6 +184,14 @@ def test_unknown_words_stay_without_attention(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(model, "cross_attention_taps", ())
     found = translator.translate("Hund", min_length=2, max_length=3)
     assert found.text == "<unk> <unk> <unk>"
+
+
+def test_words_of_a_vocabulary_of_words_are_linked_for_tags() -> None:
+    translator = Translator(checkpoint(DEEP_ATT), "cpu")
+    [links] = attended_links(translator, [("Der Hund (schläft)", "The dog")])
+    assert links is not None
+    assert len(links.source) == 5
+    assert len(links.source_of) == 2
 
 
 def test_the_weights_are_the_mean_over_heads_and_layers() -> None:
