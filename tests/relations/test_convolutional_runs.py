@@ -36,7 +36,7 @@ CONVS2S = replace(
     PRESETS["convs2s-multi30k"],
     tokenizer=TokenizerConfig(vocab_size=300),
     model=ConvolutionalConfig(
-        encoder_blocks="2x16k3", d_embedding=16, d_model=16, shared_embedding=True
+        encoder_blocks="2x16k3", d_embedding=16, d_output=None, shared_embedding=True
     ),
     batching=BatchingConfig(source_tokens=100, target_tokens=100, batch_tokens=60),
     training=replace(

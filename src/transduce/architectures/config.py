@@ -521,11 +521,10 @@ class ConvolutionalConfig:
     encoder."""
     d_embedding: int = 768
     """Dimension of the embeddings and of attention."""
-    d_model: int = 512
-    """Dimension of the decoder's outputs."""
+    d_output: int | None = 512
+    """Dimension of the decoder's outputs. None for that of the embeddings."""
     shared_embedding: bool = False
-    """Whether source, target and output share one matrix, as in the Transformer. It
-    must then be of one vocabulary, and `d_embedding` must equal `d_model`."""
+    """Whether source, target and output share one matrix, as in the Transformer."""
     max_positions: int = 1024
     """Number of learned positional embeddings of either side; later positions share
     the last one."""
@@ -538,7 +537,7 @@ class ConvolutionalConfig:
             ("vocab_size", LARGEST_VOCABULARY),
             ("target_vocab_size", LARGEST_VOCABULARY),
             ("d_embedding", LARGEST_WIDTH),
-            ("d_model", LARGEST_WIDTH),
+            ("d_output", LARGEST_WIDTH),
             ("max_positions", MOST_POSITIONS),
         ):
             require_between(f"model.{name}", getattr(self, name), 1, largest)
@@ -547,8 +546,9 @@ class ConvolutionalConfig:
         self.decoder_convolutions  # noqa: B018
         if self.shared_embedding and self.d_embedding != self.d_model:
             raise ConfigError(
-                "`model.d_embedding` must equal `model.d_model` if the embedding is "
-                f"shared, but they are {self.d_embedding} and {self.d_model}."
+                "`model.d_output` must be none or `model.d_embedding`, "
+                f"{self.d_embedding}, if the embedding is shared, but is "
+                f"{self.d_output}."
             )
         if self.shared_embedding and self.target_vocab_size is not None:
             raise ConfigError(
@@ -570,7 +570,7 @@ class ConvolutionalConfig:
             self,
             encoder_blocks=blocks(self.encoder_blocks),
             decoder_blocks=self.decoder_blocks and blocks(self.decoder_blocks),
-            **widths_scaled(self, factor, ("d_embedding", "d_model")),
+            **widths_scaled(self, factor, ("d_embedding", "d_output")),
         )
 
     @property
@@ -584,6 +584,11 @@ class ConvolutionalConfig:
         if self.decoder_blocks is None:
             return self.encoder_convolutions
         return convolutions("decoder_blocks", self.decoder_blocks)
+
+    @property
+    def d_model(self) -> int:
+        """Dimension of the decoder's outputs."""
+        return self.d_output or self.d_embedding
 
     @property
     def num_target_tokens(self) -> int:
@@ -681,6 +686,10 @@ class ByteNetConfig:
                 f'"{self.stacking}".'
             )
         _check_rate("dropout", self.dropout)
+
+    def scaled(self, factor: float) -> "ByteNetConfig":
+        """Return the settings with all widths multiplied by a factor."""
+        return replace(self, **widths_scaled(self, factor, ("d_hidden",)))
 
     @property
     def d_model(self) -> int:

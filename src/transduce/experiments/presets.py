@@ -245,7 +245,7 @@ CONVS2S = RunConfig(
     model=ConvolutionalConfig(
         encoder_blocks="9x512k3,4x1024k3,2x2048k1",
         d_embedding=768,
-        d_model=512,
+        d_output=512,
         dropout=0.2,  # that of fairseq's instructions; the paper states none
     ),
     # Those of fairseq's instructions; 48 sentences in the paper.
@@ -537,7 +537,7 @@ PRESETS = {
             encoder_blocks="6x128k3",
             decoder_blocks="5x128k3",
             d_embedding=128,
-            d_model=128,
+            d_output=None,
             shared_embedding=True,
             max_positions=256,
             dropout=0.25,

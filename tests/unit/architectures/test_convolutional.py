@@ -39,13 +39,13 @@ SMALL = ConvolutionalConfig(
     encoder_blocks="2x6k3,8k2,5k1",
     decoder_blocks="6k3,7k2,2x7k3",
     d_embedding=10,
-    d_model=9,
+    d_output=9,
     max_positions=4,
     dropout=0.0,
 )
 VARIANTS = {
     "widths that change": SMALL,
-    "a shared matrix": replace(SMALL, d_model=10, shared_embedding=True),
+    "a shared matrix": replace(SMALL, d_output=None, shared_embedding=True),
     "two vocabularies": replace(SMALL, target_vocab_size=23),
     "a decoder as the encoder": replace(SMALL, decoder_blocks=None),
 }
@@ -398,10 +398,13 @@ def test_blocks_are_written_in_runs_of_equal_ones() -> None:
             {"dropout": 1.0},
             "`model.dropout` must be at least 0 and below 1, but is 1.0",
         ),
-        ({"d_model": 0}, "`model.d_model` must be at least 1, but is 0"),
-        ({"shared_embedding": True}, "must equal `model.d_model` .* are 768 and 512"),
+        ({"d_output": 0}, "`model.d_output` must be at least 1, but is 0"),
         (
-            {"shared_embedding": True, "d_embedding": 512, "target_vocab_size": 9},
+            {"shared_embedding": True},
+            "`model.d_output` must be none or .*, 768, .* but is 512",
+        ),
+        (
+            {"shared_embedding": True, "d_output": None, "target_vocab_size": 9},
             "`model.shared_embedding` must be false",
         ),
     ],
