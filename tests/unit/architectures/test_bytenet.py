@@ -293,6 +293,7 @@ def test_a_folder_and_an_average_hold_the_model(
         ({"d_hidden": 2**20}, "`model.d_hidden` must be at most 32,768"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_bad_sizes_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ByteNetConfig(**settings)  # type: ignore[arg-type] # wrong on purpose
