@@ -138,9 +138,11 @@ def presets(
 
 def _row(summary: PresetSummary) -> str:
     count = summary.num_parameters
-    size = (
-        f"{count / MILLION:.1f}M" if count >= MILLION / 10 else f"{count / 1_000:.0f}k"
-    )
+    size = f"{count / MILLION:.1f}M"
+    if count >= 1_000 * MILLION:
+        size = f"{count / MILLION / 1_000:.1f}B"
+    elif count < MILLION / 10:
+        size = f"{count / 1_000:.0f}k"
     return (
         f"{summary.name:<{NAME_WIDTH}}  {size:>{PARAMETERS_WIDTH}}  "
         f"{summary.steps:>{UPDATES_WIDTH},}"

@@ -456,7 +456,7 @@ PRESETS = {
             dropout=0.3,
             shared_embedding=True,
             tied_output=True,
-            initial_range=0.1,
+            initial_range=0.15,
             experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128, gating="batchwise"),
         ),
         batching=BatchingConfig(
@@ -468,7 +468,7 @@ PRESETS = {
             schedule="warm-hold-decay",
             learning_rate=2e-3,
             hold_steps=4_000,
-            clip_norm=5.0,
+            clip_norm=1.0,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
