@@ -102,3 +102,17 @@ def test_two_processes_train_the_same_model_as_one(corpus_files, tmp_path) -> No
         )
     alone, both = (dict(load_model(tmp_path / each).weights) for each in "12")
     torch.testing.assert_close(both, alone, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused(
+    refuses, corpus_files, tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", target, "--out", tmp_path / "run")
+    few = ("--device", "cpu", "--set", "tokenizer.vocab_size=360")
+    message = refuses(
+        *("train", "--preset", "moe-en-de", *files, *few),
+        "model.experts.num_experts=65536",
+    )
+    assert "make `model.d_model`, `model.encoder_layers` or " in message
+    assert message.endswith("`model.experts.num_experts` smaller.")

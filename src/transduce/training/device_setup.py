@@ -148,8 +148,19 @@ def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
         raise ConfigError(
             f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
             f"of {num_parameters:,} parameters takes {needed / 1e9:,.0f} GB; make "
-            "`model.d_model`, `model.d_ff` or `model.num_layers` smaller."
+            f"{_sizes(config)} smaller."
         )
+
+
+def _sizes(config: ArchitectureConfig) -> str:
+    """Name the settings that make a model of this architecture large."""
+    known = config.__dataclass_fields__
+    names = ["d_model", "d_ff", "num_layers", "encoder_layers", "num_blocks"]
+    *others, last = [
+        *(f"`model.{name}`" for name in names if name in known),
+        *(["`model.experts.num_experts`"] if "experts" in known else []),
+    ]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def find_micro_batch(
