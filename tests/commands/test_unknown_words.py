@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import transduce
 from transduce.cli import main
+from transduce.metrics.bleu import corpus_chrf
 
 SOURCES = ["der Hund schläft", "die Katze schläft", "der Hund bellt", "ein Hund"] * 6
 TARGETS = ["the dog sleeps", "the cat sleeps", "the dog barks", "a dog"] * 6
@@ -21,6 +23,7 @@ SETTINGS = (
     "training.warmup_steps=5",
     "training.checkpoint_steps=20",
     "training.keep_checkpoints=2",
+    "search.min_length=2",
     "batching.source_tokens=60",
     "batching.target_tokens=60",
     "batching.batch_tokens=60",
@@ -57,7 +60,7 @@ def test_translations_have_translated_or_copied_words_for_unknown_ones(
     words_run: Path, succeeds: Callable[..., str]
 ) -> None:
     lines = "der Hund schläft\nder Vogel schläft\n"
-    arguments = ("translate", words_run, "--min-length", 2, "--jsonl")
+    arguments = ("translate", words_run, "--jsonl")
     out = succeeds(*arguments, stdin=lines.encode())
     found = [json.loads(line) for line in out.splitlines()]
     tokens = json.dumps(found)
@@ -67,6 +70,16 @@ def test_translations_have_translated_or_copied_words_for_unknown_ones(
     assert "<unk>" not in " ".join(texts)
     words = set(" ".join(texts).split())
     assert words <= {"the", "dog", "sleeps", "der", "Hund", "schläft", "Vogel"}
+
+
+def test_development_scores_are_those_of_replaced_words(words_run: Path) -> None:
+    log = (words_run / "log.jsonl").read_text().splitlines()
+    [final] = [each for each in map(json.loads, log) if each["kind"] == "final"]
+    translator = transduce.load(words_run, device="cpu")
+    translations = translator.translate(SOURCES)
+    assert any("<unk>" in "".join(each.hypotheses[0].tokens) for each in translations)
+    texts = [each.text for each in translations]
+    assert corpus_chrf(texts, TARGETS).score == pytest.approx(final["chrf"])
 
 
 def test_models_of_a_run_keep_its_dictionary(
@@ -86,7 +99,7 @@ def test_a_model_without_a_dictionary_copies_unknown_words(
 ) -> None:
     copy = shutil.copytree(words_run / "averaged", tmp_path / "model")
     (copy / "dictionary.json").unlink()
-    arguments = ("translate", copy, "--min-length", 2)
+    arguments = ("translate", copy)
     assert "<unk>" not in succeeds(*arguments, stdin=b"Vogel Vogel\n")
 
 

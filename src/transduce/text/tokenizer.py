@@ -29,7 +29,7 @@ from transduce.text.languages import (
     UNSPACED_SCRIPTS,
     is_longer_than_a_word,
 )
-from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.sentence_pieces import SURROGATE, SentencePieceTokenizer
 from transduce.text.vocabulary import (
     BYTE_PIECES,
     EOS,
@@ -232,9 +232,8 @@ class WordTokenizer(SubwordTokenizer):
     def split(self, text: str) -> list[str]:
         """Return the words that `encode` gives an id each, with the spaces before."""
         cut = self._pieces.pre_tokenizer.pre_tokenize_str
-        return [
-            piece for word in normalize(text).split() for piece, _ in cut(" " + word)
-        ]
+        words = self._spell(text).split()
+        return [piece for word in words for piece, _ in cut(" " + word)]
 
     def join(self, words: Iterable[str]) -> str:
         """Return the text of words, which have the spaces before them."""
@@ -256,7 +255,8 @@ class WordTokenizer(SubwordTokenizer):
         ]
 
     def _spell(self, text: str) -> str:
-        return normalize(text)
+        """Normalize a text; half of a surrogate pair is a replacement character."""
+        return normalize(SURROGATE.sub("\ufffd", text))
 
 
 Tokenizer = SubwordTokenizer | SentencePieceTokenizer

@@ -1,24 +1,33 @@
 """Vocabularies of words: unknown words are lost, all other text is restored."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.interop.portable_tokenizer import portable_tokenizer
-from transduce.text.tokenizer import WordTokenizer, learn_tokenizer, load_tokenizer
+from transduce.text.tokenizer import (
+    WordTokenizer,
+    learn_tokenizer,
+    load_tokenizer,
+    normalize,
+)
 from transduce.text.vocabulary import UNKNOWN_IDS, TokenizerConfig
 
-CORPUS = [
+CORPUS = (
     "The cat (a big one) doesn't see 12 dogs, or does it?",
     "The dog isn't in state-of-the-art homes: the cat is.",
     "Ein Mann schläft; Mann!",
-]
+)
 SPACED, JOINED = UNKNOWN_IDS
 
 
-def learned(size: int = 1_000, corpus: list[str] = CORPUS) -> WordTokenizer:
+@cache
+def learned(size: int = 1_000, corpus: tuple[str, ...] = CORPUS) -> WordTokenizer:
     tokenizer = learn_tokenizer(corpus, TokenizerConfig(kind="word", vocab_size=size))
     assert isinstance(tokenizer, WordTokenizer)
     return tokenizer
@@ -50,12 +59,33 @@ def test_there_is_an_id_for_each_split_word() -> None:
         assert tokenizer.join(words) == " ".join(text.split())
 
 
+@given(st.text())
+@example("\uf700 x\u0301 1.5€ <unk>\u00a0</s>")
+@settings(deadline=None, max_examples=200)
+def test_any_text_is_split_and_restored(text: str) -> None:
+    tokenizer = learned()
+    words = tokenizer.split(text)
+    assert len(words) == len(tokenizer.encode(text))
+    assert tokenizer.join(words) == normalize(text)
+    known = {piece for piece in tokenizer.pieces(range(5, tokenizer.vocab_size))}
+    shown = tokenizer.pieces(tokenizer.encode(text))
+    for word, piece in zip(words, shown, strict=True):
+        unknown = " <unk>" if word.startswith(" ") else "<unk>"
+        assert piece == (word if word in known else unknown)
+
+
+def test_half_of_a_surrogate_pair_is_a_replacement_character() -> None:
+    tokenizer = learned()
+    assert tokenizer.split("The \ud800") == [" The", " \ufffd"]
+    assert tokenizer.encode("The \ud800") == tokenizer.encode("The \ufffd")
+
+
 def test_the_most_frequent_words_are_kept_and_ties_go_by_code_point() -> None:
-    tokenizer = learned(9, ["b a c", "b a d", "b"])
+    tokenizer = learned(9, ("b a c", "b a d", "b"))
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     assert pieces[5:] == [" b", " a", " c", " d"]
-    assert tokenizer == learned(9, ["b a c", "b a d", "b"])
-    assert learned(7, ["b a c", "b a d", "b"]).vocab_size == 7
+    assert tokenizer == learned(9, ("b a c", "b a d", "b"))
+    assert learned(7, ("b a c", "b a d", "b")).vocab_size == 7
 
 
 def test_a_user_cannot_write_an_unknown_word_or_a_special_token() -> None:
@@ -85,7 +115,7 @@ def test_a_file_without_the_pieces_of_unknown_words_is_refused(tmp_path: Path) -
 
 def test_a_script_without_spaces_is_refused() -> None:
     with pytest.raises(ConfigError, match="must have text with spaces between words"):
-        learned(corpus=["我们在这里测试没有学过的汉字", "The cat sat."])
+        learned(corpus=("我们在这里测试没有学过的汉字", "The cat sat."))
 
 
 def test_a_vocabulary_of_words_must_have_room_for_a_word() -> None:
