@@ -105,7 +105,11 @@ class RunStart:
         """Estimated seconds to the end of the run, without its checkpoints."""
         batching = self.config.batching
         positions = batching.source_tokens + batching.target_tokens
-        num_steps = self.config.training.steps - self.steps_done
+        training = self.config.training
+        num_steps = training.steps - self.steps_done
+        # In an update by reward, samples are scored beside each pair.
+        by_reward = min(training.reward_steps or 0, num_steps)
+        num_steps += by_reward * training.reward_samples
         return num_steps * positions * self.micro_batch.seconds / self.num_processes
 
 

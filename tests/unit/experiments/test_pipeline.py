@@ -23,6 +23,7 @@ from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import device_setup
 from transduce.training.checkpoints import average
+from transduce.training.device_setup import MicroBatch
 from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import (
     RISE,
@@ -712,3 +713,27 @@ def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
             train(files, config, out, CPU, first)
         resume(out, CPU, second)
         assert first.rates | second.rates == whole.rates
+
+
+def test_the_forecast_includes_the_samples_of_updates_by_reward() -> None:
+    batching = replace(TINY.batching, source_tokens=60, target_tokens=40)
+    training = replace(TINY.training, steps=10, reward="gleu", reward_steps=4)
+    fitting = MicroBatch(max_positions=9, was_cut=False, seconds=0.5, peak_bytes=0)
+
+    def seconds(steps_done: int, config: RunConfig) -> float:
+        start = RunStart(
+            config=config,
+            corpus=None,
+            num_parameters=1,
+            hardware=CPU,
+            num_processes=2,
+            micro_batch=fitting,
+            steps_done=steps_done,
+        )
+        return start.seconds_left / (0.5 * 100 / 2)
+
+    config = replace(TINY, batching=batching, training=training)
+    assert seconds(0, config) == 10 + 4 * 15
+    assert seconds(8, config) == 2 + 2 * 15
+    likelihood = replace(training, reward="none", reward_steps=None)
+    assert seconds(0, replace(config, training=likelihood)) == 10
