@@ -7,7 +7,7 @@ position by another is then a polynomial in epsilon whose lowest power is the nu
 such operations on the shortest path, and follows from two values of epsilon.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -16,8 +16,10 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
+from transduce.architectures.deep_att import FastForwardLayer
 from transduce.architectures.models import TransductionModel
 from transduce.text.vocabulary import NUM_RESERVED
 
@@ -76,9 +78,13 @@ class SteppedRecurrence(nn.Module):
 
     def forward(self, x: Tensor | PackedSequence, state: Any = None) -> Any:
         if isinstance(x, PackedSequence):
-            assert int(x.batch_sizes.max()) == 1, "one sentence at a time"
-            output, last = self._layers(x.data[None], state)
-            return pack_sequence([output[0]]), last
+            assert state is None, "an encoder begins with zeros"
+            rows = int(x.batch_sizes[0])
+            assert (x.batch_sizes == rows).all(), "all sentences are equally long"
+            inputs = x.data.unflatten(0, (-1, rows)).transpose(0, 1)
+            output, last = self._layers(inputs, state)
+            flat = output.transpose(0, 1).flatten(0, 1)
+            return x._replace(data=flat), last
         if not self.recurrence.batch_first:
             output, last = self._layers(x.transpose(0, 1), state)
             return output.transpose(0, 1), last
@@ -144,7 +150,7 @@ class SteppedRecurrence(nn.Module):
 def measure_path_lengths(model: TransductionModel, n: int) -> PathLengths:
     """Measure the path lengths of a model with random weights, for n tokens a side.
 
-    The vocabulary must have 2 n learned pieces at least.
+    The vocabulary must have n learned pieces at least.
     """
     gradients = [_gradients(model, n, epsilon) for epsilon in EPSILONS]
     ratio = EPSILONS[0] / EPSILONS[1]
@@ -173,47 +179,86 @@ def _gradients(
 ) -> tuple[Float[Tensor, "{n} {n}"], ...]:
     """Return the size of the gradient of each output by each input position.
 
-    The pairs are those of the encoder, of target by source, and of the decoder. Each
-    position has a token of its own, so the gradient of an embedding matrix has a row
-    for each.
+    The pairs are those of the encoder, of target by source, and of the decoder. There
+    is a copy of the sentence for each output, so that one backward pass is enough.
     """
     own: Any = deepcopy(model)
     own = own.double().eval()
-    generator = torch.Generator().manual_seed(SEED)
-    source = torch.arange(NUM_RESERVED, NUM_RESERVED + n)
-    target = source + n
-    with _signals_scaled(own, epsilon):
-        memory = own.encode(source[None])
-        states = own.decode(target[None], memory)[0]
-    vocabularies = {own.config.vocab_size, own.config.target_vocab_size}
-    matrices = [each for each in own.parameters() if each.dim() == 2]
-    embeddings = [each for each in matrices if len(each) in vocabularies]
-
-    def sizes(output: Tensor, ids: Tensor) -> Tensor:
-        projected = output @ torch.randn(
-            output.size(-1), dtype=output.dtype, generator=generator
-        )
-        rows = []
-        for each in projected[:n]:
-            found: tuple[Tensor | None, ...] = torch.autograd.grad(
-                each, embeddings, retain_graph=True, allow_unused=True
-            )
-            used = [gradient[ids] for gradient in found if gradient is not None]
-            rows.append(sum(part.norm(dim=-1) for part in used))
-        return torch.stack(cast(list[Tensor], rows))
-
+    ids = torch.arange(NUM_RESERVED, NUM_RESERVED + n).repeat(n, 1)
+    with _signals_scaled(own, epsilon), _InDouble():
+        with _embedded(own, ids.shape) as source:
+            memory = own.encode(ids)
+        with _embedded(own, ids.shape) as target:
+            states = own.decode(ids, memory)
     encoded = _states_of(memory, n)
-    return sizes(encoded, source), sizes(states, source), sizes(states, target)
+    return (
+        _sizes(encoded, source), _sizes(states, source), _sizes(states, target)
+    )  # fmt: skip
 
 
-def _states_of(memory: Any, n: int) -> Float[Tensor, "positions width"]:
+def _sizes(
+    outputs: Float[Tensor, "copies positions width"], embedded: Sequence[Tensor]
+) -> Float[Tensor, "outputs inputs"]:
+    """Return the size of the gradient of each copy's own output by each embedding."""
+    count = len(outputs)
+    own = outputs[range(count), range(count)]
+    generator = torch.Generator().manual_seed(SEED)
+    direction = torch.randn(own.size(-1), dtype=own.dtype, generator=generator)
+    found = torch.autograd.grad((own @ direction).sum(), embedded, retain_graph=True)
+    # Their squares, in a norm, would underflow.
+    return sum((each.abs().sum(dim=-1) for each in found), torch.zeros(()))
+
+
+@contextmanager
+def _embedded(model: nn.Module, shape: torch.Size) -> Iterator[list[Tensor]]:
+    """Record the embeddings of ids of a shape inside the block."""
+    found: list[Tensor] = []
+
+    def record(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        ids = inputs[0] if inputs else None
+        is_ids = isinstance(ids, Tensor) and not ids.is_floating_point()
+        if is_ids and ids.shape == shape and isinstance(output, Tensor):
+            found.append(output)
+
+    hooks = [module.register_forward_hook(record) for module in model.modules()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _states_of(memory: Any, n: int) -> Float[Tensor, "copies positions width"]:
     """Return the encoder's states, the first tensor with a row for each position."""
     for field in fields(memory):
         value = getattr(memory, field.name)
         is_states = isinstance(value, Tensor) and value.is_floating_point()
         if is_states and value.dim() == 3 and value.size(1) >= n:
-            return value[0]
+            return value
     raise AssertionError("an encoder must give states")
+
+
+class _InDouble(TorchFunctionMode):
+    """Mode in which nothing is converted to fp32, where small gradients underflow."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is Tensor.float:
+            return args[0]
+        if given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
+        return func(*args, **given)
+
+
+def _scaling(function: Callable[..., Any], factor: float) -> Callable[..., Any]:
+    """Return a function whose results have gradients multiplied by a factor."""
+    return lambda *inputs: with_scaled_gradient(function(*inputs), factor)
 
 
 @contextmanager
@@ -225,9 +270,12 @@ def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
 
     hooks = []
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.RNNBase):
-                setattr(module, name, SteppedRecurrence(child, factor))
+        if isinstance(module, nn.RNNBase):
+            # The module stays, as its type may be asked for.
+            stepped = SteppedRecurrence(module, factor)
+            module.forward = stepped.forward  # type: ignore[method-assign]
+        if isinstance(module, FastForwardLayer):
+            module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
         is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
         if is_moving or "weights_tap" in dict(module.named_children()):
             hooks.append(module.register_forward_hook(scale))

@@ -22,7 +22,7 @@ from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.experiments import scaling as scaling_experiment
 from transduce.experiments.environment import current_environment
-from transduce.experiments.presets import preset
+from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import (
     ExperimentProgress,
     Run,
@@ -46,8 +46,8 @@ from transduce.experiments.table2_results import as_report as trained_report
 from transduce.experiments.table2_training import (
     EnsembleRun,
     Match,
+    ReferenceText,
     SystemExperiment,
-    TestText,
     ensembles_of,
     is_small_corpus,
     path_lengths,
@@ -145,6 +145,7 @@ def table2(
     size: Size = "auto",
     scale: float = 1.0,
     steps: int | None = None,
+    settings: Assignments = (),
     parallel: int | None = None,
     precision: Precision = "auto",
     resamples: int = 1000,
@@ -212,6 +213,9 @@ def table2(
     steps
         With --train: number of updates of the base Transformer; the others change in
         proportion.
+    settings
+        With --train: single settings of all systems, such as
+        batching.target_tokens=4096.
     parallel
         With --train: number of simultaneous trainings; by default one on each CUDA
         device, or one.
@@ -248,6 +252,7 @@ def table2(
             size=size,
             scale=scale,
             steps=steps,
+            settings=settings,
             parallel=parallel,
             device=device,
             precision=precision,
@@ -259,6 +264,7 @@ def table2(
         "no --train",
         target=target, dev_source=dev_source, dev_target=dev_target, test=test,
         corpus=corpus, systems=systems, steps=steps, parallel=parallel,
+        settings=settings,
     )  # fmt: skip
     if bool(runs) != bool(source):
         raise ConfigError(
@@ -302,6 +308,8 @@ class TrainedOptions:
     size: Size
     scale: float
     steps: int | None
+    settings: tuple[str, ...]
+    """Assignments for all systems."""
     parallel: int | None
     device: str
     precision: Precision
@@ -314,6 +322,38 @@ def _require_defaults(mode: str, **options: object) -> None:
         if value:
             option = f"--{name.replace('_', '-')}" if name != "runs" else "A run"
             raise ConfigError(f"{option} has no effect with {mode}; leave it out.")
+
+
+def _assignments_of_all(assignments: Sequence[str]) -> tuple[str, ...]:
+    """Return settings for all systems; `ConfigError` for those of a model."""
+    for each in assignments:
+        if each.partition(".")[0].strip() == "model":
+            raise ConfigError(
+                f"A setting of all systems must not be one of their models, but is "
+                f"{each}; use --size, --scale and --match."
+            )
+    return tuple(assignments)
+
+
+def _system_configs(
+    files: CorpusFiles, options: TrainedOptions
+) -> dict[str, tuple[str, RunConfig]]:
+    """Return the preset and the settings of each system."""
+    assigned = _assignments_of_all(options.settings)
+    is_small = (
+        is_small_corpus(files) if options.size == "auto" else options.size == "small"
+    )
+    return {
+        key: system_config(
+            key,
+            is_small=is_small,
+            scale=options.scale,
+            steps=options.steps,
+            match=options.match,
+            change=lambda config: changed_by_options(config, None, assigned),
+        )
+        for key in options.systems
+    }
 
 
 def _train_table2(
@@ -337,21 +377,7 @@ def _train_table2(
             tests = fetched_tests(corpus, out / CORPUS)
         if not tests:
             raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
-        is_small = (
-            is_small_corpus(files)
-            if options.size == "auto"
-            else options.size == "small"
-        )
-        configs = {
-            key: system_config(
-                key,
-                is_small=is_small,
-                scale=options.scale,
-                steps=options.steps,
-                match=options.match,
-            )
-            for key in options.systems
-        }
+        configs = _system_configs(files, options)
         experiment = SystemExperiment(
             folder=out.absolute(),
             files=files,
@@ -363,7 +389,7 @@ def _train_table2(
             configs,
             options.seeds,
             [
-                TestText(source=source, reference=reference)
+                ReferenceText(source=source, reference=reference)
                 for source, reference in tests
             ],
         )

@@ -6,7 +6,7 @@ the tokenizer and the training recipe of its preset.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -142,28 +142,32 @@ def require_systems(names: Sequence[str]) -> list[str]:
 
 
 def system_config(
-    key: str, *, is_small: bool, scale: float, steps: int | None, match: Match
+    key: str,
+    *,
+    is_small: bool,
+    scale: float = 1.0,
+    steps: int | None = None,
+    match: Match = "parameters",
+    change: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> tuple[str, RunConfig]:
     """Return the preset of a system, and its settings at a scale.
 
     The scale is a factor on all widths and on the vocabulary. `steps` is the number of
     updates of the reference; the others keep their proportion to it. `match` changes
     the widths, or the number of updates, until the parameters, or the FLOPs of the
-    whole training, are those of the reference. Raises `ConfigError` if that is
-    impossible.
+    whole training, are those of the reference. `change` applies single settings.
+    Raises `ConfigError` if that is impossible.
     """
-    name = _preset(key, is_small=is_small)
-    reference = preset(_preset(REFERENCE, is_small=is_small))
-    config = _at_scale(preset(name), scale)
-    reference_steps = reference.training.steps
+    name, reference_name = (_preset(k, is_small=is_small) for k in (key, REFERENCE))
+    factor = Fraction(1)
     if steps is not None:
-        config = with_steps(config, Fraction(steps, reference_steps))
-        reference_steps = steps
+        factor = Fraction(steps, preset(reference_name).training.steps)
+    config, reference = (
+        change(with_steps(_at_scale(preset(each), scale), factor))
+        for each in (name, reference_name)
+    )
     if key in (REFERENCE, UNMATCHED) or match == "none":
         return name, config
-    reference = with_steps(
-        _at_scale(reference, scale), Fraction(reference_steps, reference.training.steps)
-    )
     if match == "parameters":
         target = num_parameters(_sized(reference))
         return name, replace(config, model=_with_parameters(config, target))
@@ -237,7 +241,7 @@ def training_flops(config: RunConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestText:
+class ReferenceText:
     """A test text, with its references."""
 
     source: Path
@@ -253,9 +257,9 @@ class TestText:
 class SystemRun(PresetRun):
     """Training of a system with one seed, and its translations of the test texts."""
 
-    tests: tuple[TestText, ...]
+    tests: tuple[ReferenceText, ...]
 
-    def translations(self, test: TestText) -> Path:
+    def translations(self, test: ReferenceText) -> Path:
         """Translations of a test text."""
         return self.path / f"translations-{test.name}.txt"
 
@@ -275,7 +279,7 @@ class EnsembleRun:
     """Translations of the test texts by all runs of a system together."""
 
     members: tuple[SystemRun, ...]
-    tests: tuple[TestText, ...]
+    tests: tuple[ReferenceText, ...]
 
     @property
     def row(self) -> str:
@@ -293,7 +297,7 @@ class EnsembleRun:
         """Output of the processes."""
         return self.members[0].folder / LOGS / f"{self.name}.log"
 
-    def translations(self, test: TestText) -> Path:
+    def translations(self, test: ReferenceText) -> Path:
         """Translations of a test text."""
         return self.members[0].folder / RUNS / f"{self.name}-{test.name}.txt"
 
@@ -436,7 +440,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestScore:
+class ReferenceScore:
     """Scores of a system on a test text, pooled over its seeds."""
 
     test: str
@@ -468,7 +472,7 @@ class SystemResult:
     seconds: float
     """Time of the updates of one training, the mean over the seeds; their sum for an
     ensemble."""
-    scores: tuple[TestScore, ...]
+    scores: tuple[ReferenceScore, ...]
     curve: tuple[CurvePoint, ...]
     """Learning curve of the first seed; empty for an ensemble."""
 
@@ -550,7 +554,7 @@ def _cost(run: SystemRun) -> _Cost:
 
 def _scores(
     translated: Sequence[SystemRun | EnsembleRun], run: SystemRun, trials: Trials
-) -> tuple[TestScore, ...]:
+) -> tuple[ReferenceScore, ...]:
     config = settings_of(run.path)
     language = config.languages.target
     scores = []
@@ -568,7 +572,7 @@ def _scores(
                 for text in texts
             )
         scores.append(
-            TestScore(
+            ReferenceScore(
                 test=test.name,
                 **_bleu_with_interval(texts, references, tokenization, trials),
                 by_seed=tuple(
@@ -628,7 +632,7 @@ def system_runs(
     folder: Path,
     configs: Mapping[str, tuple[str, RunConfig]],
     seeds: Sequence[int],
-    tests: Sequence[TestText],
+    tests: Sequence[ReferenceText],
 ) -> list[SystemRun]:
     """Runs of all systems, ordered by seed, so that a first table is done early."""
     return [
@@ -668,22 +672,22 @@ def recipes(configs: Mapping[str, tuple[str, RunConfig]]) -> dict[str, dict[str,
 
 LENGTHS = (8, 16, 32)
 """Numbers of tokens for which path lengths are measured."""
-TRACED_PARAMETERS = 20_000_000
+TRACED_PARAMETERS = 200_000
 """Models with more parameters are traced at a smaller width, which has the same
 paths."""
 
 
 def path_lengths(
-    configs: Mapping[str, tuple[str, RunConfig]],
+    configs: Mapping[str, tuple[str, RunConfig]], lengths: Sequence[int] = LENGTHS
 ) -> dict[str, tuple[PathLengths, ...]]:
     """Measure the path lengths of each system's architecture."""
     found = {}
     for key, (_, config) in configs.items():
-        size = NUM_RESERVED + 2 * max(LENGTHS)
+        size = NUM_RESERVED + max(lengths)
         model = replace(config.model, vocab_size=size)
         while num_parameters(model) > TRACED_PARAMETERS:
             model = scaled(model, 0.5)
         torch.manual_seed(1)
         built = build(model)
-        found[key] = tuple(measure_path_lengths(built, n) for n in LENGTHS)
+        found[key] = tuple(measure_path_lengths(built, n) for n in lengths)
     return found

@@ -1,0 +1,287 @@
+"""Systems of Table 2: their settings, matched to each other, and their results."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from transduce.architectures.config import architecture_of, num_parameters
+from transduce.data.batches import EncodedPair, write_dataset
+from transduce.data.corpus_files import CorpusFiles
+from transduce.errors import ConfigError
+from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.run_processes import with_seed
+from transduce.experiments.table2_results import TrainedTable2, as_report
+from transduce.experiments.table2_training import (
+    REFERENCE,
+    SYSTEMS,
+    ReferenceText,
+    SystemExperiment,
+    SystemRun,
+    ensembles_of,
+    is_small_corpus,
+    path_lengths,
+    require_systems,
+    results_of,
+    system_config,
+    system_runs,
+    training_flops,
+)
+from transduce.metrics.bleu import corpus_bleu
+from transduce.metrics.comparison import Trials
+from transduce.report.report import Report, Table, plain
+
+REFERENCES = [
+    "a dog runs over the green grass",
+    "two men sit on a bench in the park",
+    "a woman reads a book in the garden",
+] * 4
+GOOD = [line.replace("the", "a") for line in REFERENCES]
+BAD = [line.replace("a ", "the ").replace("on", "at") for line in REFERENCES]
+MATCHED = [key for key in SYSTEMS if key not in (REFERENCE, "big")]
+
+
+def sized(config: RunConfig) -> int:
+    model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    return num_parameters(model)
+
+
+@pytest.mark.parametrize("key", SYSTEMS)
+def test_without_a_change_a_system_has_the_settings_of_its_preset(key: str) -> None:
+    for is_small, name in ((True, SYSTEMS[key].small), (False, SYSTEMS[key].large)):
+        found = system_config(key, is_small=is_small, match="none")
+        assert found == (name, preset(name))
+
+
+@pytest.mark.parametrize("key", MATCHED)
+def test_small_systems_get_the_number_of_parameters_of_the_transformer(
+    key: str,
+) -> None:
+    _, config = system_config(key, is_small=True)
+    _, reference = system_config(REFERENCE, is_small=True)
+    assert sized(config) == pytest.approx(sized(reference), rel=0.05)
+    assert config.training == preset(SYSTEMS[key].small).training
+
+
+@pytest.mark.parametrize("key", MATCHED)
+def test_small_systems_get_the_flops_of_the_transformer(key: str) -> None:
+    name, config = system_config(key, is_small=True, match="flops")
+    _, reference = system_config(REFERENCE, is_small=True)
+    ratio = training_flops(config) / training_flops(reference)
+    assert ratio == pytest.approx(1, rel=0.02)
+    assert config.model == preset(name).model
+
+
+def test_steps_are_those_of_the_transformer_and_others_keep_their_proportion() -> None:
+    for key in ("gnmt", REFERENCE):
+        name, config = system_config(key, is_small=True, steps=1_100, match="none")
+        usual = preset(name).training
+        assert config.training.steps == pytest.approx(usual.steps / 10, abs=1)
+        warmup = round(usual.warmup_steps / 10)
+        assert config.training.warmup_steps == pytest.approx(warmup, abs=1)
+        assert config.training.learning_rate == usual.learning_rate
+
+
+def test_a_scale_changes_widths_and_vocabularies() -> None:
+    for key in ("gnmt", "convs2s", "deep-att", REFERENCE):
+        name, config = system_config(key, is_small=False, scale=0.25, match="none")
+        whole = preset(name)
+        assert config.model.d_model == whole.model.d_model // 4
+        assert config.tokenizer.vocab_size == whole.tokenizer.vocab_size // 4
+        assert architecture_of(config.model) == architecture_of(whole.model)
+
+
+def test_settings_of_all_systems_apply_before_matching() -> None:
+    def change(config: RunConfig) -> RunConfig:
+        tokenizer = replace(config.tokenizer, vocab_size=1_000)
+        return replace(config, tokenizer=tokenizer)
+
+    _, config = system_config("gnmt", is_small=True, change=change)
+    _, reference = system_config(REFERENCE, is_small=True, change=change)
+    assert config.tokenizer.vocab_size == 1_000
+    assert sized(config) == pytest.approx(sized(reference), rel=0.05)
+
+
+def test_systems_are_in_the_order_of_the_paper() -> None:
+    assert require_systems(("base", "bytenet")) == ["bytenet", "base"]
+    assert require_systems(()) == list(SYSTEMS)
+    with pytest.raises(ConfigError, match="is 'gmnt'; did you mean 'gnmt'"):
+        require_systems(("gmnt",))
+
+
+@pytest.mark.parametrize(("megabytes", "is_small"), [(2, True), (900, False)])
+def test_small_presets_are_for_small_corpora(
+    tmp_path: Path, megabytes: int, is_small: bool
+) -> None:
+    path = tmp_path / "train.de"
+    with path.open("wb") as file:
+        file.truncate(megabytes * 1_000_000)
+    files = CorpusFiles(source=(path,), target=(path,))
+    assert is_small_corpus(files) is is_small
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> tuple[ReferenceText, ...]:
+    (tmp_path / "test.en").write_text("\n".join(REFERENCES) + "\n")
+    (tmp_path / "test.de").write_text("\n".join(REFERENCES) + "\n")
+    text = ReferenceText(source=tmp_path / "test.en", reference=tmp_path / "test.de")
+    return (text,)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, tests: tuple[ReferenceText, ...]) -> list[SystemRun]:
+    configs = {
+        key: system_config(key, is_small=True, steps=110) for key in ("gnmt", "base")
+    }
+    return system_runs(tmp_path / "out", configs, [1, 2], tests)
+
+
+def write(run: SystemRun, texts: list[str], perplexity: float, flops: int) -> None:
+    """Write the files of a finished run."""
+    pair = EncodedPair(source=[5, 6], target=[7, 8, 9])
+    write_dataset([pair] * 3, run.path / "corpus" / "training")
+    write_dataset([pair] * 3, run.path / "corpus" / "dev")
+    record = {
+        "format": 1,
+        "architecture": architecture_of(run.config.model),
+        "settings": asdict(run.config),
+    }
+    (run.path / "config.json").write_text(json.dumps(record))
+    entries = (
+        {"kind": "step", "step": 10, "flops": flops, "seconds": 0.5},
+        {"kind": "dev", "step": 10, "perplexity": 4 * perplexity, "bleu": 3.0},
+        {"kind": "dev", "step": 15, "perplexity": 2 * perplexity, "bleu": 4.0},
+        {"kind": "step", "step": 20, "flops": 2 * flops, "seconds": 1.5},
+        {"kind": "dev", "step": 20, "perplexity": perplexity, "bleu": 5.0},
+        {"kind": "final", "step": 20, "perplexity": perplexity},
+    )
+    (run.path / "log.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
+    (run.path / "corpus" / "dev" / "target.txt").write_text("abcd\n" * 3)
+    for test in run.tests:
+        run.translations(test).write_text("\n".join(texts) + "\n")
+
+
+@pytest.fixture
+def table(runs: list[SystemRun]) -> TrainedTable2:
+    for run in runs:
+        is_base = run.row == "base"
+        write(run, GOOD if is_base else BAD, 4.0, 10**9 if is_base else 3 * 10**9)
+    ensembles = ensembles_of(runs)
+    for ensemble in ensembles:
+        ensemble.log.parent.mkdir(parents=True, exist_ok=True)
+        for test in ensemble.tests:
+            ensemble.translations(test).write_text("\n".join(GOOD) + "\n")
+    results = results_of(runs, ensembles, Trials(resamples=50, shuffles=50))
+    return TrainedTable2(
+        machine="this machine",
+        files={"source": ["a.en"]},
+        precision="fp32",
+        match="parameters",
+        results=tuple(results),
+        recipes={"gnmt": {"preset": "gnmt-multi30k"}, "base": {"preset": "multi30k"}},
+        paths={},
+        failures={},
+    )
+
+
+def test_results_are_scores_and_costs(table: TrainedTable2) -> None:
+    gnmt, base, *_ = table.results
+    assert (gnmt.system, base.system) == ("gnmt", "base")
+    assert base.seeds == (1, 2)
+    [score] = base.scores
+    assert score.bleu == pytest.approx(corpus_bleu(GOOD, REFERENCES).score)
+    assert score.by_seed == (score.bleu, score.bleu)
+    assert score.interval > 0
+    assert (base.steps, base.flops, base.seconds) == (20, 2e9, 20.0)
+    assert gnmt.flops == 6e9
+
+
+def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> None:
+    curve = table.results[1].curve
+    # Three lines of four characters and an end, with three tokens and an end each.
+    bits = [math.log2(perplexity) * 12 / 15 for perplexity in (16.0, 8.0, 4.0)]
+    assert [point.bits for point in curve] == pytest.approx(bits)
+    assert [point.flops for point in curve] == [1e9, 1.5e9, 2e9]
+    reached = table.results[1].reached(bits[1])
+    assert reached is not None
+    assert reached.step == 15
+    assert table.results[1].reached(0.1) is None
+
+
+def test_an_ensemble_costs_all_its_trainings(table: TrainedTable2) -> None:
+    _, base, _, ensemble = table.results
+    assert ensemble.is_ensemble
+    assert ensemble.system == "base"
+    assert ensemble.flops == 2 * base.flops
+    assert ensemble.parameters == 2 * base.parameters
+    assert ensemble.curve == ()
+
+
+def tables(report: Report) -> list[Table]:
+    parts = (part for section in report.sections for part in section.parts)
+    return [part for part in parts if isinstance(part, Table)]
+
+
+def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> None:
+    report = as_report(table)
+    rows = {plain(row[0]): list(map(plain, row)) for row in tables(report)[0].rows}
+    assert set(rows) == {
+        "GNMT", "Transformer (base model)", "GNMT Ensemble",
+        "Transformer (base model) Ensemble",
+    }  # fmt: skip
+    base = rows["Transformer (base model)"]
+    assert base[-2:] == ["27.30", "3.3e18"]
+    assert "2.0e09" in base
+    assert {p.name for p in report.pictures()} == {"table2-bits", "table2-bleu"}
+    reached = tables(report)[1]
+    assert [plain(cell) for cell in reached.rows[0]][-1] == "3.00"
+
+
+def test_another_experiment_in_its_folder_is_refused(
+    runs: list[SystemRun], tmp_path: Path
+) -> None:
+    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
+    experiment = SystemExperiment(folder=tmp_path / "out", files=files)
+    experiment.begin(runs[:1])
+    experiment.begin(runs)  # another system
+    [changed] = [run for run in runs if run.row == "base" and run.seed == 1]
+    training = replace(changed.config.training, label_smoothing=0.2)
+    other = replace(changed, config=replace(changed.config, training=training))
+    with pytest.raises(ConfigError, match=r"`training.label_smoothing` of base in"):
+        experiment.begin([other])
+    with pytest.raises(ConfigError, match="the files of the experiment"):
+        replace(experiment, files=replace(files, target=(tmp_path / "c",))).begin(runs)
+
+
+def test_commands_train_then_translate(
+    runs: list[SystemRun], tmp_path: Path, tests: tuple[ReferenceText, ...]
+) -> None:
+    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
+    experiment = SystemExperiment(folder=tmp_path / "out", files=files, device="cpu")
+    run = runs[0]
+    train = experiment.next_command(run)
+    assert train is not None
+    assert train[3:7] == ["train", "--out", str(run.path), "--precision"]
+    assert train[train.index("--preset") + 1] == "gnmt-multi30k"
+    write(run, GOOD, 4.0, 10)
+    assert experiment.next_command(run) is None
+    run.translations(tests[0]).unlink()
+    translate = experiment.next_command(run)
+    assert translate is not None
+    assert translate[3:5] == ["translate", str(run.path)]
+
+
+def test_paths_are_measured_in_each_system() -> None:
+    configs = {key: system_config(key, is_small=True) for key in ("gnmt", "base")}
+    found = path_lengths(configs, lengths=(4, 8))
+    assert [each.encoder for each in found["base"]] == [1, 1]
+    # A recurrence in one direction at least, and the layers above it at one position.
+    assert [each.encoder for each in found["gnmt"]] == [5, 9]
+    assert {each.between for each in found["gnmt"]} <= {1, 2, 3}
+
+
+def test_the_seed_is_the_only_difference_between_runs(runs: list[SystemRun]) -> None:
+    one, two = (run for run in runs if run.row == "gnmt")
+    assert with_seed(one.config, 2) == two.config
