@@ -32,7 +32,7 @@ from transduce.training.optimizer import WeightOptimizer
 
 PRESETS = (
     "multi30k", "gnmt-multi30k", "rnnsearch-multi30k", "convs2s-multi30k",
-    "moe-multi30k", "moe-transformer-multi30k", "deep-att-multi30k", "bytenet-multi30k",
+    "moe-multi30k", "moe-ffn-multi30k", "deep-att-multi30k", "bytenet-multi30k",
 )  # fmt: skip
 REFERENCE = "multi30k"
 PLAIN = "multi30k, plain PyTorch"

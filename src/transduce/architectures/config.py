@@ -857,6 +857,15 @@ class MixtureTransformerConfig:
     def __post_init__(self) -> None:
         _ = self.transformer  # checks the settings that both have
 
+    def scaled(self, factor: float) -> "MixtureTransformerConfig":
+        """Return the settings with all widths multiplied by a factor."""
+        names = ("d_model", "d_k", "d_v")
+        widths = widths_scaled(self, factor, names)
+        experts = replace(
+            self.experts, d_ff=max(4 * round(self.experts.d_ff * factor / 4), 4)
+        )
+        return replace(self, experts=experts, **widths)
+
     @property
     def transformer(self) -> ModelConfig:
         """Settings of the same Transformer with one expert in each layer."""
@@ -941,6 +950,15 @@ class MixtureRecurrentConfig:
                 "`model.dropout` must be at least 0 and below 1, but is "
                 f"{self.dropout}."
             )
+
+    def scaled(self, factor: float) -> "MixtureRecurrentConfig":
+        """Return the settings with all widths multiplied by a factor."""
+        names = ("d_model", "cells")
+        widths = widths_scaled(self, factor, names)
+        experts = replace(
+            self.experts, d_ff=max(4 * round(self.experts.d_ff * factor / 4), 4)
+        )
+        return replace(self, experts=experts, **widths)
 
     @property
     def num_parameters(self) -> int:

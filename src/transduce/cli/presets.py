@@ -20,6 +20,7 @@ TRANSLATION = {
     "base-en-fr": "English-French: 32,000 word-pieces",
     "big-en-fr": "English-French: big, with dropout 0.1",
     "multi30k": "Tens of thousands of pairs",
+    "multi30k-big": "The same, with twice the widths",
     "quickstart": "The built-in corpus, in minutes",
 }
 RIVALS = {
@@ -28,6 +29,8 @@ RIVALS = {
     "gnmt-en-de": "GNMT: millions of pairs",
     "gnmt-en-fr": "GNMT: millions of pairs, dropout 0.2",
     "gnmt-multi30k": "GNMT: tens of thousands of pairs",
+    "gnmt-rl-en-de": "GNMT, then updates by reward",
+    "gnmt-rl-multi30k": "GNMT, then updates by reward",
     "deep-att-en-de": "Deep-Att: millions of pairs",
     "deep-att-en-fr": "Deep-Att: millions of pairs",
     "deep-att-multi30k": "Deep-Att: tens of thousands of pairs",

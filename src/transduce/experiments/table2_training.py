@@ -7,6 +7,7 @@ the tokenizer and the training recipe of its preset.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -214,10 +215,10 @@ def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
     model = _sized(config)
     if abs(num_parameters(model) - target) <= MATCHED * target:
         return config.model
-    widths = {
-        scaled(model, step / WIDTH_STEP)
-        for step in range(1, MOST_WIDENED * WIDTH_STEP + 1)
-    }
+    widths = set()
+    for step in range(1, MOST_WIDENED * WIDTH_STEP + 1):
+        with suppress(ConfigError):  # too narrow or too wide
+            widths.add(scaled(model, step / WIDTH_STEP))
     best = min(widths, key=lambda each: abs(num_parameters(each) - target))
     if abs(num_parameters(best) - target) > target / 2:
         raise ConfigError(
