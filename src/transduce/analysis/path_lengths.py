@@ -215,9 +215,10 @@ def _embedded(model: nn.Module, shape: torch.Size) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
 
     def record(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        ids = inputs[0] if inputs else None
-        is_ids = isinstance(ids, Tensor) and not ids.is_floating_point()
-        if is_ids and ids.shape == shape and isinstance(output, Tensor):
+        if not inputs or not isinstance(ids := inputs[0], Tensor):
+            return
+        is_embedding = isinstance(output, Tensor) and output.is_floating_point()
+        if is_embedding and ids.shape == shape and not ids.is_floating_point():
             found.append(output)
 
     hooks = [module.register_forward_hook(record) for module in model.modules()]
@@ -275,7 +276,7 @@ def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
             stepped = SteppedRecurrence(module, factor)
             module.forward = stepped.forward  # type: ignore[method-assign]
         if isinstance(module, FastForwardLayer):
-            module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
+            module.step = _scaling(module.step, factor)
         is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
         if is_moving or "weights_tap" in dict(module.named_children()):
             hooks.append(module.register_forward_hook(scale))
