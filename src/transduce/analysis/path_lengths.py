@@ -274,9 +274,9 @@ def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
         if isinstance(module, nn.RNNBase):
             # The module stays, as its type may be asked for.
             stepped = SteppedRecurrence(module, factor)
-            module.forward = stepped.forward  # type: ignore[method-assign]
+            module.forward = stepped.forward
         if isinstance(module, FastForwardLayer):
-            module.step = _scaling(module.step, factor)
+            module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
         is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
         if is_moving or "weights_tap" in dict(module.named_children()):
             hooks.append(module.register_forward_hook(scale))
