@@ -85,11 +85,14 @@ def test_wrong_experts_are_refused_by_train(
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_model_as_one(corpus_files, tmp_path) -> None:
+@pytest.mark.parametrize("preset", SETTINGS)
+def test_two_processes_train_the_same_model_as_one(
+    preset, corpus_files, tmp_path
+) -> None:
     # Updates have several batches, so that none is divided: gates of a batch and
     # noise, drawn for each batch, are then the same in any number of processes.
     for devices in ("1", "2"):
-        line = arguments("moe-ffn-multi30k", corpus_files, tmp_path / devices)
+        line = arguments(preset, corpus_files, tmp_path / devices)
         subprocess.run(
             [
                 *(sys.executable, "-m", "transduce", *line, "model.dropout=0.1"),

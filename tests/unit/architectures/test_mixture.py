@@ -1,491 +1,514 @@
-"""Mixtures of experts: gates, losses and grouped products against their formulas."""
+"""Models with mixtures of experts: decoding, batches, gradients, training, commands."""
 
-import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from transduce.architectures.config import ExpertsConfig
-from transduce.architectures.mixture import (
-    Experts,
-    GroupedRows,
-    MixtureOfExperts,
-    NoisyTopKGate,
-    squared_variation,
+from transduce.architectures.config import (
+    ExpertsConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+    architecture_of,
+    num_parameters,
 )
-from transduce.errors import ConfigError
+from transduce.architectures.mixture_layers import MixtureOfExperts
+from transduce.architectures.models import AuxiliaryLoss, TransductionModel, build
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
+from transduce.data.tensors import Batch
+from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.translator import Translator
+from transduce.device import Hardware
+from transduce.errors import ConfigError, RequestError
+from transduce.experiments.presets import PRESETS
+from transduce.model.transformer import Transformer
+from transduce.nn.fuse import fuse
+from transduce.search_config import SearchConfig
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.training.checkpoints import average
+from transduce.training.config import TrainingConfig
+from transduce.training.loss import BatchLoss
+from transduce.training.trainer import Trainer, TrainingStoppedError
 
-WIDTH = 6
-
-
-def drawn(module: nn.Module, seed: int = 1, std: float = 0.7) -> nn.Module:
-    """Give all weights other values than the first ones."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            # Thresholds near those of equal gates, so that some gates are above.
-            weight.copy_(weight + 0.1 * noise if "threshold" in name else std * noise)
-    return module
-
-
-def mixture(seed: int = 1, **settings: object) -> MixtureOfExperts:
-    defaults = {"num_experts": 8, "top_k": 2, "d_ff": 5}
-    layer = MixtureOfExperts(WIDTH, ExpertsConfig(**{**defaults, **settings}))  # type: ignore[arg-type]
-    drawn(layer, seed)
-    return layer
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    powers = np.exp(x - x.max())
-    return powers / powers.sum()
-
-
-def relu_network(layer: MixtureOfExperts, expert: int, x: np.ndarray) -> np.ndarray:
-    inner = layer.experts.inner[expert].detach().double().numpy()
-    outer = layer.experts.outer[expert].detach().double().numpy()
-    return np.maximum(x @ inner, 0) @ outer
-
-
-def gate_matrix(layer: MixtureOfExperts, level: int) -> np.ndarray:
-    return layer.gates[level].weight.detach().double().numpy()
-
-
-def top_k_gates(logits: np.ndarray, k: int) -> dict[int, float]:
-    """Softmax over the k largest logits, by their indices."""
-    kept = sorted(range(len(logits)), key=lambda i: -logits[i])[:k]
-    return dict(zip(kept, softmax(logits[kept]), strict=True))
-
-
-def tokens(batch: int = 3, length: int = 4, seed: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, WIDTH, generator=generator)
-
-
-def all_true(x: Tensor) -> Tensor:
-    return torch.ones(x.shape[:2], dtype=torch.bool)
-
-
-# Grouped products
-
-
-@pytest.mark.parametrize(
-    "sizes", [[3, 3, 3], [0, 7, 1, 2, 0], [1], [0, 0, 4], [17, 1, 16, 2, 0, 9]]
+CPU = torch.device("cpu")
+TRANSFORMER = MixtureTransformerConfig(
+    vocab_size=40,
+    num_layers=2,
+    d_model=16,
+    num_heads=2,
+    d_k=8,
+    d_v=8,
+    dropout=0.0,
+    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
 )
-def test_a_grouped_product_equals_a_loop_over_the_groups(sizes: list[int]) -> None:
+RECURRENT = MixtureRecurrentConfig(
+    vocab_size=40,
+    d_model=16,
+    cells=24,
+    dropout=0.0,
+    initial_range=0.3,
+    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
+)
+MODELS = {
+    "recurrent": RECURRENT,
+    "recurrent-deeper": replace(
+        RECURRENT,
+        encoder_layers=4,
+        decoder_layers=3,
+        shared_embedding=True,
+        tied_output=True,
+    ),
+    "recurrent-targets": replace(RECURRENT, target_vocab_size=30),
+    "transformer": TRANSFORMER,
+    "transformer-pre": replace(
+        TRANSFORMER, norm="pre", positions="learned", target_vocab_size=30
+    ),
+}
+CONFIGS = {
+    **MODELS,
+    **{
+        f"{name}-{gating}{'-groups' if groups else ''}": replace(
+            config,
+            experts=replace(config.experts, gating=gating, num_groups=groups),
+        )
+        for name, config in MODELS.items()
+        if name in ("recurrent", "transformer")
+        for gating, groups in [
+            ("batchwise", None),
+            ("batchwise", 2),
+            ("noisy-top-k", 2),
+        ]
+    },
+}
+one_of_each = pytest.mark.parametrize(
+    "config", [RECURRENT, TRANSFORMER], ids=["recurrent", "transformer"]
+)
+all_models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def drawn(config: object) -> TransductionModel:
+    """Build a model with other weights than the first ones, which choose alike."""
     torch.manual_seed(1)
-    groups = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    rows = torch.randn(sum(sizes), 4, dtype=torch.float64, requires_grad=True)
-    matrices = torch.randn(len(sizes), 4, 5, dtype=torch.float64, requires_grad=True)
-    layout = GroupedRows(groups, len(sizes))
-    found = layout.unpad(layout.product(layout.pad(rows), matrices))
-    expected = torch.stack(
-        [row @ matrices[group] for row, group in zip(rows, groups, strict=True)]
-    )
-    torch.testing.assert_close(found, expected)
-    weights = torch.randn_like(found)
-    gradients = [
-        torch.autograd.grad((y * weights).sum(), (rows, matrices), retain_graph=True)
-        for y in (found, expected)
-    ]
-    for mine, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, other)
-
-
-def test_padding_of_a_grouped_product_is_less_than_the_rows_however_unequal() -> None:
-    groups = torch.repeat_interleave(
-        torch.arange(40), torch.tensor([1] * 20 + [3] * 19 + [500])
-    )
-    padded = len(GroupedRows(groups, 40).pad(torch.zeros(len(groups), 1)))
-    assert len(groups) <= padded < 2 * len(groups)
-
-
-def test_groups_of_the_same_size_are_not_padded() -> None:
-    groups = torch.arange(6).repeat_interleave(5)
-    assert len(GroupedRows(groups, 6).pad(torch.zeros(30, 1))) == 30
-
-
-def test_no_rows_have_no_product() -> None:
-    experts = Experts(4, WIDTH, 5)
-    none = torch.zeros(0, dtype=torch.int64)
-    assert experts(torch.zeros(0, WIDTH), none).shape == (0, WIDTH)
-
-
-@pytest.mark.parametrize("groups", [None, 2])
-@pytest.mark.parametrize("gating", ["noisy-top-k", "batchwise"])
-def test_experts_compute_the_same_in_bf16(groups, gating) -> None:
-    layer = mixture(num_groups=groups, gating=gating, d_ff=32)
-    x = tokens()
-    expected = layer(x, all_true(x))
-    torch.manual_seed(1)
-    expected = layer(x, all_true(x))
-    torch.manual_seed(1)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x, all_true(x))
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
-    found.sum().backward()
-    assert all(w.grad is not None and w.grad.isfinite().all() for w in weights(layer))
-
-
-def weights(layer: MixtureOfExperts) -> list[Tensor]:
-    return [w for name, w in layer.named_parameters() if "threshold" not in name]
-
-
-# Noisy top-k
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
-def test_top_k_gating_equals_its_formula(k: int) -> None:
-    layer = mixture(top_k=k).eval()
-    x = tokens()
-    found = layer(x, all_true(x)).detach().double().numpy()
-    matrix = gate_matrix(layer, 0)[0]
-    for row, y in zip(
-        x.double().numpy().reshape(-1, WIDTH), found.reshape(-1, WIDTH), strict=False
-    ):
-        gates = top_k_gates(row @ matrix, k)
-        expected = sum(g * relu_network(layer, i, row) for i, g in gates.items())
-        np.testing.assert_allclose(y, expected, atol=1e-5)
-
-
-def test_hierarchical_gates_are_products_of_both_levels() -> None:
-    layer = mixture(num_experts=12, num_groups=4).eval()
-    x = tokens()
-    found = layer(x, all_true(x)).detach().double().numpy()
-    first, second = gate_matrix(layer, 0)[0], gate_matrix(layer, 1)
-    for row, y in zip(
-        x.double().numpy().reshape(-1, WIDTH), found.reshape(-1, WIDTH), strict=False
-    ):
-        expected = np.zeros(WIDTH)
-        for group, outer in top_k_gates(row @ first, 2).items():
-            for expert, inner in top_k_gates(row @ second[group], 2).items():
-                network = relu_network(layer, 3 * group + expert, row)
-                expected += outer * inner * network
-        np.testing.assert_allclose(y, expected, atol=1e-5)
-
-
-def test_noise_has_the_deviation_of_softplus() -> None:
-    gate = NoisyTopKGate(WIDTH, 1, 2, 1)
-    drawn(gate, std=0.4)
-    row = tokens()[0, :1]
-    clean = (row @ gate.weight[0]).double()[0]
-    deviation = torch.nn.functional.softplus(row @ gate.noise[0]).double()[0] + 1e-2
-    rows = row.expand(40_000, -1)
-    torch.manual_seed(3)
-    choice = gate(rows, torch.zeros(len(rows), dtype=torch.int64))
-    # The difference of two normal variables is normal.
-    scale = (deviation**2).sum().sqrt()
-    expected = torch.special.ndtr((clean[0] - clean[1]) / scale)
-    assert choice.gates[:, 0].mean().item() == pytest.approx(expected.item(), abs=0.01)
-
-
-def test_gates_have_no_noise_in_evaluation() -> None:
-    layer = mixture().eval()
-    x = tokens()
-    assert torch.equal(layer(x, all_true(x)), layer(x, all_true(x)))
-    layer.train()
-    assert not torch.equal(layer(x, all_true(x)), layer(x, all_true(x)))
-
-
-def test_the_load_of_a_row_is_the_probability_to_be_chosen_again() -> None:
-    gate = NoisyTopKGate(WIDTH, 1, 5, 2)
-    drawn(gate, std=0.5)
-    row, parent = tokens()[0, :1], torch.zeros(1, dtype=torch.int64)
-    torch.manual_seed(4)
-    load = gate(row, parent).load
-    assert load is not None
-    torch.manual_seed(4)
-    noise = torch.randn(1, 5)[0]
-    clean = (row @ gate.weight[0])[0]
-    deviation = torch.nn.functional.softplus(row @ gate.noise[0])[0] + 1e-2
-    noisy = clean + noise * deviation
-    random = torch.Generator().manual_seed(5)
-    for expert in range(5):
-        again = noisy.repeat(50_000, 1)
-        fresh = torch.randn(len(again), generator=random)
-        again[:, expert] = clean[expert] + fresh * deviation[expert]
-        chosen = (again.topk(2, dim=1).indices == expert).any(dim=1)
-        expected = chosen.double().mean().item()
-        assert load[0, expert].item() == pytest.approx(expected, abs=0.01)
-
-
-def test_the_load_of_a_hierarchy_multiplies_both_levels() -> None:
-    layer = mixture(num_experts=6, num_groups=3, importance_weight=0.0, load_weight=1.0)
-    x = tokens(2, 5)
-    rows = x.flatten(0, 1)
-    torch.manual_seed(6)
-    layer.assign(rows)
-    found = layer.take_loss()
-    torch.manual_seed(6)
-    first = layer.gates[0](rows, torch.zeros(10, dtype=torch.int64))
-    parents, numbers = first.is_chosen.T.nonzero(as_tuple=True)
-    second = layer.gates[1](rows[numbers], parents)
-    expected = np.zeros((3, 2))
-    for group in range(3):
-        size = int((parents == group).sum())
-        for expert in range(2):
-            loads = first.load[0, group].item(), second.load[group, expert].item()
-            expected[group, expert] = loads[0] * loads[1] / size if size else 0.0
-    variation = (expected.std() / expected.mean()) ** 2
-    assert found.item() == pytest.approx(variation, rel=1e-4)
-
-
-def test_the_losses_equal_their_formulas() -> None:
-    layer = mixture(importance_weight=0.3, load_weight=0.0)
-    x = tokens()
-    assigned = layer.assign(x.flatten(0, 1))
-    importance = np.zeros(8)
-    for expert, gate in zip(
-        assigned.experts.tolist(), assigned.gates.tolist(), strict=False
-    ):
-        importance[expert] += gate
-    expected = 0.3 * (importance.std() / importance.mean()) ** 2
-    assert layer.take_loss().item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_perfectly_balanced_experts_have_no_loss() -> None:
-    assert squared_variation(torch.full((2, 3), 0.7)).item() == pytest.approx(0)
-    assert squared_variation(torch.tensor([1.0, 3.0])).item() == pytest.approx(0.25)
-    # With all experts chosen, and equal gates, both losses are those of balance.
-    layer = MixtureOfExperts(WIDTH, ExpertsConfig(num_experts=3, top_k=3, d_ff=4))
+    model = build(config)  # type: ignore[arg-type]
     with torch.no_grad():
-        layer.gates[0].noise.fill_(0.0)
-    rows = torch.zeros(5, WIDTH)
-    layer.gates[0].train(False)
-    layer.assign(rows)
-    assert layer.take_loss().item() == pytest.approx(0, abs=1e-9)
+        for name, weight in model.named_parameters():
+            if "gates" in name:
+                noise = torch.randn_like(weight)
+                weight.add_(0.1 * noise if "threshold" in name else noise)
+    return model
 
 
-def test_the_losses_move_unbalanced_gates_towards_balance() -> None:
-    layer = mixture(importance_weight=1.0, load_weight=1.0)
-    rows = tokens(8, 8).flatten(0, 1).abs()
-    optimizer = torch.optim.Adam(layer.gates.parameters(), lr=0.04)
-    losses = []
-    torch.manual_seed(7)
-    for _ in range(80):
-        layer.assign(rows)
-        loss = layer.take_loss()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert np.mean(losses[-10:]) < 0.3 * np.mean(losses[:3])
+SOURCE = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
+TARGET = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
 
 
-def test_gates_begin_at_zero() -> None:
-    layer = MixtureOfExperts(WIDTH, ExpertsConfig(num_groups=4))
-    for gate in layer.gates:
-        assert not gate.weight.any()
-        assert not gate.noise.any()
+@all_models
+def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
+    model = build(config)
+    assert isinstance(model, TransductionModel)
+    assert isinstance(fuse(model), TransductionModel)
+    assert isinstance(model, AuxiliaryLoss)
+    assert not isinstance(model, Transformer)
+    is_recurrent = isinstance(config, MixtureRecurrentConfig)
+    name = "mixture-recurrent" if is_recurrent else "mixture-transformer"
+    assert architecture_of(config) == name
 
 
-def test_the_first_of_equal_experts_win_in_every_batch() -> None:
-    layer = MixtureOfExperts(WIDTH, ExpertsConfig(num_experts=8, top_k=2, d_ff=4))
-    layer.eval()
-    assigned = layer.assign(tokens().flatten(0, 1))
-    assert assigned.experts.tolist() == [0] * 12 + [1] * 12
+@all_models
+def test_the_number_of_parameters_is_that_of_the_formula(config) -> None:
+    assert build(config).num_parameters() == num_parameters(config)
 
 
-# Batchwise gating
+def test_one_expert_is_the_feed_forward_network() -> None:
+    experts = ExpertsConfig(num_experts=1, top_k=1, d_ff=12)
+    mixture = drawn(replace(TRANSFORMER, experts=experts)).eval()
+    dense = Transformer(mixture.config.transformer).eval()
+    weights = {name: torch.zeros_like(w) for name, w in dense.state_dict().items()}
+    for name, weight in mixture.state_dict().items():
+        name = name.replace("after_mixture", "after_feed_forward")
+        if name in weights:
+            weights[name] = weight
+        elif ".mixture.experts." in name:
+            name = name.replace("mixture.experts", "feed_forward")
+            weights[f"{name}.weight"] = weight[0].T
+    dense.load_state_dict(weights)
+    found = mixture.decode(TARGET, mixture.encode(SOURCE))
+    expected = dense.decode(TARGET, dense.encode(SOURCE))
+    is_token = TARGET != PAD  # padding reaches no expert
+    torch.testing.assert_close(found[is_token], expected[is_token])
 
 
-@pytest.mark.parametrize("groups", [None, 2])
-def test_every_expert_gets_the_same_number_of_tokens(groups: int | None) -> None:
-    layer = mixture(gating="batchwise", num_groups=groups)
-    assigned = layer.assign(tokens(4, 16).flatten(0, 1))
-    counts = torch.bincount(assigned.experts, minlength=8).tolist()
-    assert counts == [16 if groups is None else 32] * 8
+@all_models
+def test_decoding_steps_equal_a_pass_over_the_whole_target(config) -> None:
+    model = drawn(config).eval()
+    with torch.inference_mode():
+        memory = model.encode(SOURCE)
+        whole = model.logits(model.decode(TARGET, memory))
+        decoder = TorchDecoder(model, memory)
+        steps = [decoder.step(ids[:, None].numpy()) for ids in TARGET.T]
+    is_token = TARGET != PAD
+    torch.testing.assert_close(torch.cat(steps, 1)[is_token], whole[is_token])
 
 
-def test_batchwise_gates_equal_their_formula() -> None:
-    layer = mixture(gating="batchwise")
-    rows = tokens(4, 4).flatten(0, 1)
-    assigned = layer.assign(rows)
-    gates = np.stack(
-        [softmax(r) for r in rows.double().numpy() @ gate_matrix(layer, 0)[0]]
+@all_models
+def test_hypotheses_are_decoded_apart_after_reordering_and_joining(config) -> None:
+    model = drawn(config).eval()
+    prefixes = {0: [[11, 12], [13, 14]], 1: [[15], [16]]}
+    with torch.inference_mode():
+        first = TorchDecoder(model, model.encode(SOURCE[:1]))
+        first.step(np.array([[BOS]]))
+        first.reorder(np.array([[0, 0]]))
+        first.step(np.array([[13, 11]]))
+        first.reorder(np.array([[1, 0]]))
+        second = TorchDecoder(model, model.encode(SOURCE[1:, :3]))
+        second.step(np.array([[BOS]]))
+        second.reorder(np.array([[0, 0]]))
+        first.join(second)
+        logits = first.step(np.array([[12, 14], [15, 16]]))
+        for sentence, group in prefixes.items():
+            for number, prefix in enumerate(group):
+                source = SOURCE[sentence : sentence + 1]
+                target = torch.tensor([[BOS, *prefix]])
+                alone = model.logits(model.decode(target, model.encode(source)))
+                torch.testing.assert_close(logits[sentence, number], alone[0, -1])
+        # Only the second sentence goes on, with its hypotheses exchanged.
+        first.reorder(np.array([[3, 2]]))
+        logits = first.step(np.array([[17, 18]]))
+        target = torch.tensor([[BOS, 16, 17]])
+        alone = model.logits(model.decode(target, model.encode(SOURCE[1:])))
+        torch.testing.assert_close(logits[0, 0], alone[0, -1])
+
+
+@all_models
+def test_a_sentence_does_not_depend_on_its_batch_in_evaluation(config) -> None:
+    model = drawn(config).eval()
+    together = model.decode(TARGET, model.encode(SOURCE))
+    alone = model.decode(TARGET[1:, :2], model.encode(SOURCE[1:, :3]))
+    torch.testing.assert_close(together[1, :2], alone[0])
+
+
+@all_models
+def test_no_gradient_comes_from_later_tokens(config) -> None:
+    model = drawn(config).eval()
+    inputs: list[Tensor] = []
+    embedding = model.target_embedding or model.embedding
+    embedding.register_forward_hook(lambda _, __, x: inputs.append(x))
+    memory = model.encode(SOURCE)
+    states = model.decode(TARGET, memory)
+    (gradient,) = torch.autograd.grad(
+        (states[0, 1] * torch.arange(16)).sum(), inputs[-1]
     )
-    mask = np.zeros_like(gates)
-    for expert in range(8):
-        mask[np.argsort(-gates[:, expert])[:4], expert] = 1  # 2 * 16 / 8
-    expected = gates * mask / np.maximum((gates * mask).sum(1, keepdims=True), 1e-30)
-    found = np.zeros_like(gates)
-    found[assigned.rows, assigned.experts] = assigned.gates.detach()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert ((found > 0) == (mask > 0)).all()
+    assert gradient[0, :2].any(dim=-1).all()
+    assert not gradient[0, 2:].any()
 
 
-def test_equal_gates_send_each_token_to_as_many_experts() -> None:
-    config = ExpertsConfig(num_experts=8, top_k=2, d_ff=4, gating="batchwise")
-    assigned = MixtureOfExperts(WIDTH, config).assign(tokens(4, 4).flatten(0, 1))
-    assert torch.bincount(assigned.rows).tolist() == [2] * 16
-
-
-def test_the_loss_of_thresholds_equals_its_formula() -> None:
-    layer = mixture(gating="batchwise", importance_weight=0.0)
-    rows = tokens(4, 4).flatten(0, 1)
-    layer.assign(rows)
-    gates = np.stack(
-        [softmax(r) for r in rows.double().numpy() @ gate_matrix(layer, 0)[0]]
-    )
-    thresholds = layer.gates[0].log_thresholds[0].detach().double().exp().numpy()
-    expected = 0.0
-    for expert in range(8):
-        largest = set(np.argsort(-gates[:, expert])[:4].tolist())
-        for row in range(16):
-            difference = gates[row, expert] - thresholds[expert]
-            expected += (int(difference > 0) - int(row in largest)) * difference
-    assert layer.take_loss().item() == pytest.approx(expected / 16, rel=1e-4)
-
-
-@pytest.mark.parametrize("groups", [None, 2])
-def test_trained_thresholds_choose_nearly_as_the_batch(groups: int | None) -> None:
-    layer = mixture(gating="batchwise", num_groups=groups, importance_weight=0.0)
-    thresholds = [gate.log_thresholds for gate in layer.gates]
-    optimizer = torch.optim.Adam(thresholds, lr=0.03)
-    losses = []
-    for step in range(150):
-        layer.assign(tokens(8, 32, seed=step).flatten(0, 1))
-        loss = layer.take_loss()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert np.mean(losses[-10:]) < 0.2 * losses[0]
-    rows = tokens(8, 64, seed=1_000).flatten(0, 1)
-    chosen = [chosen_pairs(layer.train(mode), rows) for mode in (True, False)]
-    assert len(chosen[0] & chosen[1]) > 0.9 * max(map(len, chosen))
-
-
-def chosen_pairs(layer: MixtureOfExperts, rows: Tensor) -> set[tuple[int, int]]:
-    assigned = layer.assign(rows)
-    return set(zip(assigned.rows.tolist(), assigned.experts.tolist(), strict=True))
-
-
-def test_the_loss_of_thresholds_moves_nothing_else() -> None:
-    layer = mixture(gating="batchwise", importance_weight=0.0)
-    layer.assign(tokens().flatten(0, 1))
-    layer.take_loss().backward()
-    assert layer.gates[0].log_thresholds.grad.any()
-    assert not layer.gates[0].weight.grad.any()
-
-
-def test_a_token_that_no_expert_takes_has_no_output_and_no_gradient() -> None:
-    layer = mixture(gating="batchwise").eval()
-    with torch.no_grad():
-        layer.gates[0].log_thresholds.fill_(1.0)
-    x = tokens().requires_grad_()
-    y = layer(x, all_true(x))
-    y.sum().backward()
-    assert not y.any()
-    assert not x.grad.any()
-
-
-def test_a_row_that_goes_nowhere_leaves_the_gradients_finite() -> None:
-    layer = mixture(gating="batchwise", top_k=1)
-    x = tokens().requires_grad_()
-    assigned = layer.assign(x.detach().flatten(0, 1))
-    assert len(set(assigned.rows.tolist())) < 12
-    layer(x, all_true(x)).sum().backward()
-    assert x.grad.isfinite().all()
-    assert all(weight.grad.isfinite().all() for weight in weights(layer))
-
-
-# All mixtures
-
-
-KINDS = [
-    {"gating": gating, "num_groups": groups}
-    for gating in ("noisy-top-k", "batchwise")
-    for groups in (None, 2)
-]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_token_does_not_depend_on_its_batch_in_evaluation(kind) -> None:
-    layer = mixture(**kind).eval()
-    x = tokens(5, 7)
-    together = layer(x, all_true(x))
-    for sentence, expected in zip(x, together, strict=True):
-        for token, y in zip(sentence, expected, strict=True):
-            alone = layer(token[None, None], all_true(token[None, None]))
-            torch.testing.assert_close(alone[0, 0], y)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_padding_reaches_no_expert_and_counts_in_no_loss(kind, training) -> None:
-    layer = mixture(**kind).train(training)
-    x = tokens(2, 6)
-    is_token = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+@all_models
+def test_fused_and_plain_models_are_equal_in_values_and_gradients(config) -> None:
+    model = drawn(config)
     results = []
-    for filling in (0.0, 100.0):
-        padded = x.masked_fill(~is_token[..., None], filling).requires_grad_()
-        torch.manual_seed(8)
-        y = layer(padded, is_token)
-        loss = layer.take_loss()
-        (y.sum() + loss).backward()
-        assert not y[~is_token].any()
-        assert not padded.grad[~is_token].any()
-        results.append((y, loss))
+    for each in (model, fuse(model)):
+        torch.manual_seed(2)
+        each.train()
+        states = each.decode(TARGET, each.encode(SOURCE))[TARGET != PAD]
+        loss = states.square().sum() + each.auxiliary_loss()
+        weights = list(each.parameters())
+        results.append([states, *torch.autograd.grad(loss, weights, allow_unused=True)])
     for mine, other in zip(*results, strict=True):
-        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_weight_has_a_gradient_in_training(kind) -> None:
-    layer = mixture(**kind)
-    x = tokens(8, 8)
-    (layer(x, all_true(x)).square().sum() + layer.take_loss()).backward()
-    assert all(weight.grad.any() for weight in layer.parameters())
+@all_models
+def test_padding_has_no_influence_on_gates_and_losses(config) -> None:
+    model = drawn(config)
+    losses = []
+    for padding in (0, 3):
+        source = torch.nn.functional.pad(SOURCE, (0, padding))
+        target = torch.nn.functional.pad(TARGET, (0, padding))
+        torch.manual_seed(3)
+        model.decode(target, model.encode(source))
+        losses.append(model.auxiliary_loss())
+    assert losses[0] > 0
+    torch.testing.assert_close(losses[0], losses[1])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_one_token_is_enough_for_training(kind) -> None:
-    layer = mixture(**kind)
-    x = tokens(1, 1)
-    (layer(x, all_true(x)).sum() + layer.take_loss()).backward()
-    assert all(weight.grad is not None for weight in layer.parameters())
+def test_the_auxiliary_loss_is_added_for_each_target_token(cpu: Hardware) -> None:
+    model = drawn(TRANSFORMER)
+    batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
+    found = []
+    for weight in (0.0, 0.5):
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts):
+                module._importance_weight = module._load_weight = weight
+        torch.manual_seed(4)
+        found.append(BatchLoss(model, 0.0, cpu)(batch).smoothed)
+    torch.manual_seed(4)
+    model.decode(TARGET, model.encode(SOURCE))
+    num_tokens = (batch.target_out != PAD).sum()
+    expected = num_tokens * model.auxiliary_loss()
+    torch.testing.assert_close(found[1] - found[0], expected)
 
 
-def test_losses_are_kept_only_until_they_are_taken() -> None:
-    layer = mixture()
-    layer.assign(tokens().flatten(0, 1))
-    assert layer.take_loss() > 0
-    assert layer.take_loss() == 0
+def test_an_interrupted_pass_leaves_no_loss() -> None:
+    model = drawn(TRANSFORMER)
+    model.encode(SOURCE)
+    once = model.auxiliary_loss()
+    model.decode(TARGET, model.encode(SOURCE))
+    torch.manual_seed(5)
+    model.encode(SOURCE)
+    after = model.auxiliary_loss()
+    torch.manual_seed(5)
+    model.encode(SOURCE)
+    torch.testing.assert_close(model.auxiliary_loss(), after)
+    assert once > 0
+
+
+@one_of_each
+def test_flops_are_those_of_the_experts_that_tokens_go_to(config) -> None:
+    lengths = np.array([3, 5]), np.array([4, 2])
+    few = build(config).update_flops(*lengths) / 3
+    experts = replace(config.experts, num_experts=64)
+    many = build(replace(config, experts=experts)).update_flops(*lengths) / 3
+    # Only the gates' matrix and that of the noise grow with the experts.
+    num_layers = 1 if config is RECURRENT else 2
+    assert many - few == 2 * num_layers * (8 + 6) * 2 * 16 * (64 - 8)
+
+
+@one_of_each
+def test_flops_are_those_that_pytorch_counts(config) -> None:
+    # One length without padding, and all experts for every token.
+    experts = ExpertsConfig(num_experts=2, top_k=2, d_ff=12)
+    model = drawn(replace(config, experts=experts)).train()
+    source, target = torch.full((4, 6), 7), torch.full((4, 5), 8)
+    with FlopCounterMode(display=False) as counter:
+        model.logits(model.decode(target, model.encode(source)))
+    lengths = np.full(4, 6), np.full(4, 5)
+    assert model.update_flops(*lengths) == 3 * counter.get_total_flops()
+
+
+def test_the_sizes_of_the_papers_models_are_those_it_tells() -> None:
+    # Table 3: 8.7 billion parameters, 85 million operations a timestep.
+    config = PRESETS["moe-en-de"].model
+    assert isinstance(config, MixtureRecurrentConfig)
+    assert config.experts.num_experts == 2_048
+    assert config.experts.experts_per_token == 4
+    assert num_parameters(config) == 8_693_240_448
+    assert config.source_operations + config.target_operations == 85_196_800
+    # Table 5, all languages: 512 experts, k = 2, 8.7 billion and 102 million.
+    experts = ExpertsConfig(num_experts=512, top_k=2, d_ff=8_192)
+    multilingual = replace(config, experts=experts)
+    assert round(num_parameters(multilingual), -8) == 8_700_000_000
+    # The matrix of the noise is needed in training only.
+    noise = 2 * 512 * 512
+    operations = multilingual.source_operations + multilingual.target_operations
+    assert round(operations - noise, -6) == 102_000_000
+
+
+def test_an_encoder_reads_the_source_in_both_directions() -> None:
+    model = drawn(RECURRENT).eval()
+    first = model.encode(torch.tensor([[5, 6, 7, EOS]])).states
+    other = model.encode(torch.tensor([[5, 6, 9, EOS]])).states
+    assert (first != other).any(dim=-1).all()
+
+
+def test_attention_is_that_of_appendix_g() -> None:
+    model = drawn(RECURRENT).eval()
+    memory, found = model.encode(SOURCE[:1]), []
+    attention = model.attentive.attention
+    attention.weights_tap.register_forward_hook(lambda _, __, w: found.append(w))
+    model.decode(TARGET[:1], memory)
+    assert found[0].shape == (1, 1, 4, 5)
+    # The first query is zero, so that all scores are.
+    torch.testing.assert_close(found[0][0, 0, 0], torch.full((5,), 0.2))
+    layer, embedded = model.attentive.stack.layers[0], model.target_embedding(TARGET)
+    context = memory.states.mean(1)
+    outputs, _ = layer(torch.cat([embedded[:1, 0], context], -1)[:, None])
+    u, w = attention.project_keys.weight, attention.project_query.weight
+    products = torch.tanh(memory.states[0] @ u.T) * torch.tanh(outputs[0, 0] @ w.T)
+    expected = (products @ attention.vector).softmax(-1)
+    torch.testing.assert_close(found[0][0, 0, 1], expected)
+
+
+def test_the_output_of_a_mixture_passes_a_sigmoid() -> None:
+    model = drawn(RECURRENT).eval()
     with torch.no_grad():
-        layer.assign(tokens().flatten(0, 1))
-    layer.eval().assign(tokens().flatten(0, 1))
-    assert layer.take_loss() == 0
+        model.encoder_mixture.experts.outer.zero_()
+    inputs: list[Tensor] = []
+    model.upper_encoder[0].register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    model.encoder_mixture.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    model.encode(SOURCE[:1])
+    before, after = inputs
+    torch.testing.assert_close(after, before + 0.5)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_number_of_parameters_is_that_of_the_formula(kind) -> None:
-    config = ExpertsConfig(num_experts=8, top_k=2, d_ff=5, **kind)
-    layer = MixtureOfExperts(WIDTH, config)
-    counted = sum(weight.numel() for weight in layer.parameters())
-    assert config.num_parameters(WIDTH) == counted
+# Training
 
 
-def test_experts_have_two_million_parameters_each() -> None:
-    # Appendix E: [512 * 2048] + [2048 * 512].
-    assert sum(w[0].numel() for w in Experts(1, 512, 2_048).parameters()) == 2_097_152
+@pytest.fixture
+def make_trainer(
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    cpu: Hardware,
+    tmp_path: Path,
+) -> Callable[..., Trainer]:
+    pairs = (
+        EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
+        for source, target in zip(*corpus, strict=True)
+    )
+    dataset = write_dataset(pairs, tmp_path / "dataset")
+
+    def make(config: object, batch_tokens: int = 100) -> Trainer:
+        torch.manual_seed(6)
+        batching = BatchingConfig(
+            source_tokens=150, target_tokens=150, batch_tokens=batch_tokens
+        )
+        model = build(replace(config, vocab_size=tokenizer.vocab_size))  # type: ignore[type-var]
+        training = TrainingConfig(steps=4, warmup_steps=3)
+        return Trainer(model, Batcher(dataset, batching, seed=1), training, cpu)
+
+    return make
+
+
+def train(trainer: Trainer, last: int | None = None) -> list[float]:
+    losses: list[float] = []
+    trainer.train(
+        on_step=lambda report: losses.append(report.loss),
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: trainer.progress.step == last,
+    )
+    return losses
+
+
+TRAINABLE = ["recurrent", "recurrent-batchwise", "transformer", "transformer-batchwise"]
+trainable = pytest.mark.parametrize(
+    "config", [CONFIGS[name] for name in TRAINABLE], ids=TRAINABLE
+)
+
+
+@trainable
+def test_resumed_training_equals_uninterrupted_training(make_trainer, config) -> None:
+    trainer = make_trainer(replace(config, dropout=0.1))
+    with pytest.raises(TrainingStoppedError):
+        train(trainer, last=2)
+    weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}
+    state = trainer.state()
+    once = train(trainer)
+    assert len(once) == 2
+    trainer.model.load_state_dict(weights)
+    trainer.restore(state)
+    assert train(trainer) == once
+
+
+def test_a_run_keeps_no_graph_between_updates(make_trainer) -> None:
+    trainer = make_trainer(TRANSFORMER)
+    trainer.find_micro_batch()
+    train(trainer)
+    modules = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
+    assert len(modules) == 4
+    assert all(module._loss is None for module in modules)
+
+
+@pytest.fixture
+def make_checkpoint(tokenizer: Tokenizer) -> Callable[[object], Checkpoint]:
+    def make(config: object) -> Checkpoint:
+        config = replace(  # type: ignore[type-var]
+            config, vocab_size=tokenizer.vocab_size, target_vocab_size=None
+        )
+        model = drawn(config)
+        return Checkpoint(
+            config=model.config,
+            weights=model.state_dict(),
+            tokenizer=tokenizer,
+            step=1,
+        )
+
+    return make
+
+
+@all_models
+def test_a_model_folder_keeps_settings_and_weights(
+    make_checkpoint, tmp_path: Path, config
+) -> None:
+    checkpoint = make_checkpoint(config)
+    save_model(checkpoint, tmp_path / "model")
+    found = load_model(tmp_path / "model")
+    assert found.config == checkpoint.config
+    for name, weight in checkpoint.weights.items():
+        assert torch.equal(found.weights[name], weight)
+    states = [
+        each.build().decode(TARGET, each.build().encode(SOURCE))
+        for each in (checkpoint, found)
+    ]
+    assert torch.equal(*states)
+
+
+@one_of_each
+def test_the_average_of_models_is_the_mean_of_their_weights(
+    make_checkpoint, config
+) -> None:
+    checkpoint = make_checkpoint(config)
+    weights = {name: 3 * weight for name, weight in checkpoint.weights.items()}
+    mean = average([checkpoint, replace(checkpoint, weights=weights)])
+    for name, weight in checkpoint.weights.items():
+        torch.testing.assert_close(mean.weights[name], 2 * weight)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@one_of_each
+def test_translations_do_not_depend_on_other_lines(
+    make_checkpoint, config, precision
+) -> None:
+    translator = Translator(make_checkpoint(config), CPU, precision=precision)
+    texts = ["one two", "three", "four five six"]
+    search = SearchConfig(beam_size=3, extra_length=3)
+    together = list(translator.translate_stream(texts, search))
+    for text, expected in zip(texts, together, strict=True):
+        [alone] = translator.translate_stream([text], search)
+        assert alone.hypotheses[0].log_probability > -1_000
+        if precision == "fp32":
+            best, other = alone.hypotheses[0], expected.hypotheses[0]
+            assert best.text == other.text
+            assert best.log_probability == pytest.approx(
+                other.log_probability, abs=1e-3
+            )
+
+
+@one_of_each
+def test_a_coverage_penalty_reads_the_attention(make_checkpoint, config) -> None:
+    translator = Translator(make_checkpoint(config), CPU)
+    search = SearchConfig(coverage_penalty=0.2, extra_length=3)
+    [found] = translator.translate_stream(["one two"], search)
+    assert found.hypotheses
+
+
+@one_of_each
+def test_int8_is_refused(make_checkpoint, config) -> None:
+    with pytest.raises(RequestError, match=f'"{architecture_of(config)}"'):
+        Translator(make_checkpoint(config), CPU, precision="int8")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_experts": 0}, "`model.experts.num_experts` must be at least 1"),
-        ({"num_experts": 3, "top_k": 4}, "top_k` must be at most 3, the number of exp"),
-        ({"num_experts": 12, "num_groups": 4}, "at most 3, the number of groups, and"),
-        ({"num_experts": 10, "num_groups": 4}, "must be a multiple of the 4 groups"),
-        ({"num_groups": 1}, "num_groups` must be at least 2"),
-        ({"gating": "softmax"}, 'gating` must be "noisy-top-k" or "batchwise"'),
-        ({"load_weight": -1.0}, "load_weight` must be at least 0"),
-        ({"importance_weight": math.nan}, "importance_weight` must be at least 0"),
+        ({"d_model": 24}, "`model.cells` must be at least 25"),
+        ({"encoder_layers": 2}, "`model.encoder_layers` must be at least 3"),
+        ({"decoder_layers": 1}, "`model.decoder_layers` must be at least 2"),
+        ({"dropout": 1.0}, "`model.dropout` must be at least 0 and below 1"),
+        ({"initial_range": 0.0}, "`model.initial_range` must be at least"),
     ],
 )
-def test_wrong_settings_of_experts_are_refused(settings, message) -> None:
+def test_wrong_settings_are_refused(settings, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        ExpertsConfig(**settings)
+        replace(RECURRENT, **settings)
+
+
+def test_wrong_settings_of_a_transformer_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`model.d_model` must be even"):
+        replace(TRANSFORMER, d_model=15)
