@@ -434,7 +434,8 @@ class Trainer:
         # Each share has its own dropout masks, whichever process computes it.
         self._hardware.seed(self._dropout_seed(share.number))
         samples = loaded.samples
-        loss = self._parallel_loss(loaded.batch, samples)
+        given = (loaded.batch,) if samples is None else (loaded.batch, samples)
+        loss = self._parallel_loss(*given)
         is_by_reward = isinstance(loss, RewardLoss)
         objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
