@@ -376,8 +376,10 @@ class SystemExperiment:
 def _translation(run: SystemRun | EnsembleRun) -> list[str]:
     """Options to translate the first test text that is not translated yet."""
     test = next(each for each in run.tests if not run.translations(each).is_file())
+    first, *others = run.models
     return [
-        *("translate", *map(str, run.models)),
+        *("translate", str(first)),
+        *(("--ensemble", *map(str, others)) if others else ()),
         *("--input", str(test.source.absolute())),
         # Start over after an interruption, as test texts are short.
         *("--output", str(run.translations(test)), "--force"),

@@ -1,0 +1,91 @@
+"""`transduce reproduce table2 --train`, repeated with another system."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = (
+    *("--train", "--size", "small", "--scale", "0.125", "--steps", "40"),
+    *("--device", "cpu", "--precision", "fp32", "--resamples", "50"),
+    *("--set", "batching.source_tokens=60", "batching.target_tokens=60"),
+    *("tokenizer.vocab_size=400", "training.checkpoint_steps=20"),
+)
+Options = tuple[object, ...]
+
+
+@pytest.fixture(scope="module")
+def files(corpus_files: tuple[Path, Path]) -> Options:
+    source, target = corpus_files
+    dev = ("--dev-source", source, "--dev-target", target)
+    return ("--source", source, "--target", target, *dev, "--test", source, target)
+
+
+@pytest.mark.slow
+def test_systems_are_trained_and_added(
+    tmp_path: Path, files: Options, succeeds: Callable[..., str]
+) -> None:
+    out = tmp_path / "trained"
+    command = ("reproduce", "table2", "--out", out, *files, *SMALL)
+    printed = succeeds(*command, "--systems", "base", "--seeds", 1, 2)
+    assert "Transformer (base model) Ensemble" in printed
+    run = out / "runs" / "base-seed1"
+    before = (run / "log.jsonl").stat().st_mtime_ns
+
+    printed = succeeds(*command, "--systems", "base", "gnmt")
+    assert (run / "log.jsonl").stat().st_mtime_ns == before
+    figures = json.loads((out / "report" / "table2.json").read_text())
+    gnmt, base = figures["results"]
+    assert (gnmt["system"], base["system"]) == ("gnmt", "base")
+    assert gnmt["parameters"] == pytest.approx(base["parameters"], rel=0.15)
+    assert gnmt["architecture"] == "recurrent"
+    assert [point["step"] for point in base["curve"]] == [20, 40]
+    assert base["flops"] > 0
+    assert [each["encoder"] for each in figures["paths"]["base"]] == [1, 1, 1]
+    assert {path.name for path in (out / "report").iterdir()} == {
+        *("table2.md", "table2.html", "table2.json"),
+        *("table2-bits.png", "table2-bleu.png"),
+    }
+    log = (out / "logs" / "gnmt-seed1.log").read_text()
+    assert "Training pairs:" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--systems", "lstm"), "did you mean"),
+        (("--steps", "0"), "`--steps` must be at least 1"),
+        (("--set", "model.dropout=0"), "must not be one of their models"),
+        (("--presets-typo",), "presets-typo"),
+        (("--tflops", "3"), "--tflops has no effect with --train"),
+    ],
+)
+def test_options_are_checked_before_training(
+    tmp_path: Path,
+    files: Options,
+    refuses: Callable[..., str],
+    options: Options,
+    message: str,
+) -> None:
+    out = tmp_path / "trained"
+    command = ("reproduce", "table2", "--train", "--out", out, *files)
+    assert message in refuses(*command, *options)
+    assert not (out / "runs").exists()
+
+
+def test_training_options_have_no_effect_without_training(
+    tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    command = ("reproduce", "table2", "--out", tmp_path / "t", "--steps", "5")
+    assert "--steps has no effect with no --train" in refuses(*command)
+
+
+def test_a_folder_of_something_else_is_refused(
+    tmp_path: Path, files: Options, refuses: Callable[..., str]
+) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "notes.txt").touch()
+    refusal = refuses("reproduce", "table2", "--train", "--out", out, *files)
+    assert "must be new or a training of Table 2" in refusal
