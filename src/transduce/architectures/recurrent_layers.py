@@ -353,7 +353,7 @@ class TanhProductAttention(AdditiveAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attended:
-    """What `AttentiveStack` computes for each token, [batch, length, width]."""
+    """Result of `AttentiveStack` for each token, [batch, length, width]."""
 
     outputs: Float[Tensor, "batch target width"]
     """States of the top layer, or attentional vectors."""
