@@ -681,6 +681,7 @@ class KeepsRates(Notes):
             raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,20 @@ def test_a_state_of_an_older_format_has_another_name_for_cross_attention(folder)
     assert torch.equal(found[name.format("cross")], tensor)
 
 
+def test_a_state_of_an_older_format_has_no_plateau(folder, state):
+    content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+    del content["plateau_factor"], content["lowest_dev_loss"]
+    (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
+    assert load_training_state(folder).progress == state.progress
+
+
+def test_a_state_may_have_a_plateau_but_no_tensors(trained_checkpoint, tmp_path):
+    progress = Progress(step=80, plateau_factor=0.01, lowest_dev_loss=1 / 3)
+    state = TrainingState(progress=progress, tensors={})  # as of plain SGD
+    save_training(trained_checkpoint, state, tmp_path / "saved")
+    assert load_training_state(tmp_path / "saved") == state
+
+
 def test_a_checkpoint_is_a_model_too(folder, trained_checkpoint):
     assert load_model(folder).step == trained_checkpoint.step
 
