@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -262,7 +262,9 @@ def command_index() -> str:
 
 def settings_page() -> str:
     """Page of all settings: type, default of a run without preset, and meaning."""
+    from transduce.architectures.config import CONFIGS, TRANSFORMER
     from transduce.cli.settings import setting_tables
+    from transduce.experiments.presets import RunConfig
 
     lines = [
         "# Settings",
@@ -275,18 +277,37 @@ def settings_page() -> str:
         "",
     ]
     for table in setting_tables():
-        lines += [f"## {table.name}", "", table.meaning, "", '<dl class="options">']
-        for setting in table.settings:
-            kind = setting.type
-            if setting.choices:
-                choices = ", ".join(f"<code>{each}</code>" for each in setting.choices)
-                kind = f"one of {choices}" + (" or none" if "none" in kind else "")
-            default = f"default <code>{_quoted(toml(setting.default))}</code>"
-            lines.append(
-                definition(setting.name, [kind, default], setting.meaning, setting.name)
-            )
-        lines += ["</dl>", ""]
+        lines += [f"## {table.name}", "", table.meaning, ""]
+        lines += _definitions(table, "")
+    lines += [
+        "## Other architectures",
+        "",
+        "A preset of another architecture has these tables in place of `model`; "
+        "[the paper's rivals](../rivals.md) describes the architectures.",
+        "",
+    ]
+    for name, kind in CONFIGS.items():
+        if name == TRANSFORMER:
+            continue
+        for table in setting_tables(replace(RunConfig(), model=kind())):
+            if table.name.split(".")[0] == "model":
+                lines += [f"### {name}: {table.name}", ""]
+                lines += _definitions(table, f"{name}.")
     return "\n".join(lines)
+
+
+def _definitions(table: Any, prefix: str) -> Iterator[str]:
+    """Definitions of a table's settings, whose anchors begin with a prefix."""
+    yield '<dl class="options">'
+    for setting in table.settings:
+        kind = setting.type
+        if setting.choices:
+            choices = ", ".join(f"<code>{each}</code>" for each in setting.choices)
+            kind = f"one of {choices}" + (" or none" if "none" in kind else "")
+        default = f"default <code>{_quoted(toml(setting.default))}</code>"
+        anchor = f"{prefix}{setting.name}"
+        yield definition(setting.name, [kind, default], setting.meaning, anchor)
+    yield from ("</dl>", "")
 
 
 def toml(value: Any) -> str:
@@ -296,6 +317,7 @@ def toml(value: Any) -> str:
 
 def presets_page() -> str:
     """Page of all presets: sizes side by side, and the settings that differ."""
+    from transduce.architectures.config import TRANSFORMER, architecture_of
     from transduce.cli.presets import preset_summaries
     from transduce.cli.settings import changed_settings
     from transduce.experiments.presets import PRESETS, RunConfig
@@ -327,8 +349,10 @@ def presets_page() -> str:
                 config = PRESETS[each.name]
                 # Other architectures do not have all sizes of a Transformer.
                 names = ("num_layers", "d_model", "d_ff", "num_heads")
+                layers = getattr(config.model, "encoder_layers", None)
                 numbers = (
-                    *(getattr(config.model, name, None) for name in names),
+                    getattr(config.model, names[0], layers),
+                    *(getattr(config.model, name, None) for name in names[1:]),
                     config.tokenizer.vocab_size,
                     each.steps,
                     each.target_tokens,
@@ -341,7 +365,11 @@ def presets_page() -> str:
     lines += ["Settings that differ from the [defaults](settings.md).", ""]
     for each in summaries:
         lines += [f"### {each.name} {{ #{each.name.lower()} }}", ""]
-        changes = list(changed_settings(PRESETS[each.name], RunConfig()))
+        config = PRESETS[each.name]
+        if (architecture := architecture_of(config.model)) != TRANSFORMER:
+            place = f"settings.md#{architecture}-model"
+            lines += [f"The architecture is [{architecture}]({place}).", ""]
+        changes = list(changed_settings(config, RunConfig()))
         tables = dict.fromkeys(setting.table for setting in changes)
         lines += ["```toml"] if changes else ["All settings have their defaults."]
         for table in tables:
