@@ -234,8 +234,8 @@ RNNSEARCH = RunConfig(
 
 
 # The sizes of Zhou et al. (2016). Unlike theirs: one vocabulary for both languages,
-# whose size is this project's choice, as are the number of updates and the learning
-# rate; batches of 20,000 tokens are about the paper's 500 to 800 sentences.
+# whose size is this project's choice, as are the number of updates, the learning rate
+# and clipping; batches of 20,000 tokens are about the paper's 500 to 800 sentences.
 DEEP_ATT = RunConfig(
     tokenizer=TokenizerConfig(kind="word", vocab_size=80_000),
     model=DeepAttConfig(),
@@ -244,6 +244,7 @@ DEEP_ATT = RunConfig(
         steps=300_000,
         warmup_steps=4_000,
         learning_rate_scale=0.5,
+        clip_norm=5.0,
         label_smoothing=0.0,
         checkpoint_steps=1_500,
         keep_checkpoints=5,
@@ -444,6 +445,7 @@ RIVALS = {
             steps=11_000,
             warmup_steps=1_500,
             cooldown_share=0.36,
+            clip_norm=5.0,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
