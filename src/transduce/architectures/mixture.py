@@ -380,10 +380,10 @@ class MixtureRecurrent(nn.Module):
     the query of attention; the context of the token before is an input of this LSTM.
     """
 
-    # Appendix E has 3 LSTMs in the encoder where "GNMT has 9", which counts the two
-    # directions of GNMT's lowest layer. So here the first two are such directions.
-    # Unlike the paper: their outputs are added, so that all layers have the same width,
-    # as the appendix says; GNMT concatenates them.
+    # Appendix E counts 3 LSTM layers in this encoder, and 9 in GNMT's, which has 9 if
+    # both directions of its lowest layer count. So the first two are directions here.
+    # Unlike the paper: their outputs are added, because all layers are to have the same
+    # width. GNMT joins them; the appendix does not say.
 
     def __init__(self, config: MixtureRecurrentConfig) -> None:
         super().__init__()
