@@ -370,6 +370,13 @@ def test_an_ensemble_of_architectures_must_have_one_tokenizer(
         Translator(trained_checkpoint, CPU, other)
 
 
+def test_a_parser_and_a_translation_model_form_no_ensemble(
+    trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
+) -> None:
+    with pytest.raises(RequestError, match="must have one target vocabulary"):
+        Translator(trained_checkpoint, CPU, parsing_checkpoint)
+
+
 def test_guided_attention_must_have_cross_attention(trainer: Trainer, cpu) -> None:
     every = torch.ones(50, dtype=torch.bool)
     guidance = GuidedAttention(weight=1.0, begins_word=every, takes_word=every)

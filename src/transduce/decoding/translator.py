@@ -111,6 +111,11 @@ class Translator:
                 "Models that translate together must have one tokenizer, but have "
                 "different ones; train them on the same text with the same settings."
             )
+        if any(other.symbols != checkpoint.symbols for other in others):
+            raise RequestError(
+                "Models of an ensemble must have one target vocabulary, but have "
+                "different ones; load models of one task, trained on the same data."
+            )
         if precision not in get_args(DecodingPrecision):
             raise ConfigError(
                 f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
