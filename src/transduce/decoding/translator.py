@@ -106,16 +106,7 @@ class Translator:
         different tokenizers, or if the device cannot compute in the precision or be
         used by several processes.
         """
-        if any(other.tokenizer != checkpoint.tokenizer for other in others):
-            raise RequestError(
-                "Models that translate together must have one tokenizer, but have "
-                "different ones; train them on the same text with the same settings."
-            )
-        if any(other.symbols != checkpoint.symbols for other in others):
-            raise RequestError(
-                "Models of an ensemble must have one target vocabulary, but have "
-                "different ones; load models of one task, trained on the same data."
-            )
+        _require_same_vocabularies(checkpoint, others)
         if precision not in get_args(DecodingPrecision):
             raise ConfigError(
                 f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
@@ -604,6 +595,23 @@ class Translator:
             start=start,
             step_rows=StepRows(group_size, self.models[0].step_overhead),
             min_steps=min_steps,
+        )
+
+
+def _require_same_vocabularies(
+    checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
+    others: "Sequence[ModelFolder | transduce.checkpoint.Checkpoint]",
+) -> None:
+    """Raise `RequestError` if the models cannot form an ensemble."""
+    if any(other.tokenizer != checkpoint.tokenizer for other in others):
+        raise RequestError(
+            "Models that translate together must have one tokenizer, but have "
+            "different ones; train them on the same text with the same settings."
+        )
+    if any(other.symbols != checkpoint.symbols for other in others):
+        raise RequestError(
+            "Models of an ensemble must have one target vocabulary, but have "
+            "different ones; load models of one task, trained on the same data."
         )
 
 
