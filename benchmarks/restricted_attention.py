@@ -3,56 +3,57 @@
     python benchmarks/restricted_attention.py [--lengths 512 1024] [--neighbourhoods 16]
 
 One layer of self-attention of the base model's width encodes a sentence, and makes a
-training step (forward and backward). Both forms take turns, each in a process of its
-own, whose peak memory is that of the process after it has loaded PyTorch.
+training step (forward and backward). Both forms take turns. Each case is measured in a
+process of its own; its memory is the peak beyond that at the start.
 """
 
 import argparse
+import multiprocessing
+import os
 import resource
-import subprocess
-import sys
 import time
-from pathlib import Path
+from multiprocessing.connection import Connection
 from statistics import median
+
+import torch
+
+from transduce.benchmark.measurement import describe_machine
+from transduce.model.attention import MultiHeadAttention, RestrictedSelfAttention
+from transduce.model.sizes import Band
+from transduce.nn.fuse import fuse
 
 LENGTHS = (512, 1024, 2048, 4096)
 NEIGHBOURHOODS = (16, 64)
 FORMS = ("mask", "blocks")
 WORK = ("encoding", "training")
 D_MODEL, HEADS = 512, 8
-MIB = 1024
+KIB = 1024
 
 
-def measure(form: str, work: str, length: int, neighbourhood: int, rounds: int) -> None:
-    """Print milliseconds of processor time and MiB of memory beyond the start's."""
-    import torch
-
-    from transduce.model.attention import MultiHeadAttention, RestrictedSelfAttention
-    from transduce.model.sizes import Band
-    from transduce.nn.fuse import fuse
-
+def measure(
+    form: str, work: str, length: int, neighbourhood: int, rounds: int
+) -> tuple[float, float]:
+    """Return milliseconds of processor time of a pass, and MiB of memory."""
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    width = D_MODEL // HEADS
+    sizes = (D_MODEL, HEADS, D_MODEL // HEADS, D_MODEL // HEADS, "scaled")
     band = Band.of(neighbourhood, is_causal=False)
-    restricted = RestrictedSelfAttention(
-        D_MODEL, HEADS, width, width, "scaled", 0.0, band
-    )
-    whole = MultiHeadAttention(D_MODEL, HEADS, width, width, "scaled")
-    attention = fuse(whole if form == "mask" else restricted)
-    x = torch.randn(1, length, D_MODEL, requires_grad=work == "training")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    restricted = RestrictedSelfAttention(*sizes, 0.0, band)
+    is_masked, is_training = form == "mask", work == "training"
+    attention = fuse(MultiHeadAttention(*sizes) if is_masked else restricted)
+    x = torch.randn(1, length, D_MODEL, requires_grad=is_training)
 
     def run() -> None:
-        # The mask is formed anew each time, as a model does.
-        mask = None
-        if form == "mask":
-            mask = restricted.whole_mask(None, length, length, x.device)
-        with torch.set_grad_enabled(work == "training"):
+        # The mask is formed anew each time, as for each batch of a model.
+        mask = (
+            restricted.whole_mask(None, length, length, x.device) if is_masked else None
+        )
+        with torch.set_grad_enabled(is_training):
             y = attention(x, x, mask)
-        if work == "training":
+        if is_training:
             y.sum().backward()
 
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run()
     seconds = []
     for _ in range(rounds):
@@ -60,15 +61,23 @@ def measure(form: str, work: str, length: int, neighbourhood: int, rounds: int) 
         run()
         seconds.append(time.process_time() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(1000 * median(seconds), (peak - before) / MIB)
+    return 1000 * median(seconds), (peak - before) / KIB
+
+
+def send(result: Connection, *case: object) -> None:
+    """Measure a case and send its figures to the parent process."""
+    result.send(measure(*case))
 
 
 def measured(*case: object) -> tuple[float, float]:
-    """Measure a case in a new process; returns milliseconds and MiB."""
-    command = [sys.executable, str(Path(__file__)), "--one", *map(str, case)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True)
-    milliseconds, mib = map(float, printed.stdout.split())
-    return milliseconds, mib
+    """Measure a case in a new process."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=send, args=(theirs, *case))
+    process.start()
+    figures: tuple[float, float] = ours.recv()
+    process.join()
+    return figures
 
 
 def main() -> None:
@@ -77,12 +86,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--neighbourhoods", type=int, nargs="+", default=NEIGHBOURHOODS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        form, work, *numbers = options.one
-        measure(form, work, *map(int, numbers))
-        return
+    print(describe_machine(("torch", "numpy"), torch.device("cpu")))
+    print(f"Load average of the last minute: {os.getloadavg()[0]:.1f}\n")
     print("| work | n | r | mask, ms | blocks, ms | ratio | mask, MiB | blocks, MiB |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for work in WORK:

@@ -17,7 +17,7 @@ Parameters = Iterator[tuple[str, Shape]]
 
 PASSES = 3
 """Products of an update for each forward one: itself and its factors' two gradients."""
-MIN_BLOCK = 16
+MIN_BLOCK = 32
 """Fewest queries of a block of restricted attention: products of few rows are slow."""
 
 

@@ -202,9 +202,9 @@ def test_a_restricted_model_equals_its_masked_form(shape, r, prepare):
 
 
 def test_a_band_reaches_to_both_sides_or_back_only():
-    assert Band.of(20, is_causal=False) == Band(block=20, before=20, after=20)
-    assert Band.of(3, is_causal=True) == Band(block=16, before=3, after=0)
-    assert Band.of(20, is_causal=False).window == 60
+    assert Band.of(40, is_causal=False) == Band(block=40, before=40, after=40)
+    assert Band.of(3, is_causal=True) == Band(block=32, before=3, after=0)
+    assert Band.of(40, is_causal=False).window == 120
 
 
 def test_flops_of_restricted_attention_are_those_of_its_windows():
