@@ -25,7 +25,7 @@ def test_settings_are_listed_with_default_type_and_meaning(
         "model.num_layers=6 Number of layers N of the encoder and of the decoder. "
         "[whole number]" in text
     )
-    assert "[choices: adam, muon]" in text
+    assert "[choices: adam, muon, sgd, nesterov]" in text
     assert "* " not in text
 
 
@@ -90,7 +90,7 @@ def test_the_json_list_of_settings_has_whole_descriptions(
     assert dropout["default"] == 0.1
     assert dropout["type"] == "number"
     [optimizer] = [each for each in listed if each["name"] == "training.optimizer"]
-    assert optimizer["choices"] == ["adam", "muon"]
+    assert optimizer["choices"] == ["adam", "muon", "sgd", "nesterov"]
 
 
 def test_an_unknown_preset_has_no_settings(refuses: Callable[..., str]) -> None:

@@ -505,8 +505,8 @@ def _check_rate(name: str, rate: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionalConfig:
-    """Settings of ConvS2S (Gehring et al., 2017); the defaults are those of its code
-    for English to German."""
+    """Settings of ConvS2S (Gehring et al., 2017); the defaults are near those of its
+    code for English to German."""
 
     vocab_size: int = 40_000
     """Size of the vocabulary, which is that of the learned tokenizer."""
@@ -521,7 +521,7 @@ class ConvolutionalConfig:
     encoder."""
     d_embedding: int = 768
     """Dimension of the embeddings and of attention."""
-    d_output: int | None = 512
+    d_output: int | None = None
     """Dimension of the decoder's outputs. None for that of the embeddings."""
     shared_embedding: bool = False
     """Whether source, target and output share one matrix, as in the Transformer."""

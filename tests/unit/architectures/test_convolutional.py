@@ -400,11 +400,11 @@ def test_blocks_are_written_in_runs_of_equal_ones() -> None:
         ),
         ({"d_output": 0}, "`model.d_output` must be at least 1, but is 0"),
         (
-            {"shared_embedding": True},
+            {"shared_embedding": True, "d_output": 512},
             "`model.d_output` must be none or .*, 768, .* but is 512",
         ),
         (
-            {"shared_embedding": True, "d_output": None, "target_vocab_size": 9},
+            {"shared_embedding": True, "target_vocab_size": 9},
             "`model.shared_embedding` must be false",
         ),
     ],
