@@ -579,9 +579,9 @@ def table4(
 def scaling(
     *,
     out: Path,
-    d_k: Annotated[Numbers, Parameter(name="--d-k")] = scaling_experiment.WIDTHS,
+    d_k: Annotated[Numbers, Parameter(name="--d-k")] = (16, 64, 256),
     heads: int = 1,
-    steps: int = scaling_experiment.STEPS,
+    steps: int = 300,
     seeds: Numbers = (1,),
     source: Files = (),
     target: Files = (),

@@ -40,13 +40,10 @@ from transduce.settings import require_between
 
 KINDS: tuple[Scores, ...] = get_args(Scores)
 PRESET = "quickstart"
-WIDTHS = (16, 64, 256)
-"""Values of d_k for which models are trained by default."""
 MEASURED_WIDTHS = (4, 16, 64, 256, 1024)
 """Values of d_k for which scores are measured."""
 NUM_QUERIES, NUM_KEYS = 512, 32
 SEED = 1
-STEPS = 300
 MOST_HEADS, MOST_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
 EXPERIMENT, CORPUS = "scaling.json", "corpus"
