@@ -131,8 +131,11 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
     options = typing.get_args(expected) if _is_union(expected) else (expected,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
-            if value in typing.get_args(option):
+            choices = typing.get_args(option)
+            if value in choices:
                 return value
+            if value is None and "none" in choices:
+                return "none"  # a bare `none`, which `_value` makes None
         elif option is float and type(value) is int and abs(value) <= MAX_WHOLE:
             return float(value)
         elif type(value) is option:

@@ -214,3 +214,8 @@ def test_settings_that_depend_on_each_other_can_be_given_in_any_order() -> None:
     for order in (both, both[::-1]):
         changed = apply_assignments(config, order)
         assert changed.model.embedding_width == changed.model.readout_width == 16
+
+
+def test_a_bare_none_is_a_choice_of_that_name() -> None:
+    changed = apply_assignments(PRESETS["deep-att-en-de"], ["model.fast_forward=none"])
+    assert changed.model.fast_forward == "none"
