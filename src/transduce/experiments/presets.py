@@ -176,9 +176,9 @@ GNMT = RunConfig(
     # 128 pairs are about 4,000 tokens of each language.
     batching=BatchingConfig(source_tokens=4_000, target_tokens=4_000),
     # Section 8.3: 60,000 updates by Adam, then SGD, halved from 1.2 million updates on
-    # (for English-French; that for English-German is not given). The source's loss is a
-    # sum over a sentence (its equation 7), ours a mean over tokens: with about 27 tokens
-    # a sentence its SGD rate of 0.5 is 13.5 here, and its clipping norm of 5 is 0.185.
+    # (for English-French; that for English-German is not given). The source's loss is
+    # a sum over a sentence (its equation 7), ours a mean over tokens: for sentences of
+    # 27 tokens its SGD rate of 0.5 is 13.5 here, and its clipping norm of 5 is 0.185.
     training=TrainingConfig(
         steps=2_000_000,
         warmup_steps=1,
