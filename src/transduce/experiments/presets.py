@@ -373,7 +373,8 @@ GNMT_MULTI30K = RunConfig(
     ),
     training=TrainingConfig(
         steps=11_000,
-        warmup_steps=1_000,
+        warmup_steps=500,
+        learning_rate_scale=1.2,
         clip_norm=5.0,
         checkpoint_steps=250,
         keep_checkpoints=10,
@@ -476,7 +477,7 @@ RIVALS = {
         ),
         training=TrainingConfig(
             steps=11_000,
-            warmup_steps=1_000,
+            warmup_steps=500,
             clip_norm=1.0,
             checkpoint_steps=250,
             keep_checkpoints=10,
