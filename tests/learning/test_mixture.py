@@ -15,10 +15,10 @@ SETTINGS = {
         "model.initial_range=0.3",
         "model.experts.num_experts=8",
         "model.experts.d_ff=32",
-        "training.steps=500",
+        "training.steps=400",
         "training.learning_rate=5e-3",
         "training.warmup_steps=50",
-        "training.hold_steps=250",
+        "training.hold_steps=200",
     ),
     # Two levels of gates, with noise in training.
     "moe-ffn-multi30k": (
@@ -30,7 +30,7 @@ SETTINGS = {
         "model.experts.num_experts=8",
         "model.experts.num_groups=4",
         "model.experts.d_ff=32",
-        "training.steps=500",
+        "training.steps=400",
         "training.learning_rate_scale=0.6",
         "training.warmup_steps=100",
     ),
