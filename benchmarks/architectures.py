@@ -21,7 +21,8 @@ import torch
 from machine import describe_machine
 from torch import nn
 
-from transduce.architectures.models import TransductionModel, build
+from transduce.architectures.interface import TransductionModel
+from transduce.architectures.models import build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset

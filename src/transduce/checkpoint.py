@@ -22,7 +22,8 @@ from transduce.architectures.config import (
     architecture_of,
     require_transformer,
 )
-from transduce.architectures.models import TransductionModel, build
+from transduce.architectures.interface import TransductionModel
+from transduce.architectures.models import build
 from transduce.errors import CheckpointError
 from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from transduce.architectures.config import RecurrentConfig
-from transduce.architectures.models import TransductionModel, build
+from transduce.architectures.interface import TransductionModel
+from transduce.architectures.models import build
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.nn.fuse import fuse

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from beam_kinds import beam_search
 from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
-from transduce.architectures.models import TransductionModel, build
+from transduce.architectures.interface import TransductionModel
+from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows

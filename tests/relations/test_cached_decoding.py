@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.architectures.models import DecoderState, Stepper
+from transduce.architectures.interface import DecoderState, Stepper
 from transduce.decoding.torch_decoder import FusedStep
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.data.tensors import pad_rows
 from transduce.decoding.streaming import similar_lengths
 from transduce.decoding.translator import Translator

@@ -10,7 +10,7 @@ such operations on the shortest path, and follows from two values of epsilon.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from transduce.architectures.deep_att import FastForwardLayer
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.text.vocabulary import NUM_RESERVED
 
 EPSILONS = (1e-6, 1e-7)
@@ -186,11 +186,13 @@ def _gradients(
     own = own.double().eval()
     ids = torch.arange(NUM_RESERVED, NUM_RESERVED + n).repeat(n, 1)
     with _signals_scaled(own, epsilon), _InDouble():
-        with _embedded(own, ids.shape) as source:
+        with _embedded(own, n) as source:
             memory = own.encode(ids)
-        with _embedded(own, ids.shape) as target:
+        encoded = _states_of(memory, n)
+        if own.cross_attention_taps:
+            memory = _scaled_fields(memory, epsilon)
+        with _embedded(own, n) as target:
             states = own.decode(ids, memory)
-    encoded = _states_of(memory, n)
     return (
         _sizes(encoded, source), _sizes(states, source), _sizes(states, target)
     )  # fmt: skip
@@ -206,19 +208,21 @@ def _sizes(
     direction = torch.randn(own.size(-1), dtype=own.dtype, generator=generator)
     found = torch.autograd.grad((own @ direction).sum(), embedded, retain_graph=True)
     # Their squares, in a norm, would underflow.
-    return sum((each.abs().sum(dim=-1) for each in found), torch.zeros(()))
+    sizes = (each.abs().sum(dim=-1)[:, :count] for each in found)
+    return sum(sizes, torch.zeros(()))
 
 
 @contextmanager
-def _embedded(model: nn.Module, shape: torch.Size) -> Iterator[list[Tensor]]:
-    """Record the embeddings of ids of a shape inside the block."""
+def _embedded(model: nn.Module, n: int) -> Iterator[list[Tensor]]:
+    """Record the embeddings of n copies of n ids, or more, inside the block."""
     found: list[Tensor] = []
 
     def record(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not inputs or not isinstance(ids := inputs[0], Tensor):
             return
         is_embedding = isinstance(output, Tensor) and output.is_floating_point()
-        if is_embedding and ids.shape == shape and not ids.is_floating_point():
+        is_of_copies = ids.dim() == 2 and len(ids) == n <= ids.size(1)
+        if is_embedding and is_of_copies and not ids.is_floating_point():
             found.append(output)
 
     hooks = [module.register_forward_hook(record) for module in model.modules()]
@@ -257,19 +261,37 @@ class _InDouble(TorchFunctionMode):
         return func(*args, **given)
 
 
+def _scaled_fields(memory: Any, factor: float) -> Any:
+    """Multiply the gradient of all tensors of an encoder's output by a factor."""
+    values = {field.name: getattr(memory, field.name) for field in fields(memory)}
+    return replace(
+        memory,
+        **{n: with_scaled_gradient(value, factor) for n, value in values.items()},
+    )
+
+
+def _is_self_attention(module: nn.Module, crossing: Sequence[nn.Module]) -> bool:
+    tap = dict(module.named_children()).get("weights_tap")
+    return tap is not None and all(tap is not each for each in crossing)
+
+
 def _scaling(function: Callable[..., Any], factor: float) -> Callable[..., Any]:
     """Return a function whose results have gradients multiplied by a factor."""
     return lambda *inputs: with_scaled_gradient(function(*inputs), factor)
 
 
 @contextmanager
-def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
-    """Multiply the gradient by a factor wherever a signal moves between positions."""
+def _signals_scaled(model: Any, factor: float) -> Iterator[None]:
+    """Multiply the gradient by a factor wherever a signal moves between positions.
+
+    Cross-attention is left out, since it moves signals of the memory only.
+    """
 
     def scale(_: nn.Module, __: object, output: Any) -> Any:
         return with_scaled_gradient(output, factor)
 
     hooks = []
+    crossing = model.cross_attention_taps
     for module in list(model.modules()):
         if isinstance(module, nn.RNNBase):
             # The module stays, as its type may be asked for.
@@ -278,7 +300,7 @@ def _signals_scaled(model: nn.Module, factor: float) -> Iterator[None]:
         if isinstance(module, FastForwardLayer):
             module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
         is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
-        if is_moving or "weights_tap" in dict(module.named_children()):
+        if is_moving or _is_self_attention(module, crossing):
             hooks.append(module.register_forward_hook(scale))
     try:
         yield

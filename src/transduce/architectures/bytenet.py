@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from transduce.architectures.config import ByteNetConfig
 from transduce.architectures.convolutional import windows
-from transduce.architectures.models import CachedState
+from transduce.architectures.interface import CachedState
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
 

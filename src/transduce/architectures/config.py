@@ -2,8 +2,8 @@
 
 `config.json` of a model folder names the architecture, and `CONFIGS` the class of its
 settings. To add an architecture, add its config here, a case to `models.build`, and a
-module that implements `models.TransductionModel`. Its `num_parameters` is a formula, so
-that `transduce presets` needs no PyTorch; tests hold it against the model.
+module that implements `interface.TransductionModel`. Its `num_parameters` is a formula,
+so that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
 import re

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import Convolution, ConvolutionalConfig
-from transduce.architectures.models import CachedState
+from transduce.architectures.interface import CachedState
 from transduce.model.attention import attention_weights, padding_mask
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD

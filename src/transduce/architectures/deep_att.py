@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transduce.architectures.config import DeepAttConfig
-from transduce.architectures.models import CachedState
+from transduce.architectures.interface import CachedState
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
 

@@ -19,8 +19,8 @@ from transduce.architectures.config import (
     MixtureRecurrentConfig,
     MixtureTransformerConfig,
 )
+from transduce.architectures.interface import CachedState
 from transduce.architectures.mixture_layers import MixtureOfExperts, take_losses
-from transduce.architectures.models import CachedState
 from transduce.architectures.recurrent_layers import (
     AttentiveStack,
     RecurrentLayer,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import RecurrentConfig
-from transduce.architectures.models import CachedState
+from transduce.architectures.interface import CachedState
 from transduce.architectures.recurrent_layers import (
     AdditiveAttention,
     Attended,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from transduce.architectures.models import DecoderState, Stepper
+from transduce.architectures.interface import DecoderState, Stepper
 from transduce.decoding.cache import DecodingState, LayerCache, new_state, resized
 from transduce.model.attention import MultiHeadAttention, additive_mask
 from transduce.model.layers import DecoderLayer, ResidualConnection

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor, nn
 
 from transduce.architectures.config import architecture_of, require_transformer
-from transduce.architectures.models import EncodedSource, Stepper, TransductionModel
+from transduce.architectures.interface import EncodedSource, Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder

@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from transduce.architectures.models import TransductionModel, build
+from transduce.architectures.interface import TransductionModel
+from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles

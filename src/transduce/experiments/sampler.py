@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from transduce.architectures.models import Stepper, TransductionModel
+from transduce.architectures.interface import Stepper, TransductionModel
 from transduce.data.tensors import pad_rows
 from transduce.decoding.sampling import sample
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder

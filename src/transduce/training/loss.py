@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from transduce.architectures.models import AuxiliaryLoss, TransductionModel
+from transduce.architectures.interface import AuxiliaryLoss, TransductionModel
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import ConfigError

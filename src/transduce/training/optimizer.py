@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.errors import CheckpointError
 from transduce.nn.orthogonalization import orthogonalized
 from transduce.training.config import TrainingConfig

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.data.tensors import Batch, pad_rows
 from transduce.metrics.gleu import gleu_of_counts, n_grams
 from transduce.text.vocabulary import BOS, EOS, PAD

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
 from transduce.device import Hardware

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.architectures.bytenet import ByteNet
 from transduce.architectures.config import ByteNetConfig
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError

@@ -23,7 +23,7 @@ from transduce.architectures.convolutional import (
     scaled_gradient,
     windows,
 )
-from transduce.architectures.models import TransductionModel
+from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS

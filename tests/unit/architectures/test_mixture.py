@@ -17,8 +17,9 @@ from transduce.architectures.config import (
     architecture_of,
     num_parameters,
 )
+from transduce.architectures.interface import AuxiliaryLoss, TransductionModel
 from transduce.architectures.mixture_layers import MixtureOfExperts
-from transduce.architectures.models import AuxiliaryLoss, TransductionModel, build
+from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import Batch

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.architectures.config import RecurrentConfig, num_parameters
-from transduce.architectures.models import CachedState, TransductionModel, build
+from transduce.architectures.interface import CachedState, TransductionModel
+from transduce.architectures.models import build
 from transduce.architectures.recurrent import RecurrentModel, attention_of
 from transduce.architectures.recurrent_layers import (
     Attention,
