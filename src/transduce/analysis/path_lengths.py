@@ -292,14 +292,15 @@ def _signals_scaled(model: Any, factor: float) -> Iterator[None]:
 
     hooks = []
     crossing = model.cross_attention_taps
-    for module in list(model.modules()):
+    for name, module in list(model.named_modules()):
         if isinstance(module, nn.RNNBase):
             # The module stays, as its type may be asked for.
             stepped = SteppedRecurrence(module, factor)
             module.forward = stepped.forward
         if isinstance(module, FastForwardLayer):
             module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
-        is_moving = isinstance(module, nn.Conv1d | nn.RNNCellBase)
+        # Convolutions are maps of windows, which carry this name.
+        is_moving = name.endswith("convolution")
         if is_moving or _is_self_attention(module, crossing):
             hooks.append(module.register_forward_hook(scale))
     try:

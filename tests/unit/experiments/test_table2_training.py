@@ -279,7 +279,19 @@ def test_paths_are_measured_in_each_system() -> None:
     assert [each.encoder for each in found["base"]] == [1, 1]
     # A recurrence in one direction at least, and the layers above it at one position.
     assert [each.encoder for each in found["gnmt"]] == [5, 9]
-    assert {each.between for each in found["gnmt"]} <= {1, 2, 3}
+    # A layer of the encoder, attention, and two layers of the decoder.
+    assert {each.between for each in found["gnmt"]} == {4}
+
+
+def test_convolutions_connect_far_positions_in_several_steps() -> None:
+    configs = {key: system_config(key, is_small=True) for key in ("bytenet", "convs2s")}
+    found = path_lengths(configs, lengths=(4, 12))
+    [[bytenet, far], [convs2s, _]] = found["bytenet"], found["convs2s"]
+    # ConvS2S: kernels of 3 reach one position to either side, and two back.
+    assert (convs2s.encoder, convs2s.between, convs2s.decoder) == (3, 1, 2)
+    assert far.encoder is not None
+    assert bytenet.encoder is not None
+    assert bytenet.encoder < far.encoder < 12
 
 
 def test_the_seed_is_the_only_difference_between_runs(runs: list[SystemRun]) -> None:
