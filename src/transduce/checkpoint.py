@@ -41,6 +41,8 @@ from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
+EXPORT = "An export"
+"""Task in the error about a model that is no Transformer."""
 INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
 """Functions that draw first weights."""
 
@@ -74,11 +76,11 @@ class Checkpoint:
     @property
     def transformer_config(self) -> ModelConfig:
         """Settings of a Transformer; `RequestError` for other architectures."""
-        return require_transformer(self.config)
+        return require_transformer(self.config, EXPORT)
 
     def build_transformer(self) -> Transformer:
         """Build a Transformer; raise `RequestError` for other architectures."""
-        require_transformer(self.config)
+        require_transformer(self.config, EXPORT)
         return cast(Transformer, self.build())
 
     @property

@@ -10,7 +10,11 @@ import torch
 from transduce.checkpoint import load_model
 
 SMALLER = {
-    "gnmt-multi30k": ("model.encoder_layers=2", "model.decoder_layers=2"),
+    "gnmt-multi30k": (
+        "model.encoder_layers=2",
+        "model.decoder_layers=2",
+        "model.residual_from=none",
+    ),
     "rnnsearch-multi30k": ("model.embedding_width=16", "model.readout_width=16"),
 }
 COMMON = (

@@ -93,6 +93,8 @@ def _batches(pairs: Sequence[EncodedPair]) -> Iterator[Sequence[EncodedPair]]:
 
 MAX_TOKENS = 128
 """Longest source or target: attention maps grow with its square."""
+TASK = "A survey of heads"
+"""Task in the error about a model that is no Transformer."""
 SEED = 20170612
 """Seed of the built-in grammar's sentences, which no training uses."""
 
@@ -137,7 +139,7 @@ def survey_heads(
     A parser needs the pairs of `tree_pairs`. Pairs that are too long are left out;
     raises `DataError` if none is left.
     """
-    model = translator.torch_model.transformer
+    model = translator.torch_model.transformer(TASK)
     pairs = [
         pair for pair in encode_pairs(translator, corpus) if pair.length <= MAX_TOKENS
     ]
@@ -165,7 +167,7 @@ def survey_annotated(
     Sentences that the tokenizer cannot represent are left out; raises `DataError` if
     none is left.
     """
-    model, tokenizer = translator.torch_model.transformer, translator.tokenizer
+    model, tokenizer = translator.torch_model.transformer(TASK), translator.tokenizer
     pairs = encode_pairs(
         translator,
         [SentencePair(source=each.source, target=each.target) for each in sentences],

@@ -412,7 +412,7 @@ def _attend(
     translator: Translator, source: _Source, target_ids: list[int]
 ) -> PairAttention:
     (maps,) = attention_maps(
-        translator.torch_model.transformer,
+        translator.torch_model.transformer("A page of attention"),
         _row([*source.ids, EOS], translator),
         _row([BOS, *target_ids], translator),
     )

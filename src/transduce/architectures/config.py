@@ -1039,11 +1039,16 @@ def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:
     return replace(config, **widths_scaled(config, factor, names))
 
 
-def require_transformer(config: ArchitectureConfig) -> ModelConfig:
-    """Return the settings of a Transformer; raise `RequestError` for others."""
+def require_transformer(
+    config: ArchitectureConfig, task: str, remedy: str = "choose another model"
+) -> ModelConfig:
+    """Return the settings of a Transformer; raise `RequestError` for others.
+
+    The message begins with the task and ends with the remedy.
+    """
     if isinstance(config, ModelConfig):
         return config
     raise RequestError(
-        "This task must have a Transformer, but the architecture of the model is "
-        f'"{architecture_of(config)}".'
+        f"{task} must have a Transformer, but the architecture of the model is "
+        f'"{architecture_of(config)}"; {remedy}.'
     )

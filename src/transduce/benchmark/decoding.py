@@ -133,12 +133,13 @@ def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
     they have too few words.
     """
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
-    config = replace(require_transformer(run.model), vocab_size=tokenizer.vocab_size)
-    torch.manual_seed(SEED)
-    model = Transformer(config)
-    return Checkpoint(
-        config=config, weights=model.state_dict(), tokenizer=tokenizer, step=0
+    model = require_transformer(
+        run.model, "The benchmark of decoding", "choose another preset"
     )
+    config = replace(model, vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(SEED)
+    weights = Transformer(config).state_dict()
+    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=0)
 
 
 def measure_decoding(

@@ -78,10 +78,9 @@ class TorchModel:
     recorder: Recorder | None = None
     """Recorder of steps, on a GPU."""
 
-    @property
-    def transformer(self) -> Transformer:
-        """The model; raises `RequestError` if it has another architecture."""
-        require_transformer(self.model.config)
+    def transformer(self, task: str) -> Transformer:
+        """Return the model; raise `RequestError`, with the task, for others."""
+        require_transformer(self.model.config, task)
         return cast(Transformer, self.model)
 
     @torch.inference_mode()
@@ -173,7 +172,7 @@ def prepared(
     model = fuse(model)
     is_transformer = isinstance(model, Transformer)
     if precision == "int8":
-        require_transformer(model.config)
+        require_transformer(model.config, "Precision int8", "use fp32 or bf16")
         _require_int8(device)
         return _packed(
             cast(Transformer, model), _natively("int8") or _by_torch_in_int8()

@@ -6,7 +6,14 @@ checkpoint. A setting without effect only causes a warning.
 
 from collections.abc import Iterator
 
-from transduce.architectures.config import ConvolutionalConfig
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    ByteNetConfig,
+    ConvolutionalConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+    RecurrentConfig,
+)
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
@@ -33,9 +40,12 @@ def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
         raise ConfigError(message)
 
 
-def settings_without_effect(config: RunConfig) -> list[str]:
+def settings_without_effect(
+    config: RunConfig, files: RunFiles | None = None
+) -> list[str]:
     """Warnings about settings that have no effect in combination with the others."""
-    return list(_without_effect(config))
+    is_parser = isinstance(files, TreebankFiles)
+    return [*_without_effect(config), *_model_without_effect(config.model, is_parser)]
 
 
 def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
@@ -71,6 +81,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     yield from _contradictions_of_reward(training)
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
+    yield from _contradictions_of_architecture(config, is_parser)
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
@@ -161,7 +172,9 @@ def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
 
 
 def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
-    if isinstance(config.model, ModelConfig | ConvolutionalConfig):
+    if isinstance(
+        config.model, ModelConfig | MixtureTransformerConfig | ConvolutionalConfig
+    ):
         yield from _contradictions_of_positions(
             config.model, config.batching.max_length
         )
@@ -176,10 +189,10 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
 
 
 def _contradictions_of_positions(
-    model: ModelConfig | ConvolutionalConfig, longest: int
+    model: ModelConfig | MixtureTransformerConfig | ConvolutionalConfig, longest: int
 ) -> Iterator[str]:
     usual = ModelConfig().max_positions
-    positions = model.positions if isinstance(model, ModelConfig) else "learned"
+    positions = "learned" if isinstance(model, ConvolutionalConfig) else model.positions
     if positions == "learned" and model.max_positions < longest:
         yield (
             "`model.max_positions` must be at least `batching.max_length`, "
@@ -201,6 +214,41 @@ def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
         yield (
             f"`search.{name}` has no effect on greedy search, and `search.beam_size` "
             "is 1; leave it out, or choose a larger beam."
+        )
+
+
+def _contradictions_of_architecture(
+    config: RunConfig, is_parser: bool
+) -> Iterator[str]:
+    model = config.model
+    if isinstance(model, ByteNetConfig):
+        for name, weight in (
+            ("search.coverage_penalty", config.search.coverage_penalty),
+            ("treebank.guidance", config.treebank.guidance),
+        ):
+            if weight > 0:
+                yield (
+                    f"`{name}` must be 0 for ByteNet, which has no cross-attention, "
+                    f"but is {weight:g}."
+                )
+    if isinstance(model, ConvolutionalConfig) and model.shared_embedding and is_parser:
+        yield (
+            "`model.shared_embedding` must be false for a parser, whose trees have a "
+            "vocabulary of their own, but is true."
+        )
+    if not isinstance(model, RecurrentConfig):
+        return
+    most = max(model.encoder_layers, model.decoder_layers)
+    if model.residual_from is not None and model.residual_from > most:
+        yield (
+            "`model.residual_from` must be at most the number of layers, "
+            f"{most}, but is {model.residual_from}; set it to none for no residual "
+            "connections."
+        )
+    if not model.input_feeding and model.attention_query == "previous":
+        yield (
+            '`model.input_feeding` is false, but `model.attention_query` is "previous",'
+            ' which implies it; leave it out, or set the query to "current".'
         )
 
 
@@ -245,6 +293,29 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
+
+
+def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterator[str]:
+    has_own_target = is_parser or model.target_vocab_size is not None
+    if isinstance(model, RecurrentConfig | MixtureRecurrentConfig) and (
+        model.shared_embedding and has_own_target
+    ):
+        yield (
+            "`model.shared_embedding` has no effect, as the target has a vocabulary of "
+            "its own."
+        )
+    if not isinstance(model, RecurrentConfig):
+        return
+    for name, unread_by in (
+        ("forget_bias", {"cell": "gru"}),
+        ("initial_range", {"initial_weights": "orthogonal"}),
+        ("readout_width", {"readout": "state"}),
+        ("attention_width", {"attention": "general"}),
+    ):
+        [(owner, value)] = unread_by.items()
+        is_unread = getattr(model, owner) == value
+        if is_unread and _changed(model, RecurrentConfig(), among=(name,)):
+            yield f'`model.{name}` has no effect, as `model.{owner}` is "{value}".'
 
 
 def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:

@@ -176,7 +176,7 @@ def train(
     _require_consistent(files, config)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
-        for message in settings_without_effect(config):
+        for message in settings_without_effect(config, files):
             for observer in observers:
                 observer.warned(message)
         precision, overwrite = hardware.precision, consent.overwrites

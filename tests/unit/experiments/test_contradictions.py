@@ -141,6 +141,64 @@ def test_a_contradiction_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("preset", "files", "assignment", "message"),
+    [
+        (
+            "bytenet-multi30k",
+            TEXT,
+            "search.coverage_penalty=0.2",
+            "`search.coverage_penalty` must be 0 for ByteNet, .* but is 0.2",
+        ),
+        (
+            "bytenet-multi30k",
+            TREES,
+            "treebank.guidance=0.5",
+            "`treebank.guidance` must be 0 for ByteNet, .* but is 0.5",
+        ),
+        (
+            "convs2s-multi30k",
+            TREES,
+            "model.dropout=0.1",
+            "`model.shared_embedding` must be false for a parser",
+        ),
+        (
+            "gnmt-multi30k",
+            TEXT,
+            "model.residual_from=4",
+            "`model.residual_from` must be at most the number of layers, 3, but is 4",
+        ),
+        (
+            "rnnsearch-multi30k",
+            TEXT,
+            "model.input_feeding=false",
+            '`model.input_feeding` is false, but .* set the query to "current"',
+        ),
+    ],
+)
+def test_a_contradiction_to_the_architecture_is_refused(
+    preset: str, files: RunFiles, assignment: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_contradictions(apply_assignments(PRESETS[preset], [assignment]), files)
+
+
+@pytest.mark.parametrize("preset", ["multi30k", "moe-ffn-multi30k"])
+def test_learned_positions_of_any_transformer_must_reach_the_longest_sentence(
+    preset: str,
+) -> None:
+    short = ["model.positions=learned", "model.max_positions=99"]
+    config = apply_assignments(PRESETS[preset], short)
+    with pytest.raises(ConfigError, match="`model.max_positions` must be at least"):
+        refuse_contradictions(config, TEXT)
+
+
+def test_residual_connections_of_the_decoder_alone_are_accepted() -> None:
+    deeper = ["model.encoder_layers=2", "model.residual_from=3"]
+    config = apply_assignments(PRESETS["gnmt-multi30k"], deeper)
+    refuse_contradictions(config, TEXT)
+
+
+@pytest.mark.parametrize(
     "assignments",
     [
         ["training.checkpoint_minutes=5", "training.checkpoint_steps=none"],
@@ -198,6 +256,47 @@ def test_settings_without_effect_are_reported(
     config = apply_assignments(BASE, assignments)
     refuse_contradictions(config, TEXT)
     assert any(each.startswith(message) for each in settings_without_effect(config))
+
+
+@pytest.mark.parametrize(
+    ("preset", "assignments", "message"),
+    [
+        (
+            "gnmt-multi30k",
+            ["model.cell=gru", "model.forget_bias=1"],
+            '`model.forget_bias` has no effect, as `model.cell` is "gru".',
+        ),
+        (
+            "rnnsearch-multi30k",
+            ["model.initial_weights=orthogonal", "model.initial_range=0.1"],
+            '`model.initial_range` has no effect, as `model.initial_weights` is "ortho',
+        ),
+        (
+            "gnmt-multi30k",
+            ["model.readout_width=8"],
+            '`model.readout_width` has no effect, as `model.readout` is "state".',
+        ),
+        (
+            "gnmt-multi30k",
+            ["model.attention=general", "model.attention_width=8"],
+            '`model.attention_width` has no effect, as `model.attention` is "general".',
+        ),
+    ],
+)
+def test_unread_settings_of_a_recurrent_model_are_reported(
+    preset: str, assignments: list[str], message: str
+) -> None:
+    config = apply_assignments(PRESETS[preset], assignments)
+    refuse_contradictions(config, TEXT)
+    assert any(each.startswith(message) for each in settings_without_effect(config))
+
+
+@pytest.mark.parametrize("preset", ["gnmt-multi30k", "moe-multi30k"])
+def test_an_embedding_that_a_parser_cannot_share_is_reported(preset: str) -> None:
+    config = PRESETS[preset]
+    assert settings_without_effect(config, TEXT) == []
+    [warning] = settings_without_effect(config, TREES)
+    assert warning.startswith("`model.shared_embedding` has no effect")
 
 
 def test_the_base_settings_give_no_warning() -> None:

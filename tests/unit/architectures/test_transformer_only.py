@@ -1,0 +1,44 @@
+"""Tasks that only a Transformer can do are refused by their names, with a remedy."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.architectures.config import RecurrentConfig, require_transformer
+from transduce.architectures.models import build
+from transduce.benchmark.decoding import random_checkpoint
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.torch_model import TorchModel, prepared
+from transduce.errors import RequestError
+from transduce.experiments.presets import preset
+from transduce.model.config import ModelConfig
+from transduce.text.tokenizer import Tokenizer
+
+SMALL = RecurrentConfig(vocab_size=40, encoder_layers=2, decoder_layers=2, d_model=8)
+
+
+def test_the_error_says_task_architecture_and_remedy() -> None:
+    with pytest.raises(RequestError) as raised:
+        require_transformer(SMALL, "Precision int8", "use fp32")
+    assert str(raised.value) == (
+        "Precision int8 must have a Transformer, but the architecture of the model is "
+        '"recurrent"; use fp32.'
+    )
+    config = ModelConfig()
+    assert require_transformer(config, "Precision int8", "use fp32") is config
+
+
+def test_each_task_has_its_name(tokenizer: Tokenizer) -> None:
+    model = build(replace(SMALL, vocab_size=tokenizer.vocab_size))
+    with pytest.raises(RequestError, match="^Precision int8 .* use fp32 or bf16"):
+        prepared(model, "int8", torch.device("cpu"))
+    with pytest.raises(RequestError, match="^A survey of heads must .* another model"):
+        TorchModel(model=model, stepper=model).transformer("A survey of heads")
+    checkpoint = Checkpoint(
+        config=model.config, weights=model.state_dict(), tokenizer=tokenizer, step=0
+    )
+    with pytest.raises(RequestError, match="^An export must have a Transformer"):
+        checkpoint.build_transformer()
+    with pytest.raises(RequestError, match="^The benchmark of decoding .* preset"):
+        random_checkpoint(preset("gnmt-multi30k"), ["one two three"] * 30)
