@@ -15,16 +15,17 @@ from transduce.analysis.cost import (
     forecast,
     utilisation,
 )
-from transduce.architectures.config import require_transformer
 from transduce.decoding.translator import load
 from transduce.errors import DataError
 from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import preset
 from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.table2_training import MEAN_LENGTH, training_flops
 from transduce.machine import BUSY_LOAD
 from transduce.metrics.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.metrics.tokenization import Tokenize, choose_tokenization
-from transduce.model.sizes import PASSES, ForwardFlops, forward_flops
+from transduce.model.config import ModelConfig
+from transduce.model.sizes import ForwardFlops, forward_flops
 from transduce.report.report import (
     Column,
     Part,
@@ -36,8 +37,6 @@ from transduce.report.report import (
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import base, detect_by_script, is_unspaced
 
-MEAN_LENGTH = 27
-"""Approximate sub-words per sentence of WMT 2014, with the end token."""
 P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
 """Machine of the paper (section 5.2)."""
 PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
@@ -101,8 +100,9 @@ class TrainingCost:
     """FLOPs of training a preset, computed from its settings."""
 
     preset: str
-    by_part: ForwardFlops
-    """FLOPs of the forward pass of one sentence pair."""
+    by_part: ForwardFlops | None
+    """FLOPs of a Transformer's forward pass of one sentence pair; None for other
+    architectures."""
     flops: float
     """FLOPs of the whole training."""
 
@@ -153,15 +153,14 @@ class Table2:
 
 
 def training_cost(name: str) -> TrainingCost:
-    """Training cost of a preset, for pairs of `MEAN_LENGTH` tokens per side."""
+    """Training cost of a preset, for pairs of `MEAN_LENGTH` sub-words per side."""
     run = preset(name)
-    model = require_transformer(replace(run.model, vocab_size=run.tokenizer.vocab_size))
+    model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
     length = np.array([MEAN_LENGTH])
-    by_part = forward_flops(model, length, length)
-    num_pairs = run.training.steps * run.batching.target_tokens / MEAN_LENGTH
-    return TrainingCost(
-        preset=name, by_part=by_part, flops=PASSES * by_part.total * num_pairs
-    )
+    by_part = None
+    if isinstance(model, ModelConfig):
+        by_part = forward_flops(model, length, length)
+    return TrainingCost(preset=name, by_part=by_part, flops=training_flops(run))
 
 
 def our_row(
@@ -209,7 +208,7 @@ def as_report(table: Table2) -> Report:
             Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
             *([_our_section(table)] if table.ours else []),
             Section(title="Training in the paper", parts=(COUNTED, _paper_costs())),
-            Section(title="FLOPs by part", parts=(PARTS, _part_table(table.costs))),
+            *_part_sections(table.costs),
             Section(
                 title="Forecast",
                 parts=(FORECAST, _forecast_table(table), *_warnings(table)),
@@ -229,8 +228,8 @@ COUNTED = (
     f"{MEAN_LENGTH} tokens without padding. Utilisation: counted over estimated."
 )
 PARTS = (
-    "Share of each part in a forward pass; MFLOPs of a forward pass per source and "
-    "target token; FLOPs of the whole training."
+    "Share of each part in a forward pass of a Transformer; MFLOPs of that pass per "
+    "source and target token; FLOPs of the whole training."
 )
 FORECAST = (
     f"Training time at {UTILISATION[1]:.0%} down to {UTILISATION[0]:.0%} utilisation, "
@@ -351,23 +350,25 @@ def _costs(flops: float, seconds: float, cluster: Cluster) -> tuple[str, str, st
     )
 
 
-def _part_table(costs: Sequence[TrainingCost]) -> Table:
+def _part_sections(costs: Sequence[TrainingCost]) -> Iterator[Section]:
+    """Section with the parts of the Transformers, if there are any."""
     parts = [field.name for field in fields(ForwardFlops)]
     rows = tuple(
         (
             cost.preset,
-            *(
-                f"{getattr(cost.by_part, part) / cost.by_part.total:.1%}"
-                for part in parts
-            ),
-            f"{cost.by_part.total / MEAN_LENGTH / 1e6:,.1f}",
+            *(f"{getattr(by_part, part) / by_part.total:.1%}" for part in parts),
+            f"{by_part.total / MEAN_LENGTH / 1e6:,.1f}",
             _flops(cost.flops),
         )
         for cost in costs
+        if (by_part := cost.by_part) is not None
     )
+    if not rows:
+        return
     names = [part.replace("_", "-") for part in parts]
     heads = columns("preset", *names, "MFLOPs", "training")
-    return Table(columns=heads, rows=rows)
+    shares = Table(columns=heads, rows=rows)
+    yield Section(title="FLOPs by part", parts=(PARTS, shares))
 
 
 def _forecast_table(table: Table2) -> Table:

@@ -41,7 +41,6 @@ from transduce.experiments.run_processes import (
     settings,
     with_seed,
 )
-from transduce.experiments.table2 import MEAN_LENGTH
 from transduce.files import atomic_file, read_json
 from transduce.machine import Precision
 from transduce.metrics.bleu import corpus_bleu, paper_bleu
@@ -56,6 +55,8 @@ Match = Literal["parameters", "flops", "none"]
 
 EXPERIMENT_FORMAT = 1
 EXPERIMENT, CORPUS = "table2_experiment.json", "corpus"
+MEAN_LENGTH = 27
+"""Approximate sub-words per sentence of WMT 2014, with the end token."""
 CHARACTERS_A_PIECE = 5
 """Approximate number of characters of a sub-word, for the length of a sentence in
 characters."""

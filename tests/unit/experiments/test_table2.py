@@ -78,6 +78,23 @@ def test_costs_are_of_the_whole_training() -> None:
     assert cost.flops == pytest.approx(3 * cost.by_part.total * pairs)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["gnmt-en-de", "moe-en-de", "convs2s-en-fr", "bytenet-en-de", "deep-att-en-fr"],
+)
+def test_presets_of_all_architectures_have_a_forecast(name: str) -> None:
+    cost = training_cost(name)
+    assert cost.by_part is None
+    tables_of_both = tables(
+        as_report(replace(TABLE, costs=(training_cost("base"), cost)))
+    )
+    assert [row[0] for row in tables_of_both[3]] == ["base"]
+    assert [row[0] for row in tables_of_both[4]] == ["base", name]
+    assert tables_of_both[4][1][1] == f"{cost.flops:.1e}".replace("e+", "e")
+    alone = as_report(replace(TABLE, costs=(cost,)))
+    assert "FLOPs by part" not in [section.title for section in alone.sections]
+
+
 def test_french_has_its_own_vocabulary() -> None:
     ratio = training_cost("base-en-fr").by_part.output / (
         training_cost("base").by_part.output
