@@ -33,13 +33,13 @@ def test_systems_are_trained_and_added(
     run = out / "runs" / "base-seed1"
     before = (run / "log.jsonl").stat().st_mtime_ns
 
-    printed = succeeds(*command, "--systems", "base", "gnmt")
+    succeeds(*command, "--systems", "base", "gnmt-rl", "bytenet")
     assert (run / "log.jsonl").stat().st_mtime_ns == before
     figures = json.loads((out / "report" / "table2.json").read_text())
-    gnmt, base = figures["results"]
-    assert (gnmt["system"], base["system"]) == ("gnmt", "base")
+    bytenet, gnmt, base = figures["results"]
+    assert [each["system"] for each in (bytenet, gnmt)] == ["bytenet", "gnmt-rl"]
     assert gnmt["parameters"] == pytest.approx(base["parameters"], rel=0.15)
-    assert gnmt["architecture"] == "recurrent"
+    assert [bytenet["architecture"], gnmt["architecture"]] == ["bytenet", "recurrent"]
     assert [point["step"] for point in base["curve"]] == [20, 40]
     assert base["flops"] > 0
     assert [each["encoder"] for each in figures["paths"]["base"]] == [1, 1, 1]
@@ -47,7 +47,7 @@ def test_systems_are_trained_and_added(
         *("table2.md", "table2.html", "table2.json"),
         *("table2-bits.png", "table2-bleu.png"),
     }
-    log = (out / "logs" / "gnmt-seed1.log").read_text()
+    log = (out / "logs" / "gnmt-rl-seed1.log").read_text()
     assert "Training pairs:" in log
 
 

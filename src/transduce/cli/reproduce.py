@@ -394,6 +394,7 @@ def _train_table2(
             ],
         )
         experiment.begin(runs)
+        paths = path_lengths(configs)  # before the runs, so that a fault costs little
         failures: dict[str, str] = {}
         ensembles: list[EnsembleRun] = []
         for work in (runs, ensembles):
@@ -408,7 +409,7 @@ def _train_table2(
             match=options.match,
             results=tuple(results_of(runs, ensembles, options.trials)),
             recipes=recipes(configs),
-            paths=path_lengths(configs),
+            paths=paths,
             failures=failures,
         )
         finish_report(trained_report(table), asdict(table), out / "report", "table2")

@@ -77,7 +77,7 @@ PATHS = (
     "Operations that a signal passes between two positions that are n apart, measured "
     "in these very models: attention, a convolution, or a step of a recurrence counts "
     "as one. The longest path of the encoder, from source to target, and of the "
-    "decoder; Table 1 gives their growth."
+    "decoder; Table 1 gives their growth. A dash: some two positions have no path."
 )
 
 
@@ -232,7 +232,7 @@ def _paths(paths: Mapping[str, Sequence[PathLengths]]) -> tuple[Part, ...]:
     rows = tuple(
         (
             SYSTEMS[system].name,
-            *(str(each.encoder) for each in measured),
+            *(_length(each.encoder) for each in measured),
             *(_length(each.between) for each in measured),
             *(_length(each.decoder) for each in measured),
         )

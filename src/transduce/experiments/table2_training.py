@@ -676,9 +676,22 @@ def recipes(configs: Mapping[str, tuple[str, RunConfig]]) -> dict[str, dict[str,
 
 LENGTHS = (8, 16, 32)
 """Numbers of tokens for which path lengths are measured."""
+FEW_EXPERTS = 4
 TRACED_PARAMETERS = 200_000
 """Models with more parameters are traced at a smaller width, which has the same
 paths."""
+
+
+def _traced(model: ArchitectureConfig) -> ArchitectureConfig:
+    """Return a smaller model with the same paths."""
+    experts = getattr(model, "experts", None)
+    if experts is not None:  # a token's path does not depend on their number
+        few = replace(experts, num_experts=FEW_EXPERTS, num_groups=None, top_k=1)
+        model = replace(model, experts=few)  # type: ignore[call-arg] # it has them
+    with suppress(ConfigError):  # it cannot be narrower
+        while num_parameters(model) > TRACED_PARAMETERS:
+            model = scaled(model, 0.5)
+    return model
 
 
 def path_lengths(
@@ -688,9 +701,7 @@ def path_lengths(
     found = {}
     for key, (_, config) in configs.items():
         size = NUM_RESERVED + max(lengths)
-        model = replace(config.model, vocab_size=size)
-        while num_parameters(model) > TRACED_PARAMETERS:
-            model = scaled(model, 0.5)
+        model = _traced(replace(config.model, vocab_size=size))
         torch.manual_seed(1)
         built = build(model)
         found[key] = tuple(measure_path_lengths(built, n) for n in lengths)

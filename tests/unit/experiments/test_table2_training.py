@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.analysis.path_lengths import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
@@ -181,7 +182,10 @@ def table(runs: list[SystemRun]) -> TrainedTable2:
         match="parameters",
         results=tuple(results),
         recipes={"gnmt": {"preset": "gnmt-multi30k"}, "base": {"preset": "multi30k"}},
-        paths={},
+        paths={
+            "gnmt": (PathLengths(n=8, encoder=None, between=3, decoder=9),),
+            "base": (PathLengths(n=8, encoder=1, between=1, decoder=1),),
+        },
         failures={},
     )
 
@@ -219,6 +223,10 @@ def test_an_ensemble_costs_all_its_trainings(table: TrainedTable2) -> None:
     assert ensemble.curve == ()
 
 
+def heads(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
+
+
 def tables(report: Report) -> list[Table]:
     parts = (part for section in report.sections for part in section.parts)
     return [part for part in parts if isinstance(part, Table)]
@@ -237,6 +245,8 @@ def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> 
     assert {p.name for p in report.pictures()} == {"table2-bits", "table2-bleu"}
     reached = tables(report)[1]
     assert [plain(cell) for cell in reached.rows[0]][-1] == "3.00"
+    paths = next(each for each in tables(report) if "encoder, n = 8" in heads(each))
+    assert [plain(cell) for cell in paths.rows[0]] == ["GNMT", "–", "3", "9"]
 
 
 def test_another_experiment_in_its_folder_is_refused(
@@ -281,6 +291,18 @@ def test_paths_are_measured_in_each_system() -> None:
     assert [each.encoder for each in found["gnmt"]] == [5, 9]
     # A layer of the encoder, attention, and two layers of the decoder.
     assert {each.between for each in found["gnmt"]} == {4}
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_all_systems_connect_source_and_target(is_small: bool) -> None:
+    configs = {
+        key: system_config(key, is_small=is_small, match="none") for key in SYSTEMS
+    }
+    found = path_lengths(configs, lengths=(3,))
+    assert list(found) == list(SYSTEMS)
+    for [measured] in found.values():
+        assert measured.between is not None
+        assert measured.decoder is not None
 
 
 def test_convolutions_connect_far_positions_in_several_steps() -> None:
