@@ -687,7 +687,7 @@ def _traced(model: ArchitectureConfig) -> ArchitectureConfig:
     experts = getattr(model, "experts", None)
     if experts is not None:  # a token's path does not depend on their number
         few = replace(experts, num_experts=FEW_EXPERTS, num_groups=None, top_k=1)
-        model = replace(model, experts=few)  # type: ignore[call-arg] # it has them
+        model = replace(model, experts=few)
     with suppress(ConfigError):  # it cannot be narrower
         while num_parameters(model) > TRACED_PARAMETERS:
             model = scaled(model, 0.5)
