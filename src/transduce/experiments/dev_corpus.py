@@ -155,7 +155,11 @@ class DevHistory:
         scores are equal or not yet meaningful, the result is False, whatever the loss.
         """
         is_lower = _number(one["loss"]) < _number(other["loss"]) - LOSS_TOLERANCE
-        return is_lower and self.beats(one, other) and not self._are_tied(one, other)
+        return is_lower and self.beats_by_score(one, other)
+
+    def beats_by_score(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether the first entry has a better score, whatever its loss."""
+        return self.beats(one, other) and not self._are_tied(one, other)
 
     def _are_tied(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether only the loss distinguishes the two, though it is not `best_by`."""

@@ -507,7 +507,7 @@ class _Run:
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the newest checkpoint, if the run was stopped before it was scored."""
         step = trainer.progress.step
-        scored = {entry["step"] for entry in self._history().entries}
+        scored = {entry["step"] for entry in self._folder.entries("dev", "loss")}
         if self._folder.checkpoint(step).exists() and step not in scored:
             self._score(trainer)
 
@@ -523,7 +523,7 @@ class _Run:
         if self._dev is not None:
             checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
             score = self._dev.score(checkpoint, trainer, self._config.search.greedy())
-            if self._history().is_best(score.entry()):
+            if self._history(score.step).is_best(score.entry()):
                 save_model(checkpoint, self._folder.path / BEST)
             # Log last: a crash before this leaves no score of a model not saved.
             self._folder.log("dev", **score.entry())
@@ -540,7 +540,8 @@ class _Run:
             return
         loss = None
         if self._processes.is_first:
-            loss = self._history().loss_at(trainer.progress.step)
+            step = trainer.progress.step
+            loss = self._history(step).loss_at(step)
         device = self._hardware.device
         if self._processes.all_reduce_any(loss is not None, device):
             known = math.inf if loss is None else loss
@@ -549,20 +550,36 @@ class _Run:
     def _is_over(self, trainer: Trainer) -> bool:
         """Whether the run is to end early: its patience or its rate is spent."""
         is_first = self._processes.is_first
-        return trainer.is_rate_spent or (is_first and self._is_patience_spent())
+        if trainer.is_rate_spent:
+            return True
+        return is_first and self._is_patience_spent(trainer.progress.step)
 
-    def _history(self) -> DevHistory:
+    def _history(self, step: int) -> DevHistory:
+        """Dev scores of the checkpoints of a phase: by likelihood, or by reward.
+
+        Phases are not compared, as the reward may raise the loss.
+        """
+        training = self._config.training
+        phase = training.is_by_reward(step)
         entries = self._folder.entries("dev", "loss")
-        return DevHistory(entries=entries, best_by=self._config.training.best_by)
+        return DevHistory(
+            entries=[e for e in entries if training.is_by_reward(e["step"]) == phase],
+            best_by=training.best_by,
+        )
 
-    def _is_patience_spent(self) -> bool:
-        patience = self._config.training.patience
-        return patience is not None and self._history().since_best() >= patience
+    def _is_patience_spent(self, step: int) -> bool:
+        training = self._config.training
+        # Training that ended before its updates by reward would never make them.
+        has_more = training.reward != "none" and not training.is_by_reward(step)
+        if training.patience is None or has_more:
+            return False
+        return self._history(step).since_best() >= training.patience
 
     def _finish(self, trainer: Trainer) -> RunResult:
         """Average the last checkpoints (section 6.1), and score the average.
 
-        If the best checkpoint alone is clearly better, it is the run's model.
+        If the best checkpoint alone is clearly better, it is the run's model. After
+        updates by reward, both are of that phase.
         """
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
@@ -571,7 +588,7 @@ class _Run:
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint is the model if it alone does better on
         # the dev corpus than the average, by its score and clearly by its loss.
-        if dev and best and self._history().beats_clearly(best.entry(), dev.entry()):
+        if dev and best and self._is_chosen(best, dev):
             self._warn(dev.dropped_for(best))
             folder, dev = BEST, best
             if (self._folder.path / AVERAGED).exists():
@@ -592,15 +609,23 @@ class _Run:
             picture=self._folder.path / PICTURE,
         )
 
+    def _is_chosen(self, best: DevScore, dev: DevScore) -> bool:
+        """Whether the best checkpoint is the run's model in place of the average."""
+        history, one, other = self._history(dev.step), best.entry(), dev.entry()
+        # Updates by reward may raise the loss, so the score alone decides among them.
+        if self._config.training.is_by_reward(dev.step):
+            return history.beats_by_score(one, other)
+        return history.beats_clearly(one, other)
+
     def _is_ahead(self, best: DevScore, dev: DevScore) -> bool:
-        is_better = self._history().beats(best.entry(), dev.entry())
+        is_better = self._history(dev.step).beats(best.entry(), dev.entry())
         return is_better and not dev.is_tied(best)
 
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
-        """Score the best checkpoint; None if only that was averaged, or it is
-        damaged."""
+        """Score the best checkpoint; None if only that was averaged, it is damaged, or
+        of another phase than the average."""
         try:
             best = load_model(self._folder.path / BEST)
         except CheckpointError as error:
@@ -609,6 +634,9 @@ class _Run:
             )
             return None
         if [best.step] == [member.step for member in averaged]:
+            return None
+        is_by_reward = self._config.training.is_by_reward
+        if is_by_reward(best.step) != is_by_reward(averaged[-1].step):
             return None
         return self._dev_score(trainer, best, 1)
 
@@ -705,14 +733,18 @@ class RunCheckpoints:
     def _last(self) -> list[Path]:
         """Paths of the last checkpoints, by the log and by the folder.
 
-        Older versions did not log checkpoints.
+        Older versions did not log checkpoints. An average of checkpoints before and
+        after updates by reward would be mostly of those before.
         """
         logged = {
             self._folder.checkpoint(entry["step"])
             for entry in self._folder.read_log()
             if entry["kind"] == "saved"
         }
-        return sorted(logged.union(self._folder.checkpoints()))[-self._num_kept :]
+        last = sorted(logged.union(self._folder.checkpoints()))[-self._num_kept :]
+        before = self._folder.checkpoint(self._config.likelihood_steps)
+        by_reward = [path for path in last if path > before]
+        return by_reward or last
 
     def _member(self, path: Path) -> Checkpoint:
         try:

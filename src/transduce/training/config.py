@@ -56,7 +56,8 @@ class TrainingConfig:
     al., 2017); halving halves it every `decay_steps` updates from `decay_from` on (Wu
     et al., 2016); plateau multiplies it by `decay_factor` at each checkpoint whose dev
     loss is not the lowest so far, and ends the training once it is below `least_rate`
-    (Gehring et al., 2017)."""
+    (Gehring et al., 2017). With a `reward`, halving and plateau lower the rate only
+    before the first update by reward, and plateau keeps it above `least_rate`."""
     learning_rate_scale: float = 1.0
     """Factor on the learning rate of equation 3."""
     learning_rate: float | None = None
@@ -123,16 +124,29 @@ class TrainingConfig:
     """Number of updates between checkpoints. The averaged checkpoints then span the
     same part of the training on any hardware. None for `checkpoint_minutes`."""
     keep_checkpoints: int = 5
-    """Number of checkpoints that are kept, and averaged at the end (section 6.1)."""
+    """Number of checkpoints that are kept, and averaged at the end (section 6.1). With
+    a `reward`, only checkpoints after an update by reward are averaged."""
     best_by: BestBy = "auto"
     """Metric on the dev corpus that chooses the best checkpoint. Among equal scores the
     loss decides. auto is F1 for trees; for text it is BLEU, but chrF while too few
-    4-grams match for BLEU, and the loss while chrF is no better than chance."""
+    4-grams match for BLEU, and the loss while chrF is no better than chance. With a
+    `reward`, the best checkpoint is one after an update by reward."""
     patience: int | None = None
     """Number of checkpoints without a gain on the dev corpus after which training ends.
-    None for no early end."""
+    With a `reward`, only checkpoints after an update by reward count. None for no early
+    end."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
+
+    @property
+    def likelihood_steps(self) -> int:
+        """Number of updates by likelihood alone, the first ones of the run."""
+        by_reward = 0 if self.reward == "none" else self.reward_steps or 0
+        return self.steps - by_reward
+
+    def is_by_reward(self, step: int) -> bool:
+        """Return whether an update is by reward; steps count from 1."""
+        return step > self.likelihood_steps
 
     def __post_init__(self) -> None:
         self._check_numbers()

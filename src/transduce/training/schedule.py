@@ -51,6 +51,7 @@ def schedule_factor(step: int, config: TrainingConfig) -> float:
 def _num_halvings(step: int, config: TrainingConfig) -> int:
     assert config.decay_from is not None
     assert config.decay_steps is not None
+    step = min(step, config.likelihood_steps)  # updates by reward have the last rate
     return max((step - config.decay_from) // config.decay_steps + 1, 0)
 
 

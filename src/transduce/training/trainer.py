@@ -286,20 +286,29 @@ class Trainer:
         Call it after each checkpoint of the schedule plateau, in all processes. Returns
         whether the rate is now below `least_rate`, so that training ends.
         """
+        config = self._config
+        if config.is_by_reward(self.progress.step):
+            return False  # the reward may raise the loss
         if dev_loss < self.progress.lowest_dev_loss:
             self.progress = replace(self.progress, lowest_dev_loss=dev_loss)
             return False
-        factor = self.progress.plateau_factor * self._config.decay_factor
+        factor = self.progress.plateau_factor * config.decay_factor
+        # Training that ended before its updates by reward would never make them.
+        if config.reward != "none" and self._is_below_least_rate(factor):
+            return False
         self.progress = replace(self.progress, plateau_factor=factor)
         return self.is_rate_spent
 
     @property
     def is_rate_spent(self) -> bool:
         """Whether the schedule plateau has ended the training."""
+        return self._is_below_least_rate(self.progress.plateau_factor)
+
+    def _is_below_least_rate(self, plateau_factor: float) -> bool:
         config = self._config
         if config.schedule != "plateau" or config.learning_rate is None:
             return False
-        return config.learning_rate * self.progress.plateau_factor < config.least_rate
+        return config.learning_rate * plateau_factor < config.least_rate
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
         """Yield updates with this process's shares, of which the next is read ahead."""
@@ -336,7 +345,7 @@ class Trainer:
         started = time.perf_counter()
         self._optimizer.zero_grad()
         rate = self._learning_rate()
-        rewarded = self._is_by_reward(self.progress.step)
+        rewarded = self._config.is_by_reward(self.progress.step)
         if rewarded:
             loaded = iter([self._with_samples(each) for each in loaded])
             without_dropout(self.model)
@@ -363,12 +372,6 @@ class Trainer:
             flops=self.progress.flops,
             seconds=time.perf_counter() - started,
         )
-
-    def _is_by_reward(self, step: int) -> bool:
-        """Whether an update raises the expected reward: one of the last ones."""
-        config = self._config
-        is_last = step > config.steps - (config.reward_steps or 0)
-        return config.reward != "none" and is_last
 
     def _with_samples(self, loaded: _Loaded) -> _Loaded:
         """Draw samples of a share; they depend on the update and the pair alone."""
@@ -406,7 +409,7 @@ class Trainer:
 
         In an update by reward each pair has its samples beside it.
         """
-        if not self._is_by_reward(step):
+        if not self._config.is_by_reward(step):
             return self._max_positions
         fitting = self._max_positions or self._longest_positions
         return max(fitting // (self._config.reward_samples + 1), 1)
@@ -455,7 +458,8 @@ class Trainer:
     def _watch(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, self.progress.step
-        if self._is_by_reward(step) and not self._is_by_reward(step - 1):
+        is_by_reward = self._config.is_by_reward
+        if is_by_reward(step) and not is_by_reward(step - 1):
             # The reward may raise the loss, which then is compared with its own start.
             before = replace(before, recent_loss=math.inf, lowest_loss=math.inf)
         recent = report.loss

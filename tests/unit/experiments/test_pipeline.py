@@ -215,6 +215,65 @@ def test_an_average_kept_despite_a_worse_score_causes_a_warning(
     assert load_model(out / "averaged").step == 12
 
 
+def by_reward(**settings: object) -> RunConfig:
+    return with_training(
+        reward="gleu", reward_steps=4, reward_samples=2, checkpoint_steps=2, **settings
+    )
+
+
+def test_only_checkpoints_after_updates_by_reward_are_averaged(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    out, notes = tmp_path / "run", Notes()
+    files = replace(files, dev_source=(), dev_target=())
+    train(files, by_reward(keep_checkpoints=5), out, CPU, notes)
+    [result] = notes.results
+    steps = [load_model(path).step for path in RunFolder(out).checkpoints()]
+    assert steps == [4, 6, 8, 10, 12]
+    members = [load_model(path) for path in RunFolder(out).checkpoints()[-2:]]
+    expected, found = average(members).weights, load_model(result.model).weights
+    assert result.num_averaged == 2
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("bleu", "chosen", "step"), [(31.0, "best", 10), (30.0, "averaged", 12)]
+)
+def test_the_score_alone_chooses_after_updates_by_reward(
+    files: CorpusFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bleu: float,
+    chosen: str,
+    step: int,
+) -> None:
+    """The best checkpoint has a higher loss than the average."""
+    scores, score = {10: bleu, 12: 30.0}, DevCorpus.score
+
+    def scored(dev: DevCorpus, checkpoint: Checkpoint, *others: Any) -> DevScore:
+        found = score(dev, checkpoint, *others)
+        quality = replace(found.quality, score=scores.get(checkpoint.step, 40.0))
+        return replace(found, quality=quality, loss=20.0 - checkpoint.step)
+
+    monkeypatch.setattr(DevCorpus, "score", scored)
+    notes = Notes()
+    train(files, by_reward(best_by="bleu"), tmp_path / "run", CPU, notes)
+    [result] = notes.results
+    assert result.model.name == chosen
+    assert load_model(tmp_path / "run").step == step
+
+
+def test_patience_counts_only_checkpoints_after_updates_by_reward(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    config = by_reward(patience=1, learning_rate_scale=1e-9)
+    training = replace(config.training, steps=20, reward_steps=8)
+    notes = Notes()
+    train(files, replace(config, training=training), tmp_path / "run", CPU, notes)
+    # The first checkpoint of the phase is a gain, and the second is none.
+    assert notes.steps[-1] == 12 + 2 * 2
+
+
 def test_a_run_ends_although_its_best_checkpoint_is_lost(
     files: CorpusFiles, tmp_path: Path
 ) -> None:

@@ -98,6 +98,22 @@ def test_a_schedule_is_a_share_of_its_peak(settings, step, share):
     assert rate == pytest.approx(0.5 * share, rel=1e-12)
 
 
+def test_halving_ends_with_the_updates_by_likelihood():
+    config = TrainingConfig(
+        warmup_steps=100,
+        learning_rate=0.5,
+        steps=2_000,
+        reward="gleu",
+        reward_steps=700,
+        **HALVING,
+    )
+    assert [schedule_factor(step, config) for step in (1_199, 1_300, 2_000)] == [
+        1 / 2,
+        1 / 4,
+        1 / 4,
+    ]
+
+
 def test_a_schedule_without_warmup_begins_at_its_peak():
     config = TrainingConfig(schedule="constant", learning_rate=0.5, warmup_steps=1)
     assert scheduled_rate(1, 64, config) == 0.5

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
+from transduce.experiments.sampler import refinement_of
 from transduce.model.sizes import update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import device_setup as fitting_module
@@ -386,6 +387,23 @@ def test_the_rate_falls_at_a_plateau_until_it_is_too_low(make_trainer):
     assert trainer.progress.lowest_dev_loss == 1.0
     assert trainer.progress.plateau_factor == pytest.approx(1e-4)
     assert run(trainer)[0].learning_rate == pytest.approx(0.25e-4)
+
+
+def test_a_plateau_does_not_end_training_before_updates_by_reward(tiny, dataset, cpu):
+    config = replace(PLATEAU, steps=9, reward="gleu", reward_steps=3)
+    trainer = Trainer(
+        Transformer(tiny),
+        Batcher(dataset, BATCHING, seed=1),
+        config,
+        cpu,
+        refinement=refinement_of(config),
+    )
+    ends = [trainer.decay_at_plateau(loss) for loss in [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]]
+    assert not any(ends)
+    assert trainer.progress.plateau_factor == pytest.approx(1e-3)
+    trainer.progress = replace(trainer.progress, step=7, plateau_factor=1.0)
+    trainer.decay_at_plateau(3.0)
+    assert trainer.progress.plateau_factor == 1.0
 
 
 def test_only_the_schedule_plateau_ends_training_by_its_rate(make_trainer):
