@@ -139,9 +139,10 @@ class SteppedRecurrence(nn.Module):
         gates = x @ from_input.T + state[0] @ from_hidden.T
         if biases[0] is not None:
             gates = gates + biases[0] + biases[1]
-        entry, keep, candidate, exit_ = gates.chunk(4, dim=-1)
-        cell = keep.sigmoid() * state[1] + entry.sigmoid() * candidate.tanh()
-        hidden = exit_.sigmoid() * cell.tanh()
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=-1)
+        cell = forget_gate.sigmoid() * state[1]
+        cell = cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.tanh()
         if self.recurrence.proj_size:
             hidden = hidden @ getattr(self.recurrence, f"weight_hr{suffix}").T
         return hidden, cell

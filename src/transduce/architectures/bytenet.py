@@ -87,7 +87,7 @@ class DecoderBlock(ResidualBlock):
 
     @property
     def num_past(self) -> int:
-        """Number of earlier inputs that an output depends on, or is between."""
+        """Number of positions from the first input of an output to the output."""
         return (self.kernel - 1) * self.dilation
 
     def forward(

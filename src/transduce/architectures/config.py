@@ -769,11 +769,11 @@ class ExpertsConfig:
             )
         fewest = min(choices for _, choices in self.levels)
         if self.top_k > fewest:
-            of = (
+            kind = (
                 "experts" if self.num_groups is None else "groups, and of one's experts"
             )
             raise ConfigError(
-                f"`{where}.top_k` must be at most {fewest}, the number of {of}, but is "
+                f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but is "
                 f"{self.top_k}."
             )
         if self.gating not in get_args(Gating):

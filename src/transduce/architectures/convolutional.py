@@ -65,9 +65,9 @@ class NormalizedLinear(nn.Linear):
         if self.training or torch.is_grad_enabled():
             return self._normalized()
         weight, gain = self.weight, self.gain
-        of = (weight.data_ptr(), weight._version, weight.dtype, gain._version)
-        if self._kept is None or self._kept[0] != of:
-            self._kept = (of, self._normalized())
+        version = (weight.data_ptr(), weight._version, weight.dtype, gain._version)
+        if self._kept is None or self._kept[0] != version:
+            self._kept = (version, self._normalized())
         return self._kept[1]
 
     def train(self, mode: bool = True) -> "NormalizedLinear":
@@ -182,8 +182,8 @@ class EncoderBlock(nn.Module):
     ) -> Float[Tensor, "batch source outputs"]:
         """Return the outputs; zeros stand for padding, as beyond the sentence's end."""
         inputs = self.dropout(x.masked_fill(~is_token, 0.0))
-        of = windows(inputs, self.kernel, before=(self.kernel - 1) // 2)
-        return (self.gated(of) + self.residual(x)) * HALF
+        window = windows(inputs, self.kernel, before=(self.kernel - 1) // 2)
+        return (self.gated(window) + self.residual(x)) * HALF
 
     def gated(
         self, window: Float[Tensor, "batch rows window"]
@@ -238,8 +238,8 @@ class DecoderBlock(EncoderBlock):
         memory: ConvolutionalMemory,
     ) -> Float[Tensor, "batch target outputs"]:
         """Return the outputs of all positions; `embedded` are the target's tokens."""
-        of = windows(self.dropout(x), self.kernel, before=self.kernel - 1)
-        return self._finish(x, of, embedded, memory)
+        window = windows(self.dropout(x), self.kernel, before=self.kernel - 1)
+        return self._finish(x, window, embedded, memory)
 
     def step(
         self,

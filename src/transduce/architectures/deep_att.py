@@ -79,9 +79,9 @@ class FastForwardLayer(nn.Module):
         The gates are in the order input, forget, candidate, output. Cells are in fp32.
         """
         gates = (f + self.recurrent(h)).float()
-        admit, keep, candidate, emit = gates.chunk(4, dim=-1)
-        c = keep.sigmoid() * c + admit.sigmoid() * candidate.tanh()
-        return (emit.sigmoid() * c.tanh()).to(f.dtype), c
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=-1)
+        c = forget_gate.sigmoid() * c + input_gate.sigmoid() * candidate.tanh()
+        return (output_gate.sigmoid() * c.tanh()).to(f.dtype), c
 
 
 class DeepAtt(nn.Module):

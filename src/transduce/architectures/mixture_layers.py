@@ -45,6 +45,8 @@ class GroupedRows:
     rows cost nothing, and no row is dropped. If all groups have the same number of
     rows, nothing is padded and no matrix is copied.
 
+    The CPU reads the numbers of rows, so a GPU is waited for once per layout.
+
     A loop over the groups would start hundreds of small products; one block padded to
     the largest group would multiply mostly padding when most rows are in one group.
     """
@@ -291,8 +293,8 @@ class BatchwiseGate(Gate):
     ) -> Bool[Tensor, "parents rows choices"]:
         """Mask of the m = k |X| / n largest rows of each choice (equation 18).
 
-        Among equal rows each choice prefers others, so that at first, when the gates of
-        all rows are equal, every row goes to `top_k` choices.
+        Among rows with equal gates, each choice begins at another row. So at first,
+        when all gates are equal, every row goes to `top_k` choices.
         """
         num_rows, num_choices = log_gates.shape[1:]
         count = max(round(self.top_k * num_rows / num_choices), 1)

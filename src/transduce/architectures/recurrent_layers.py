@@ -216,7 +216,8 @@ class RecurrentEncoder(nn.Module):
         The last states of all layers (of the backward layer, if there is one) are
         computed only `with_last`, since this is slower.
         """
-        until = lengths if with_last else None
+        # Packing reads lengths on the CPU: one copy serves all layers.
+        until = lengths.cpu() if with_last else None
         x = self.dropout(x)
         states, last = self.lowest(x, None, until)
         first_backward = None
@@ -358,9 +359,11 @@ class Attended:
     outputs: Float[Tensor, "batch target width"]
     """States of the top layer, or attentional vectors."""
     queries: Float[Tensor, "batch target output_width"]
-    """States that attended: of the token, or of the one before."""
+    """Decoder states that are the queries: of the token, or of the one before."""
     contexts: Float[Tensor, "batch target memory_width"]
+    """Sums of the encoder's states, weighted by attention."""
     weights: Float[Tensor, "batch 1 target source"]
+    """Attention of each token to the source."""
 
 
 class AttentiveStack(nn.Module):
