@@ -773,8 +773,8 @@ class ExpertsConfig:
                 "experts" if self.num_groups is None else "groups, and of one's experts"
             )
             raise ConfigError(
-                f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but is "
-                f"{self.top_k}."
+                f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but "
+                f"is {self.top_k}."
             )
         if self.gating not in get_args(Gating):
             raise ConfigError(
