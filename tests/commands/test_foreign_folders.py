@@ -269,7 +269,7 @@ def token(content: str) -> dict[str, object]:
         ),
         ({"model.dropout": 0.5}, "must have no `model.dropout`"),
         ({"model.continuing_subword_prefix": "##"}, "no `model.continuing_subword"),
-        ({"model.type": "WordLevel"}, "must be BPE or WordPiece"),
+        ({"model.type": "Unigram"}, "must be BPE, WordPiece or WordLevel"),
         ({"model.vocab": {"<pad>": 0, "<s>": 1, "</s>": 5}}, "missing or damaged"),
     ],
 )  # fmt: skip

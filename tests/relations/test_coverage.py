@@ -112,9 +112,9 @@ def test_attention_that_underflows_still_gives_finite_distinct_scores(
 
 def test_no_hook_is_left_between_the_steps(trained_checkpoint):
     model = trained_checkpoint.build()
-    decoder = TorchCoverageDecoder(
-        FusedStep(model), model.encode(torch.tensor([[5, 6, EOS]]))
-    )
+    memory = model.encode(torch.tensor([[5, 6, EOS]]))
+    tap = model.cross_attention_taps[-1]
+    decoder = TorchCoverageDecoder(FusedStep(model), memory, tap)
     decoder.step(np.array([[BOS]]))
     assert not model.decoder_layers[-1].cross_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)
