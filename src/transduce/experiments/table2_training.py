@@ -50,6 +50,7 @@ from transduce.text.corpus import read_text
 from transduce.text.languages import base as base_language
 from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import NUM_RESERVED
+from transduce.training.reward import sample_flops
 
 Match = Literal["parameters", "flops", "none"]
 
@@ -231,15 +232,22 @@ def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
 
 
 def training_flops(config: RunConfig) -> float:
-    """FLOPs of a whole training on sentences of the mean length, without padding."""
-    length = MEAN_LENGTH
+    """FLOPs of a whole training on sentences of the mean length, without padding.
+
+    Samples of updates by reward are as long as the references.
+    """
+    length, training = MEAN_LENGTH, config.training
     if str(config.tokenizer.kind) == "character":
         length *= CHARACTERS_A_PIECE
     with torch.device("meta"):
         model = build(_sized(config))
     lengths = np.array([length])
-    num_pairs = config.training.steps * config.batching.target_tokens / length
-    return model.update_flops(lengths, lengths) * num_pairs
+    flops = training.steps * model.update_flops(lengths, lengths)
+    by_reward = training.steps - training.likelihood_steps
+    if by_reward:
+        samples = np.full((1, training.reward_samples), length)
+        flops += by_reward * sample_flops(model, lengths, samples)
+    return flops * config.batching.target_tokens / length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
 from transduce.data.tensors import Batch, pad_rows
 from transduce.metrics.gleu import gleu_of_counts, n_grams
+from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 MORE_TOKENS = 10
@@ -120,6 +122,25 @@ def draw_samples(
         advantages=((rewards - mean) / number).flatten(),
         reward=float(mean.sum()),
     )
+
+
+def sample_flops(
+    model: TransductionModel,
+    source_lengths: Integer[np.ndarray, " pairs"],
+    sample_lengths: Integer[np.ndarray, "pairs samples"],
+) -> int:
+    """FLOPs of drawing samples and of the gradient of their likelihood.
+
+    Padding is left out. Drawing is a forward pass that encodes each source once; the
+    gradient is computed with each sample beside its source.
+    """
+    number = sample_lengths.shape[1]
+    gradient = model.update_flops(
+        np.repeat(source_lengths, number), sample_lengths.ravel()
+    )
+    encoding = model.update_flops(source_lengths, np.zeros_like(source_lengths))
+    drawing = (gradient - (number - 1) * encoding) // PASSES
+    return gradient + drawing
 
 
 def without_dropout(model: TransductionModel) -> None:

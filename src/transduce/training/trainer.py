@@ -42,6 +42,7 @@ from transduce.training.reward import (
     Refinement,
     Samples,
     draw_samples,
+    sample_flops,
     without_dropout,
 )
 from transduce.training.schedule import scheduled_rate
@@ -68,7 +69,8 @@ class Progress:
     lowest_loss: float = math.inf
     """Minimum of the recent loss."""
     flops: int = 0
-    """FLOPs of the updates made, without padding and without lost updates."""
+    """FLOPs of the updates made, without padding and without lost updates. Those of
+    updates by reward include their samples."""
     rate_factor: float = 1.0
     """Factor on the learning rate, lowered when training has diverged."""
     plateau_factor: float = 1.0
@@ -346,8 +348,11 @@ class Trainer:
         self._optimizer.zero_grad()
         rate = self._learning_rate()
         rewarded = self._config.is_by_reward(self.progress.step)
+        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         if rewarded:
-            loaded = iter([self._with_samples(each) for each in loaded])
+            shares = [self._with_samples(each) for each in loaded]
+            flops += self._sample_flops(shares)
+            loaded = iter(shares)
             without_dropout(self.model)
         else:
             self.model.train()
@@ -355,7 +360,6 @@ class Trainer:
         max_norm = self._config.clip_norm
         norm = None if max_norm is None else self._optimizer.clip(max_norm)
         self._optimizer.step(rate)
-        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         self.progress = replace(self.progress, flops=self.progress.flops + flops)
         num_tokens = update.num_source_tokens + update.num_target_tokens
         return StepReport(
@@ -381,6 +385,20 @@ class Trainer:
         batch = loaded.batch
         samples = draw_samples(self.model, batch, names, self._refinement)
         return replace(loaded, samples=samples)
+
+    def _sample_flops(self, loaded: Sequence[_Loaded]) -> int:
+        """FLOPs of the samples of an update, in all processes."""
+        number, flops = self._config.reward_samples, 0
+        for each in loaded:
+            if each.samples is not None and each.share.counts:
+                batch = each.samples.batch
+                sources, targets = (
+                    (ids != PAD).sum(dim=1).numpy()
+                    for ids in (batch.source[::number], batch.target_out)
+                )
+                flops += sample_flops(self.model, sources, targets.reshape(-1, number))
+        on_device = torch.tensor(flops, device=self._hardware.device)
+        return int(self._processes.all_reduce_sum(on_device))
 
     def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "3"]:
         """Compute the gradient of the mean loss.

@@ -5,10 +5,13 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from transduce.analysis.path_lengths import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
+from transduce.architectures.models import build
 from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
@@ -16,6 +19,7 @@ from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
 from transduce.experiments.table2_results import TrainedTable2, as_report
 from transduce.experiments.table2_training import (
+    MEAN_LENGTH,
     REFERENCE,
     SYSTEMS,
     ReferenceText,
@@ -73,6 +77,21 @@ def test_small_systems_get_the_flops_of_the_transformer(key: str) -> None:
     ratio = training_flops(config) / training_flops(reference)
     assert ratio == pytest.approx(1, rel=0.02)
     assert config.model == preset(name).model
+
+
+def test_the_flops_of_a_training_include_the_samples_of_updates_by_reward() -> None:
+    config, length = preset("multi30k"), np.array([MEAN_LENGTH])
+    training = replace(config.training, steps=10, reward="gleu", reward_steps=4)
+    ratio = training_flops(replace(config, training=training)) / training_flops(
+        replace(config, training=replace(training, reward="none", reward_steps=None))
+    )
+    with torch.device("meta"):
+        model = build(replace(config.model, vocab_size=6_000))
+    update = model.update_flops(length, length)
+    encoding = model.update_flops(length, 0 * length) / 3
+    # 15 samples: a gradient of each, and their drawing with the encoder once.
+    samples = 15 * update + 15 * (update / 3 - encoding) + encoding
+    assert ratio == pytest.approx(1 + 0.4 * samples / update)
 
 
 def test_steps_are_those_of_the_transformer_and_others_keep_their_proportion() -> None:

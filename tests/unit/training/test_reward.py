@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -301,6 +302,40 @@ def test_only_the_last_updates_are_by_reward(make_trainer) -> None:
     assert all(0 < reward < 1 for reward in rewards[2:])
     likelihood = replace(REWARD, reward="none", reward_steps=None)
     assert {report.reward for report in run(make_trainer(likelihood))} == {None}
+
+
+def test_the_flops_of_updates_by_reward_include_their_samples(
+    make_trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Samples] = []
+
+    def draw(*arguments) -> Samples:
+        drawn.append(draw_samples(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr("transduce.training.trainer.draw_samples", draw)
+    trainer = make_trainer()
+    trainer._max_positions = 60  # several shares in each update
+    reports = run(trainer)
+    model = trainer.model
+
+    def of_pairs(*lengths: list[int]) -> int:
+        return model.update_flops(*(np.array(each) for each in lengths))
+
+    batcher = trainer._batcher
+    updates = [each for epoch in range(5) for each in batcher.epoch(epoch)]
+    expected = sum(
+        of_pairs(each.source_lengths, each.target_lengths) for each in updates[:5]
+    )
+    for samples in drawn:
+        sources = (samples.batch.source != PAD).sum(1).tolist()
+        targets = (samples.batch.target_out != PAD).sum(1).tolist()
+        alone = of_pairs(sources[::4], [0] * len(sources[::4]))
+        every = of_pairs(sources, targets)
+        decoders = every - of_pairs(sources, [0] * len(sources))
+        expected += every + (alone + decoders) // 3
+    assert len(drawn) > 3
+    assert reports[-1].flops == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
