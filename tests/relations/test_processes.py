@@ -153,6 +153,31 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
         )
     rewards = [log[-1]["reward"] for log in logs]
     assert rewards[1] == pytest.approx(rewards[0], abs=1e-3)
+    flops = [log[-1]["flops"] for log in logs]
+    assert flops[1] == pytest.approx(flops[0], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_train_mixtures_by_reward(
+    corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = map(str, corpus_files)
+    output = succeed(
+        started(
+            *("train", "--preset", "moe-ffn-multi30k", "--out", str(tmp_path / "run")),
+            *("--source", source, "--target", target, "--device", "cpu"),
+            *("--precision", "fp32", "--devices", "2", "--set"),
+            *("tokenizer.vocab_size=400", "model.num_layers=1", "model.d_model=32"),
+            *("model.experts.gating=batchwise", "training.reward=gleu"),
+            *("training.steps=3", "training.warmup_steps=1", "training.reward_steps=3"),
+            *("training.reward_samples=2", "training.checkpoint_steps=2"),
+            *("batching.source_tokens=200", "batching.target_tokens=200"),
+            *("batching.batch_tokens=60",),
+        )
+    )
+    assert "expected reward" in output
+    [report] = RunFolder(tmp_path / "run").entries("step", "reward")
+    assert 0 <= report["reward"] < 1
 
 
 def test_torchrun_can_start_the_processes(

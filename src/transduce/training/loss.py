@@ -22,7 +22,7 @@ from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.text.vocabulary import EOS, PAD
-from transduce.training.reward import Samples
+from transduce.training.reward import Samples, train_mixtures
 
 
 def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
@@ -142,21 +142,29 @@ class BatchLoss(nn.Module):
             [weights] = recorded
             guided = loss.smoothed + self._guidance.loss(weights, batch)
             loss = replace(loss, smoothed=guided)
-        if isinstance(self.model, AuxiliaryLoss):
-            num_tokens = (batch.target_out != PAD).sum()
-            auxiliary = num_tokens * self.model.auxiliary_loss()
-            loss = replace(loss, smoothed=loss.smoothed + auxiliary)
-        return loss
+        return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
+
+    def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:
+        """Loss of the model itself in the last pass over a batch."""
+        if not isinstance(self.model, AuxiliaryLoss):
+            return 0.0
+        return (batch.target_out != PAD).sum() * self.model.auxiliary_loss()
 
     def _rewarded(self, batch: Batch, samples: Samples) -> RewardLoss:
         """Return the mixed objective of Wu et al. (2016, equation 9)."""
         # Unlike the paper: a run can end with updates that raise the reward of samples.
+        # Mixtures keep their balance by the references, and choose experts for samples
+        # as when these were drawn.
+        train_mixtures(self.model, True)
         loss = self._cross_entropy(batch)
+        auxiliary = self._auxiliary(batch)
+        train_mixtures(self.model, False)
         of_samples = self._weighted_likelihood(samples.batch, samples.advantages)
+        likelihood = self._likelihood_weight * loss.smoothed
         return RewardLoss(
-            smoothed=loss.smoothed.detach(),
+            smoothed=(loss.smoothed + auxiliary).detach(),
             negative_log_likelihood=loss.negative_log_likelihood,
-            objective=self._likelihood_weight * loss.smoothed - of_samples,
+            objective=likelihood + auxiliary - of_samples,
         )
 
     def _weighted_likelihood(

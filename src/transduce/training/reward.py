@@ -16,6 +16,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
+from transduce.architectures.mixture_layers import MixtureOfExperts
 from transduce.data.tensors import Batch, pad_rows
 from transduce.metrics.gleu import gleu_of_counts, n_grams
 from transduce.model.sizes import PASSES
@@ -152,6 +153,16 @@ def without_dropout(model: TransductionModel) -> None:
     for _, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and module.dropout == 0:
             module.train()
+
+
+def train_mixtures(model: TransductionModel, mode: bool) -> None:
+    """Set mixtures of experts, which have no dropout, to training or to evaluation.
+
+    In training they choose experts by the batch or with noise, and have losses.
+    """
+    for _, module in model.named_modules():
+        if isinstance(module, MixtureOfExperts):
+            module.train(mode)
 
 
 def _without_padding(ids: list[int]) -> list[int]:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transduce.architectures.config import ExpertsConfig, MixtureTransformerConfig
+from transduce.architectures.mixture_layers import Assignment, MixtureOfExperts
 from transduce.architectures.models import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
@@ -25,6 +27,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training import reward as module
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss, RewardLoss
+from transduce.training.optimizer import require_moments
 from transduce.training.reward import (
     Refinement,
     Samples,
@@ -405,3 +408,53 @@ def test_every_architecture_is_trained_by_reward(name: str, dataset, cpu) -> Non
     assert 0 < report.reward < 1
     moved = [n for n, w in model.named_parameters() if not torch.equal(w, before[n])]
     assert len(moved) > len(before) / 2
+    # Processes wait for the gradients of all weights, and checkpoints have all moments.
+    assert all(w.grad is not None for w in trainer.model.parameters())
+    require_moments(trainer.model, config, trainer.state().tensors)
+
+
+GATINGS = [("noisy-top-k", None), ("batchwise", None), ("batchwise", 2)]
+
+
+@pytest.fixture(params=GATINGS, ids=["noisy", "batchwise", "hierarchical"])
+def mixture(request) -> MixtureTransformerConfig:
+    gating, groups = request.param
+    experts = ExpertsConfig(
+        num_experts=4, top_k=1, d_ff=8, gating=gating, num_groups=groups
+    )
+    return MixtureTransformerConfig(
+        vocab_size=30, num_layers=1, d_model=16, num_heads=2, d_k=8, d_v=8,
+        dropout=0.5, experts=experts,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_mixtures_keep_their_balance_in_updates_by_reward(
+    mixture, dataset, cpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The references train gates and thresholds, even without likelihood."""
+    torch.manual_seed(1)
+    config = replace(REWARD, steps=1, reward_steps=1, likelihood_weight=0.0)
+    refinement = replace(refinement_of(config), reward=lambda ids, _: [0.5] * len(ids))
+    batcher = Batcher(dataset, BATCHING, seed=1)
+    trainer = Trainer(build(mixture), batcher, config, cpu, refinement=refinement)
+    modes: list[bool] = []
+    assign = MixtureOfExperts.assign
+
+    def noted(layer: MixtureOfExperts, rows: Tensor) -> Assignment:
+        if torch.is_grad_enabled():
+            modes.append(layer.training)
+        assert not trainer.model.dropout.training
+        return assign(layer, rows)
+
+    monkeypatch.setattr(MixtureOfExperts, "assign", noted)
+    run(trainer)
+    # Encoder and decoder of references, then of samples, in each share.
+    assert modes == [True, True, False, False] * (len(modes) // 4)
+    trained = "log_thresholds" if "batch" in mixture.experts.gating else "noise"
+    weights = trainer.model.named_parameters()
+    found = [w.grad for name, w in weights if name.endswith(trained)]
+    assert len(found) >= 2
+    assert all(each is not None and each.abs().max() > 0 for each in found)
+    layers = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
+    assert all(layer._loss is None for layer in layers)
