@@ -547,8 +547,7 @@ RIVALS = {
         search=SearchConfig(beam_size=5, length_penalty=1.2),
     ),
     # As multi30k, with eight experts in place of each feed-forward network. A token
-    # goes to two of half the size, so it costs as much. Adam updates the experts, whose
-    # matrices are stacked, and Muon the other matrices.
+    # goes to two of half the size, so it costs as much.
     "moe-ffn-multi30k": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=6_000),
         model=MixtureTransformerConfig(

@@ -80,8 +80,9 @@ class TrainingConfig:
     phase. A run that ends by its patience may not reach it."""
     optimizer: OptimizerKind = "adam"
     """Optimizer: adam for all weights (section 5.3); muon for the matrices of the
-    layers and Adam for the rest; sgd, with or without `momentum`; or nesterov, SGD with
-    Nesterov's momentum (Sutskever et al., 2013)."""
+    layers, those of recurrent gates and experts too, and Adam for the rest; sgd, with
+    or without `momentum`; or nesterov, SGD with Nesterov's momentum (Sutskever et al.,
+    2013)."""
     momentum: float = 0.0
     """Momentum of sgd and nesterov; 0.99 with nesterov in Gehring et al. (2017)."""
     sgd_from_step: int | None = None

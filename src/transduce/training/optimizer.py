@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
+from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
 from transduce.nn.orthogonalization import orthogonalized
 from transduce.training.config import TrainingConfig
@@ -27,7 +28,8 @@ class Muon(torch.optim.Optimizer):
 
     An update is the orthogonal matrix nearest to the mean of gradients. All directions
     change by the same amount, also those that few examples contribute to. Matrices of
-    the same shape are updated together.
+    the same shape are updated together. A weight of several matrices, one below the
+    other, is in a group whose `count` is their number.
     """
 
     # Unlike the paper: Muon can update the matrices of the layers instead of Adam.
@@ -36,38 +38,43 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        matrices: Iterable[nn.Parameter],
+        weights: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ) -> None:
-        super().__init__(matrices, {"lr": 0.0})
+        super().__init__(weights, {"lr": 0.0, "count": 1})
         self._dtype = dtype
         self._processes = processes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # there is no closure
-        """Update the matrices by their gradients."""
+        """Update the weights by their gradients."""
         assert closure is None
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
-            for matrix in group["params"]:
-                by_shape[matrix.shape].append(matrix)
-            for matrices in by_shape.values():
-                self._step(matrices, group["lr"])
+            for weight in group["params"]:
+                by_shape[weight.shape].append(weight)
+            for weights in by_shape.values():
+                self._step(weights, group["count"], group["lr"])
 
-    def _step(self, matrices: list[nn.Parameter], learning_rate: float) -> None:
-        gradients = [m.grad for m in matrices if m.grad is not None]
-        assert len(gradients) == len(matrices)  # every matrix has a gradient
-        momenta = [self._momentum(matrix) for matrix in matrices]
+    def _step(
+        self, weights: list[nn.Parameter], count: int, learning_rate: float
+    ) -> None:
+        gradients = [w.grad for w in weights if w.grad is not None]
+        assert len(gradients) == len(weights)  # every weight has a gradient
+        momenta = [self._momentum(weight) for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         # Nesterov momentum: the mean if the next gradient equals this one.
         ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
+        matrices = ahead.reshape(len(weights) * count, -1, ahead.size(-1))
         # Entries of an orthogonal matrix have this size to the power of -1/2.
-        size = ADAM_SIZE * math.sqrt(max(ahead.shape[1:]))
+        size = ADAM_SIZE * math.sqrt(max(matrices.shape[1:]))
         # Singular values need only be near one: bf16 suffices (Jordan et al., 2024).
-        moves = self._orthogonalized(ahead.to(self._dtype)).to(ahead.dtype)
+        moves = self._orthogonalized(matrices.to(self._dtype)).to(ahead.dtype)
         torch._foreach_add_(
-            cast(list[Tensor], matrices), moves.unbind(), alpha=-learning_rate * size
+            cast(list[Tensor], weights),
+            moves.reshape(ahead.shape).unbind(),
+            alpha=-learning_rate * size,
         )
 
     def _orthogonalized(
@@ -81,10 +88,10 @@ class Muon(torch.optim.Optimizer):
         shared[own] = orthogonalized(matrices[own])
         return self._processes.all_reduce_sum(shared)
 
-    def _momentum(self, matrix: nn.Parameter) -> Tensor:
-        state = self.state[matrix]
+    def _momentum(self, weight: nn.Parameter) -> Tensor:
+        state = self.state[weight]
         if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(matrix)
+            state["momentum"] = torch.zeros_like(weight)
         momentum: Tensor = state["momentum"]
         return momentum
 
@@ -113,7 +120,7 @@ class WeightOptimizer:
         self._weights = dict(model.named_parameters())
         matrices = matrices_of(model)
         self._matrices = [w for name, w in self._weights.items() if name in matrices]
-        self._by_muon = matrices if config.optimizer == "muon" else set[str]()
+        self._by_muon = matrices if config.optimizer == "muon" else {}
         self._optimizers = self._first_optimizers(dtype, processes)
         # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016).
         self._last = torch.optim.SGD(self._weights.values(), lr=0.0, fused=True)
@@ -143,8 +150,12 @@ class WeightOptimizer:
         )
         if not self._by_muon:
             return [adam]
-        matrices = [w for name, w in self._weights.items() if name in self._by_muon]
-        return [adam, Muon(matrices, dtype, processes)]
+        groups: dict[int, list[nn.Parameter]] = defaultdict(list)
+        for name, weight in self._weights.items():
+            if name in self._by_muon:
+                groups[self._by_muon[name]].append(weight)
+        by_count = [{"params": each, "count": n} for n, each in groups.items()]
+        return [adam, Muon(by_count, dtype, processes)]
 
     @property
     def has_state(self) -> bool:
@@ -230,12 +241,33 @@ class WeightOptimizer:
         return state
 
 
-def matrices_of(model: TransductionModel) -> set[str]:
-    """Return the names of the weights of linear maps, without embeddings."""
+def matrices_of(model: TransductionModel) -> dict[str, int]:
+    """Return the names of the weights of linear maps, with the number of matrices.
+
+    A recurrent layer has a matrix for each gate, and a mixture one for each expert.
+    Embeddings and the matrix of the logits are left out, as are gates of mixtures.
+    """
+    found: dict[str, int] = {}
+    for prefix, module in model.named_modules():
+        counts: dict[str, int] = {}
+        if isinstance(module, nn.Linear):
+            counts = {"weight": 1}
+        elif isinstance(module, nn.RNNBase):
+            counts = _gates_of(module)
+        elif isinstance(module, Experts):
+            counts = dict.fromkeys(("inner", "outer"), len(module.inner))
+        found |= {f"{prefix}.{name}": count for name, count in counts.items()}
+    weights, output = dict(model.named_parameters()), model.output_weight
+    return {n: each for n, each in found.items() if weights.get(n) is not output}
+
+
+def _gates_of(layer: nn.RNNBase) -> dict[str, int]:
+    """Return the number of gates in each matrix of a recurrent layer."""
+    gates = {"LSTM": 4, "GRU": 3}.get(layer.mode, 1)
     return {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        name: 1 if name.startswith("weight_hr") else gates  # a projection has none
+        for name, _ in layer.named_parameters()
+        if name.startswith("weight")
     }
 
 

@@ -48,6 +48,29 @@ def test_muon_makes_the_updates_of_torchs_muon(dtype, tolerance, monkeypatch):
         torch.testing.assert_close(our, their, atol=tolerance, rtol=0)
 
 
+def test_matrices_in_one_weight_are_orthogonalized_each_by_itself():
+    gradients = [torch.randn(4, 6, 5) for _ in range(2)]
+    alone = [nn.Parameter(torch.zeros(6, 5)) for _ in range(4)]
+    gates, experts = (
+        nn.Parameter(torch.zeros(24, 5)),
+        nn.Parameter(torch.zeros(4, 6, 5)),
+    )
+    several = Muon([{"params": [gates], "count": 4}, {"params": [experts], "count": 4}])
+    muon = Muon(alone)
+    for gradient in gradients:
+        gates.grad, experts.grad = gradient.flatten(0, 1), gradient
+        for weight, each in zip(alone, gradient, strict=True):
+            weight.grad = each
+        for optimizer in (several, muon):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1
+            optimizer.step()
+    expected = torch.stack(list(alone))
+    assert expected.abs().mean() > 0.01
+    torch.testing.assert_close(experts.detach(), expected)
+    torch.testing.assert_close(gates.detach().unflatten(0, (4, 6)), expected)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread(Processes):
     """Stand-in for one of several processes, as a thread of this one."""

@@ -4,7 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from transduce.architectures.models import build
 from transduce.errors import CheckpointError, ConfigError
+from transduce.experiments.presets import preset
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import (
@@ -35,6 +37,62 @@ def test_muon_updates_only_the_matrices_of_layers(tiny):
     for name in ("embedding.weight", "positions.weight"):
         assert moments[name] == ADAM_MOMENTS
     assert set(moments_of(model, TrainingConfig()).values()) == {ADAM_MOMENTS}
+
+
+def test_muon_updates_recurrent_gates_and_experts():
+    model = build(replace(preset("moe-multi30k").model, vocab_size=30))
+    matrices = matrices_of(model)
+    lstm, mixture = "upper_encoder.0.rnn", "encoder_mixture"
+    counts = {
+        f"{lstm}.weight_ih_l0": 4,
+        f"{lstm}.weight_hh_l0": 4,
+        f"{lstm}.weight_hr_l0": 1,
+        f"{mixture}.experts.inner": 8,
+        f"{mixture}.experts.outer": 8,
+        "attentive.attention.project_query.weight": 1,
+    }
+    assert {name: matrices[name] for name in counts} == counts
+    assert not any("gates" in name or "embedding" in name for name in matrices)
+    gru = build(replace(preset("rnnsearch-multi30k").model, vocab_size=30))
+    assert matrices_of(gru)["encoder.lowest.rnn.weight_hh_l0"] == 3
+
+
+@pytest.mark.parametrize("name", ["bytenet-multi30k", "deep-att-multi30k"])
+def test_muon_leaves_out_the_matrix_of_the_logits(name):
+    model = build(replace(preset(name).model, vocab_size=30))
+    matrices, weights = matrices_of(model), dict(model.named_parameters())
+    assert all(weights[each] is not model.output_weight for each in matrices)
+    assert "output.weight" in weights
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("name", ["gnmt-multi30k", "moe-multi30k"])
+def test_a_rival_continues_with_the_moments_of_muon(name):
+    torch.manual_seed(1)
+    config = replace(MUON, weight_decay=0.1)
+    model = build(replace(preset(name).model, vocab_size=30))
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+
+    def updated(model, optimizer) -> None:
+        optimizer.zero_grad()
+        model.logits(model.decode(ids, model.encode(ids))).logsumexp(
+            -1
+        ).sum().backward()
+        for weight in model.parameters():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        optimizer.step(0.01)
+
+    optimizer = WeightOptimizer(model.eval(), config)
+    updated(model, optimizer)
+    copy = deepcopy(model)
+    restored = WeightOptimizer(copy, config)
+    require_moments(model, config, optimizer.state())
+    restored.restore(optimizer.state(), step=1)
+    updated(model, optimizer)
+    updated(copy, restored)
+    for weight_name, weight in model.named_parameters():
+        assert torch.equal(weight, copy.get_parameter(weight_name)), weight_name
 
 
 def moved(model: Transformer, optimizer: WeightOptimizer, steps: int) -> None:
