@@ -77,6 +77,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             "leave it out, or give --trees."
         )
     yield from _contradictions_of_schedule(training)
+    yield from _contradictions_of_plateau(training)
     yield from _contradictions_of_optimizer(training)
     yield from _contradictions_of_reward(training)
     yield from _contradictions_of_lengths(config)
@@ -114,6 +115,16 @@ def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
     for name in ("decay_from", "decay_steps"):
         if schedule == "halving" and getattr(training, name) is None:
             yield f'`training.schedule` is "halving", which needs `training.{name}`.'
+
+
+def _contradictions_of_plateau(training: TrainingConfig) -> Iterator[str]:
+    rate, least = training.learning_rate, training.least_rate
+    if training.schedule == "plateau" and rate is not None and rate < least:
+        yield (
+            f"`training.learning_rate` must be at least `training.least_rate`, "
+            f'{least:g}, below which the schedule "plateau" ends the training, but is '
+            f"{rate:g}; raise the first, or lower the second."
+        )
 
 
 def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:

@@ -107,6 +107,11 @@ def test_no_preset_has_contradicting_settings(name: str) -> None:
             [*PLATEAU, "training.hold_steps=1"],
             '`training.hold_steps` is a setting of the schedule "warm-hold-decay", but',
         ),
+        (
+            TEXT,
+            [*PLATEAU, "training.learning_rate=9e-5"],
+            "`training.learning_rate` must be at least .*, 0.0001, .* but is 9e-05; ra",
+        ),
         (TEXT, ["training.decay_from=1"], '`training.decay_from` .* "halving", but'),
         (TEXT, ["training.decay_factor=0.5"], '`training.decay_factor` .* "plateau"'),
         (

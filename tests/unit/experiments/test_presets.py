@@ -17,6 +17,7 @@ from transduce.experiments.presets import (
 )
 from transduce.model.sizes import count_parameters
 from transduce.model.transformer import Transformer
+from transduce.training.schedule import scheduled_rate
 
 BASE_PARAMETERS = 63_082_496
 # Computed from Table 3 for 37,000 shared sub-words, with biases on all projections and
@@ -264,6 +265,20 @@ def test_french_presets_have_32000_word_pieces(name: str) -> None:
 
 def test_the_big_french_preset_has_less_dropout() -> None:
     assert PRESETS["big-en-fr"].model == replace(BIG.model, dropout=0.1)
+
+
+def rate(name: str, step: int) -> float:
+    config = preset(name)
+    return scheduled_rate(step, config.model.d_model, config.training)
+
+
+def test_updates_by_reward_have_a_small_rate() -> None:
+    first = preset("gnmt-rl-multi30k").training.likelihood_steps + 1
+    assert rate("gnmt-rl-multi30k", first) == pytest.approx(1.2e-4, rel=0.05)
+    # Five halvings by likelihood, none by reward.
+    first = preset("gnmt-rl-en-de").training.likelihood_steps + 1
+    rates = [rate("gnmt-rl-en-de", step) for step in (first - 1, first, 2_400_000)]
+    assert rates == [13.5 / 2**5] * 3
 
 
 def test_a_preset_is_found_by_its_name() -> None:
