@@ -147,7 +147,7 @@ class TrainingConfig:
 
     def is_by_reward(self, step: int) -> bool:
         """Return whether an update is by reward; steps count from 1."""
-        return step > self.likelihood_steps
+        return self.reward != "none" and step > self.likelihood_steps
 
     def __post_init__(self) -> None:
         self._check_numbers()
