@@ -277,6 +277,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             "`training.warmup_steps` and `training.cooldown_share`."
         )
     yield from _optimizer_without_effect(training)
+    yield from _warnings_of_reward(training)
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
             f"With a checkpoint every {every:,} updates, a training of "
@@ -327,6 +328,22 @@ def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterato
         is_unread = getattr(model, owner) == value
         if is_unread and _changed(model, RecurrentConfig(), among=(name,)):
             yield f'`model.{name}` has no effect, as `model.{owner}` is "{value}".'
+
+
+def _warnings_of_reward(training: TrainingConfig) -> Iterator[str]:
+    if training.reward == "none":
+        return
+    first, last = training.decay_from, training.likelihood_steps
+    if first is not None and last < first <= training.steps:
+        yield (
+            f"`training.decay_from` is {first:,}, which has no effect: updates by "
+            f"reward, here those after {last:,}, do not halve the rate."
+        )
+    if training.best_by == "loss":
+        yield (
+            '`training.best_by` is "loss", which updates by reward may raise: the best '
+            "of their checkpoints may be the first; leave it out to choose by score."
+        )
 
 
 def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:

@@ -28,6 +28,8 @@ PLATEAU = [
     "training.learning_rate_scale=1",
 ]
 LATE_SGD = ["training.sgd_from_step=9", "training.sgd_learning_rate=0.5"]
+BY_REWARD = ["training.reward=gleu", "training.reward_steps=100"]
+HALVING = [*PLATEAU, "training.schedule=halving", "training.decay_steps=1"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -248,6 +250,14 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
         (
             [*PLATEAU, *LATE_SGD, "training.sgd_from_step=999_999"],
             "`training.sgd_from_step` is 999,999, which has no effect on a training",
+        ),
+        (
+            [*BY_REWARD, *HALVING, "training.decay_from=10_950"],
+            "`training.decay_from` is 10,950, which has no effect: updates by reward,",
+        ),
+        (
+            [*BY_REWARD, "training.best_by=loss"],
+            '`training.best_by` is "loss", which updates by reward may raise',
         ),
         (
             ["training.optimizer=sgd", "training.beta2=0.9"],
