@@ -170,22 +170,25 @@ class Gate(nn.Module):
         """Choose for rows in ascending order of their parents."""
         raise NotImplementedError
 
-    def product(
+    def products(
         self,
         rows: Float[Tensor, "rows d_model"],
         parents: Int[Tensor, " rows"],
-        matrices: Float[Tensor, "parents d_model choices"],
-    ) -> Float[Tensor, "rows choices"]:
-        """Multiply each row by the matrix of its parent, in fp32.
+        *weights: Float[Tensor, "parents d_model choices"],
+    ) -> list[Float[Tensor, "rows choices"]]:
+        """Multiply each row by the matrix of its parent in each weight, in fp32.
 
         Rounded to bf16, nearly equal choices could change places.
         """
         with torch.autocast(rows.device.type, enabled=False):
-            rows, matrices = rows.float(), matrices.float()
-            if len(matrices) == 1:
-                return rows @ matrices[0]
-            layout = GroupedRows(parents, len(matrices))
-            return layout.unpad(layout.product(layout.pad(rows), matrices))
+            rows = rows.float()
+            if len(self.weight) == 1:
+                return [rows @ each[0].float() for each in weights]
+            layout = GroupedRows(parents, len(self.weight))
+            padded = layout.pad(rows)
+            return [
+                layout.unpad(layout.product(padded, each.float())) for each in weights
+            ]
 
 
 class NoisyTopKGate(Gate):
@@ -204,14 +207,13 @@ class NoisyTopKGate(Gate):
     def forward(
         self, rows: Float[Tensor, "rows d_model"], parents: Int[Tensor, " rows"]
     ) -> Choice:
-        clean = self.product(rows, parents, self.weight)
         if not self.training:
+            [clean] = self.products(rows, parents, self.weight)
             return self._choose(clean)[0]
+        clean, noise = self.products(rows, parents, self.weight, self.noise)
         # Unlike the paper: the deviation has a lower bound, as in the authors' code,
         # tensor2tensor. Otherwise the gradient of the load could become infinite.
-        deviation = NOISE_EPSILON + functional.softplus(
-            self.product(rows, parents, self.noise)
-        )
+        deviation = NOISE_EPSILON + functional.softplus(noise)
         noisy = clean + torch.randn_like(clean) * deviation
         choice, in_order = self._choose(noisy)
         probability = self._probability(clean, deviation, choice.is_chosen, in_order)
@@ -272,7 +274,8 @@ class BatchwiseGate(Gate):
         self, rows: Float[Tensor, "rows d_model"], parents: Int[Tensor, " rows"]
     ) -> Choice:
         """Choose; in training each parent must have equally many rows."""
-        log_gates = self.product(rows, parents, self.weight).log_softmax(dim=1)
+        [logits] = self.products(rows, parents, self.weight)
+        log_gates = logits.log_softmax(dim=1)
         is_above = log_gates > self.log_thresholds.float()[parents]
         if not self.training:
             gates = _normalized(log_gates, is_above)
