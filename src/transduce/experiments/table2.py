@@ -233,7 +233,7 @@ PARTS = (
 )
 FORECAST = (
     f"Training time at {UTILISATION[1]:.0%} down to {UTILISATION[0]:.0%} utilisation, "
-    "the range of published trainings of this model. The paper's base and big models "
+    "the range of published trainings of Transformers. The paper's base and big models "
     "took 12 hours and 3.5 days."
 )
 
