@@ -205,8 +205,8 @@ def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
     hardware = choose_hardware("cpu", "auto")
     keep_freed_memory()
     torch.manual_seed(1)
-    systems = module("training_systems", "training.contestants")
-    task = module("training_systems", "training.task").TrainingTask
+    systems = module("training_systems", "training")
+    task = systems.TrainingTask
     trainer = systems.our_trainer(task(run=run, hardware=hardware, steps=steps))
     done(None)
     trainer.train(
