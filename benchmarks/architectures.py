@@ -26,6 +26,7 @@ from transduce.architectures.models import build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
+from transduce.machine import keep_freed_memory
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import BOS, EOS, NUM_RESERVED
 from transduce.training.loss import BatchLoss
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
+    keep_freed_memory()  # as in training
     turns = {name: _turn(name, arguments.pairs) for name in arguments.presets}
     turns[PLAIN] = _turn(REFERENCE, arguments.pairs, is_plain=True)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
