@@ -8,6 +8,7 @@ In training the gates may depend on the batch (`batchwise`, appendix F) or on no
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -150,7 +151,7 @@ class Choice:
     """Loss of the thresholds, a mean over the rows."""
 
 
-class Gate(nn.Module):
+class Gate(nn.Module, ABC):
     """One level of gates: for each row, weights of the few choices that it goes to.
 
     A second level has one set of choices for each group of the first, its parent.
@@ -164,11 +165,11 @@ class Gate(nn.Module):
         # Zero at first (appendix A): all choices are equally good.
         self.weight = nn.Parameter(torch.zeros(num_parents, d_model, num_choices))
 
+    @abstractmethod
     def forward(
         self, rows: Float[Tensor, "rows d_model"], parents: Int[Tensor, " rows"]
     ) -> Choice:
         """Choose for rows in ascending order of their parents."""
-        raise NotImplementedError
 
     def products(
         self,

@@ -13,6 +13,7 @@ state_width]: the hidden state of each layer, in LSTMs followed by its cell.
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -249,7 +250,7 @@ def _gathered(
     return x.gather(1, order[..., None].expand_as(x))
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """Attention of decoder states, the queries, to encoder states.
 
     Subclasses have a score each. `weights_tap` passes the weights through for hooks.
@@ -267,13 +268,13 @@ class Attention(nn.Module):
         keys: Tensor = self.project_keys(states)
         return keys
 
+    @abstractmethod
     def scores(
         self,
         queries: Float[Tensor, "batch queries query_width"],
         keys: Float[Tensor, "batch source width"],
     ) -> Float[Tensor, "batch queries source"]:
         """Return the scores of queries and keys."""
-        raise NotImplementedError
 
     def weights(
         self,

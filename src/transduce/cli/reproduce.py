@@ -24,12 +24,14 @@ from transduce.experiments import scaling as scaling_experiment
 from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import (
+    CORPUS,
     ExperimentProgress,
     Run,
     RunsFailedError,
     Workers,
     locked,
     make_slots,
+    refuse_other_contents,
     run_all,
 )
 from transduce.experiments.table1 import as_report as table1_report
@@ -43,6 +45,7 @@ from transduce.experiments.table2 import (
 from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table2_results import TrainedTable2
 from transduce.experiments.table2_results import as_report as trained_report
+from transduce.experiments.table2_training import EXPERIMENT as TABLE2_RECORD
 from transduce.experiments.table2_training import (
     EnsembleRun,
     Match,
@@ -57,14 +60,10 @@ from transduce.experiments.table2_training import (
     system_config,
     system_runs,
 )
-from transduce.experiments.table2_training import (
-    refuse_other_contents as refuse_other_systems,
-)
+from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
 from transduce.experiments.table3 import (
-    CORPUS,
     Experiment,
     base_for,
-    refuse_other_contents,
     require_rows,
     row_runs,
 )
@@ -370,7 +369,7 @@ def _train_table2(
     for path in (path for pair in test for path in pair):
         if not path.is_file():
             raise DataError(f"{path}: a test text must be a file, but there is none.")
-    refuse_other_systems(out)
+    refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
     with locked(out) as lock:
         files, tests = fetched(corpus, out / CORPUS), list(test)
         if isinstance(corpus, NamedCorpus) and not tests:
@@ -497,7 +496,7 @@ def table3(
     hardware = choose_hardware(device, precision, width=base.model.d_model)
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)
-    refuse_other_contents(out)
+    refuse_other_contents(out, TABLE3_RECORD, "a reproduction of Table 3")
     with locked(out) as lock:
         experiment = Experiment(
             folder=out.absolute(),
@@ -639,9 +638,11 @@ def scaling(
     slots = make_slots(device, parallel)
     hardware = choose_hardware(device, precision)
     files = corpus_files(source, target, dev_source, dev_target)
-    scaling_experiment.refuse_other_contents(out)
+    refuse_other_contents(
+        out, scaling_experiment.EXPERIMENT, "an experiment of `reproduce scaling`"
+    )
     with locked(out) as lock:
-        corpus = out.absolute() / scaling_experiment.CORPUS
+        corpus = out.absolute() / CORPUS
         experiment = scaling_experiment.ScalingExperiment(
             folder=out.absolute(),
             files=files or scaling_experiment.built_in_corpus(corpus),

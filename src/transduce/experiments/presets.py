@@ -78,6 +78,11 @@ BIG_TRAINING = TrainingConfig(
     keep_checkpoints=20,
 )
 WORD_PIECES = TokenizerConfig(kind="word-piece", vocab_size=32_000)
+SMALL_VOCABULARY = TokenizerConfig(vocab_size=6_000)
+SMALL_BATCHING = BatchingConfig(
+    source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+)
+SMALL_SEARCH = SearchConfig(beam_size=5, length_penalty=1.2)
 
 BASE = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=37_000),
@@ -122,11 +127,9 @@ SMALL_MODEL = ModelConfig(
 # For 29,000 image captions: the sizes of Wu et al. (2021), with less dropout and
 # smaller updates, which learn more in an hour on two cores.
 MULTI30K = RunConfig(
-    tokenizer=TokenizerConfig(vocab_size=6_000),
+    tokenizer=SMALL_VOCABULARY,
     model=SMALL_MODEL,
-    batching=BatchingConfig(
-        source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-    ),
+    batching=SMALL_BATCHING,
     training=TrainingConfig(
         steps=11_000,
         warmup_steps=1_500,
@@ -137,7 +140,7 @@ MULTI30K = RunConfig(
         checkpoint_steps=250,
         keep_checkpoints=10,
     ),
-    search=SearchConfig(beam_size=5, length_penalty=1.2),
+    search=SMALL_SEARCH,
 )
 
 PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
@@ -357,7 +360,7 @@ MOE = RunConfig(
 )
 
 GNMT_MULTI30K = RunConfig(
-    tokenizer=TokenizerConfig(vocab_size=6_000),
+    tokenizer=SMALL_VOCABULARY,
     model=RecurrentConfig(
         encoder_layers=3,
         decoder_layers=3,
@@ -370,9 +373,7 @@ GNMT_MULTI30K = RunConfig(
         shared_embedding=True,
         tied_output=True,
     ),
-    batching=BatchingConfig(
-        source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-    ),
+    batching=SMALL_BATCHING,
     training=TrainingConfig(
         steps=11_000,
         warmup_steps=500,
@@ -382,7 +383,7 @@ GNMT_MULTI30K = RunConfig(
         checkpoint_steps=250,
         keep_checkpoints=10,
     ),
-    search=SearchConfig(beam_size=5, length_penalty=1.2),
+    search=SMALL_SEARCH,
 )
 RIVALS = {
     "bytenet-en-de": BYTENET,
@@ -445,9 +446,7 @@ RIVALS = {
             decoder_layers=3,
             dropout=0.25,
         ),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=1_500,
@@ -456,12 +455,12 @@ RIVALS = {
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
-        search=SearchConfig(beam_size=5, length_penalty=1.2),
+        search=SMALL_SEARCH,
     ),
     # For the same captions, about as many parameters: GNMT with the query current
     # (gnmt_v2 of tensorflow/nmt), and RNNsearch.
     "rnnsearch-multi30k": RunConfig(
-        tokenizer=TokenizerConfig(vocab_size=6_000),
+        tokenizer=SMALL_VOCABULARY,
         model=RecurrentConfig(
             cell="gru",
             encoder_layers=1,
@@ -476,9 +475,7 @@ RIVALS = {
             shared_embedding=True,
             tied_output=True,
         ),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=500,
@@ -486,7 +483,7 @@ RIVALS = {
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
-        search=SearchConfig(beam_size=5, length_penalty=1.2),
+        search=SMALL_SEARCH,
     ),
     "gnmt-multi30k": GNMT_MULTI30K,
     # The updates by reward come last in the cool-down, where the rate falls from 1.2e-4
@@ -501,7 +498,7 @@ RIVALS = {
         ),
     ),
     "convs2s-multi30k": RunConfig(
-        tokenizer=TokenizerConfig(vocab_size=6_000),
+        tokenizer=SMALL_VOCABULARY,
         model=ConvolutionalConfig(
             encoder_blocks="6x128k3",
             decoder_blocks="5x128k3",
@@ -511,9 +508,7 @@ RIVALS = {
             max_positions=256,
             dropout=0.25,
         ),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=1_500,
@@ -527,7 +522,7 @@ RIVALS = {
     ),
     # The same layers, with about as many parameters as multi30k beside the experts.
     "moe-multi30k": RunConfig(
-        tokenizer=TokenizerConfig(vocab_size=6_000),
+        tokenizer=SMALL_VOCABULARY,
         model=MixtureRecurrentConfig(
             d_model=128,
             cells=192,
@@ -537,9 +532,7 @@ RIVALS = {
             initial_range=0.15,
             experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128, gating="batchwise"),
         ),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=500,
@@ -550,12 +543,12 @@ RIVALS = {
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
-        search=SearchConfig(beam_size=5, length_penalty=1.2),
+        search=SMALL_SEARCH,
     ),
     # As multi30k, with eight experts in place of each feed-forward network. A token
     # goes to two of half the size, so it costs as much.
     "moe-ffn-multi30k": RunConfig(
-        tokenizer=TokenizerConfig(vocab_size=6_000),
+        tokenizer=SMALL_VOCABULARY,
         model=MixtureTransformerConfig(
             num_layers=4,
             d_model=128,
@@ -565,9 +558,7 @@ RIVALS = {
             dropout=0.25,
             experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128),
         ),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=1_500,
@@ -578,7 +569,7 @@ RIVALS = {
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
-        search=SearchConfig(beam_size=5, length_penalty=1.2),
+        search=SMALL_SEARCH,
     ),
 }
 """Systems that Table 2 compares the Transformer with, at the sizes of their papers."""
@@ -606,9 +597,7 @@ PRESETS = {
         # The grammar gives enough sentences that the model cannot overfit and needs no
         # dropout.
         model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=900,
             warmup_steps=200,
@@ -653,9 +642,7 @@ PRESETS = {
     "parsing-quickstart": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=1_000),
         model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
-        batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
-        ),
+        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=800,
             warmup_steps=150,

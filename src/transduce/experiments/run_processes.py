@@ -25,13 +25,14 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
-from transduce.files import file_lock
+from transduce.files import atomic_file, file_lock
 from transduce.interruption import stop_on_signal
 from transduce.machine import Precision, num_cores
 from transduce.settings import require_between
 
-RUNS, LOGS = "runs", "logs"
-"""Folders of an experiment: its runs, and the output of their processes."""
+RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
+"""Folders of an experiment: its runs, the output of their processes, and a corpus that
+the command fetched."""
 POLL_SECONDS = 0.2
 TAIL_BYTES = 4_096
 """Bytes read from the end of a log, longer than a line."""
@@ -170,6 +171,38 @@ def _in_toml(value: Any) -> str:
 
 def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
     return [name, *(str(path.absolute()) for path in paths)]
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write an experiment's record of its settings, and make the folders beside it."""
+    for name in (RUNS, LOGS):
+        (path.parent / name).mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as new:
+        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def has_prepared_corpus(folder: Path) -> bool:
+    """Whether a run of an experiment has prepared the corpus, which others share."""
+    return any((folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+
+
+def command_line(options: Sequence[str], device: str) -> list[str]:
+    """Return the command of a process with these options of `transduce`."""
+    return [sys.executable, "-m", "transduce", *options, "--device", device]
+
+
+def refuse_other_contents(folder: Path, record: str, what: str) -> None:
+    """Raise `ConfigError` if a folder holds anything but an experiment.
+
+    `record` is the name of the file with its settings, `what` describes it.
+    """
+    if not folder.exists() or (folder / record).is_file():
+        return
+    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: the output folder must be new or {what}, but is neither; "
+            "choose another."
+        )
 
 
 def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:

@@ -5,7 +5,6 @@ softmax makes of them. The second trains a model with each kind of score and eac
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
@@ -21,15 +20,15 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, counted
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.quickstart import write_corpus
-from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.experiments.run_processes import (
-    LOGS,
-    RUNS,
     PresetRun,
+    command_line,
+    has_prepared_corpus,
     settings,
     with_seed,
+    write_record,
 )
-from transduce.files import atomic_file, read_json
+from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig, Scores
@@ -46,7 +45,7 @@ NUM_QUERIES, NUM_KEYS = 512, 32
 SEED = 1
 MOST_HEADS, MOST_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
-EXPERIMENT, CORPUS = "scaling.json", "corpus"
+EXPERIMENT = "scaling.json"
 FIGURES = 4
 """Digits of the numbers in tables."""
 
@@ -223,22 +222,19 @@ class ScalingExperiment:
         if path.is_file():
             _require_same(self.folder, read_json(path), record)
             return
-        for name in (RUNS, LOGS):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as new:
-            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record(path, record)
 
     @property
     def is_prepared(self) -> bool:
         """Whether a run has prepared the corpus, which all others then share."""
-        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: ScoresRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
         if run.is_done:
             return None
         options = run.training_options(self.files, self.precision)
-        return [sys.executable, "-m", "transduce", *options, "--device", self.device]
+        return command_line(options, self.device)
 
 
 def built_in_corpus(folder: Path) -> CorpusFiles:
@@ -251,17 +247,6 @@ def built_in_corpus(folder: Path) -> CorpusFiles:
         dev_source=(folder / "dev.en",),
         dev_target=(folder / "dev.de",),
     )
-
-
-def refuse_other_contents(folder: Path) -> None:
-    """Raise `ConfigError` if a folder holds anything but this experiment."""
-    if not folder.exists() or (folder / EXPERIMENT).is_file():
-        return
-    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
-        raise ConfigError(
-            f"{folder}: the output folder must be new or an experiment of `reproduce "
-            "scaling`, but is neither; choose another."
-        )
 
 
 def _require_same(

@@ -4,7 +4,6 @@ All systems share the text, the search, the metric and the accounting of cost; e
 the tokenizer and the training recipe of its preset.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,6 @@ from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
-from sys import executable
 from typing import Any, Literal
 
 import numpy as np
@@ -32,16 +30,19 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_TARGET
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
-from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, settings_of
+from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
     RUNS,
     PresetRun,
     changes,
+    command_line,
+    has_prepared_corpus,
     settings,
     with_seed,
+    write_record,
 )
-from transduce.files import atomic_file, read_json
+from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.metrics.bleu import corpus_bleu, paper_bleu
 from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
@@ -55,7 +56,7 @@ from transduce.training.reward import sample_flops
 Match = Literal["parameters", "flops", "none"]
 
 EXPERIMENT_FORMAT = 1
-EXPERIMENT, CORPUS = "table2_experiment.json", "corpus"
+EXPERIMENT = "table2_experiment.json"
 MEAN_LENGTH = 27
 """Approximate sub-words per sentence of WMT 2014, with the end token."""
 CHARACTERS_A_PIECE = 5
@@ -361,15 +362,12 @@ class SystemExperiment:
             known = read_json(path)
             _require_same(self.folder, known, record)
             record["systems"] = {**known["systems"], **record["systems"]}
-        for name in (RUNS, LOGS):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as new:
-            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record(path, record)
 
     @property
     def is_prepared(self) -> bool:
         """Whether a run has prepared the corpus, which similar ones then share."""
-        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: SystemRun | EnsembleRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -379,7 +377,7 @@ class SystemExperiment:
             options = run.training_options(self.files, self.precision)
         else:
             options = _translation(run)
-        return [executable, "-m", "transduce", *options, "--device", self.device]
+        return command_line(options, self.device)
 
 
 def _translation(run: SystemRun | EnsembleRun) -> list[str]:
@@ -393,17 +391,6 @@ def _translation(run: SystemRun | EnsembleRun) -> list[str]:
         # Start over after an interruption, as test texts are short.
         *("--output", str(run.translations(test)), "--force"),
     ]
-
-
-def refuse_other_contents(folder: Path) -> None:
-    """Raise `ConfigError` if a folder holds anything but this experiment."""
-    if not folder.exists() or (folder / EXPERIMENT).is_file():
-        return
-    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
-        raise ConfigError(
-            f"{folder}: the output folder must be new or a training of Table 2, but is "
-            "neither; choose another."
-        )
 
 
 def _require_same(

@@ -7,8 +7,6 @@ A row's change of a size or of the steps is applied as the paper's factor; dropo
 smoothing and positions are the row's own values.
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -21,15 +19,16 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
-from transduce.experiments.run_folder import RUN_CONFIG, RunFolder
+from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.run_processes import (
-    LOGS,
-    RUNS,
     PresetRun,
+    command_line,
+    has_prepared_corpus,
     settings,
     with_seed,
+    write_record,
 )
-from transduce.files import atomic_file, read_json
+from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
@@ -203,7 +202,7 @@ PAPER_ROWS = {
 
 
 EXPERIMENT_FORMAT = 2
-EXPERIMENT, CORPUS = "experiment.json", "corpus"
+EXPERIMENT = "experiment.json"
 TRANSLATIONS = "dev_translations.txt"
 
 
@@ -250,15 +249,12 @@ class Experiment:
         if path.is_file():
             _require_same(self.folder, read_json(path), record)
             return
-        for name in (RUNS, LOGS):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as new:
-            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_record(path, record)
 
     @property
     def is_prepared(self) -> bool:
         """Whether a run has prepared the corpus, which all others then share."""
-        return any((self.folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: RowRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -269,7 +265,7 @@ class Experiment:
             if run.is_trained
             else run.training_options(self.files, self.precision)
         )
-        return [sys.executable, "-m", "transduce", *options, "--device", self.device]
+        return command_line(options, self.device)
 
     def _translation(self, run: RowRun) -> list[str]:
         """Options to translate the dev text by the last checkpoint, not averaged."""
@@ -303,17 +299,6 @@ def row_runs(
         for seed in seeds
         for row in rows
     ]
-
-
-def refuse_other_contents(folder: Path) -> None:
-    """Raise `ConfigError` if a folder holds anything but a reproduction of Table 3."""
-    if not folder.exists() or (folder / EXPERIMENT).is_file():
-        return
-    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
-        raise ConfigError(
-            f"{folder}: the output folder must be new or a reproduction of Table 3, "
-            "but is neither; choose another."
-        )
 
 
 def _require_same(

@@ -10,7 +10,9 @@ import torch
 
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
+from transduce.experiments.run_processes import refuse_other_contents
 from transduce.experiments.scaling import (
+    EXPERIMENT,
     KINDS,
     Scaling,
     ScalingExperiment,
@@ -19,7 +21,6 @@ from transduce.experiments.scaling import (
     base_config,
     collect,
     measure_scores,
-    refuse_other_contents,
     scores_runs,
     statistics_of,
 )
@@ -160,12 +161,16 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
 
 
 def test_a_folder_with_other_contents_is_refused(tmp_path):
-    refuse_other_contents(tmp_path / "new")
+    refuse_other_contents(
+        tmp_path / "new", EXPERIMENT, "an experiment of `reproduce scaling`"
+    )
     (tmp_path / "corpus").mkdir()
-    refuse_other_contents(tmp_path)
+    refuse_other_contents(tmp_path, EXPERIMENT, "an experiment of `reproduce scaling`")
     (tmp_path / "mine").touch()
     with pytest.raises(ConfigError, match="must be new or an experiment of"):
-        refuse_other_contents(tmp_path)
+        refuse_other_contents(
+            tmp_path, EXPERIMENT, "an experiment of `reproduce scaling`"
+        )
 
 
 def collected(folder: Path, statistics) -> Scaling:

@@ -12,12 +12,17 @@ import pytest
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3, RunConfig
-from transduce.experiments.run_processes import changes, locked, settings
+from transduce.experiments.run_processes import (
+    changes,
+    locked,
+    refuse_other_contents,
+    settings,
+)
 from transduce.experiments.table3 import (
+    EXPERIMENT,
     Experiment,
     RowRun,
     base_for,
-    refuse_other_contents,
     require_rows,
     row_config,
     row_runs,
@@ -140,7 +145,7 @@ def test_a_run_with_translations_is_done(
 
 def test_the_same_experiment_is_continued(experiment: Experiment) -> None:
     experiment.begin()
-    refuse_other_contents(experiment.folder)
+    refuse_other_contents(experiment.folder, EXPERIMENT, "a reproduction of Table 3")
     before = (experiment.folder / "experiment.json").read_bytes()
     experiment.begin()
     assert (experiment.folder / "experiment.json").read_bytes() == before
@@ -196,12 +201,14 @@ def test_an_experiment_of_another_format_is_refused(experiment: Experiment) -> N
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
-    refuse_other_contents(tmp_path)  # an interrupted download
-    refuse_other_contents(tmp_path / "new")
+    refuse_other_contents(
+        tmp_path, EXPERIMENT, "a reproduction of Table 3"
+    )  # an interrupted download
+    refuse_other_contents(tmp_path / "new", EXPERIMENT, "a reproduction of Table 3")
     (tmp_path / "mine").touch()
     for folder in (tmp_path, tmp_path / "mine"):
         with pytest.raises(ConfigError, match=f"{folder}: the output folder must be"):
-            refuse_other_contents(folder)
+            refuse_other_contents(folder, EXPERIMENT, "a reproduction of Table 3")
 
 
 def test_two_commands_cannot_use_one_folder(tmp_path: Path) -> None:
