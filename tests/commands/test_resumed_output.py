@@ -15,9 +15,9 @@ import pytest
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli import lines
-from transduce.cli.lines import model_sum
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
+from transduce.model_folder import model_sum
 from waiting import wait_until
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")

@@ -17,7 +17,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
-import numpy as np
 from cyclopts import Parameter
 
 import transduce
@@ -33,21 +32,16 @@ from transduce.cli.files import (
 )
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.streaming import (
-    WINDOW_LINES,
     Pace,
     Windows,
     arriving_windows,
     full_windows,
 )
 from transduce.decoding.translations import Translation
-from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
-from transduce.model_folder import MODEL_CONFIG, WEIGHTS, find_model
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
-from transduce.text.tokenizer import TOKENIZER_FILE
-from transduce.trees.linearization import SYMBOLS_FILE
 
 Resume = Annotated[bool, Parameter(negative="")]
 """Option to continue an interrupted output."""
@@ -60,8 +54,6 @@ FORMAT = 1
 PART, RECORD = ".part", ".part.record"
 KEY_BYTES = 8
 """Size of the checksum of an input line in bytes."""
-SUMMED_WORDS = 1 << 17
-"""Number of words of weights covered by one sum."""
 
 
 class RecordOutput(Protocol):
@@ -421,22 +413,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def model_sum(path: Path) -> str:
-    """Checksum of a model's settings, vocabulary and weights."""
-    folder, digest = find_model(path), blake2b(digest_size=KEY_BYTES)
-    for name in (MODEL_CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
-    whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
-    words = weights[:whole].view(np.uint64)
-    # Far faster than a cryptographic hash; any single changed weight changes it.
-    starts = np.arange(0, len(words), SUMMED_WORDS)
-    digest.update(np.add.reduceat(words, starts).tobytes() if len(words) else b"")
-    digest.update(weights[whole:].tobytes() + len(weights).to_bytes(8, "little"))
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
     """Lines to translate, and how they are grouped."""
@@ -495,17 +471,6 @@ def write_translations(
                     file=sys.stderr,
                 )
             output.write("".join(line + "\n" for line in _lines(each, form)))
-
-
-def interdependent_lines(
-    translator: Translator, precision: str, *, with_scores: bool
-) -> int:
-    """Number of lines whose results may depend on each other by rounding.
-
-    It is 1 on a CPU in fp32, and in int8 if no score is written.
-    """
-    is_exact = precision == "fp32" or (precision == "int8" and not with_scores)
-    return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES
 
 
 def _lines(translation: Translation, form: Form) -> Iterator[str]:

@@ -13,8 +13,6 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
-    interdependent_lines,
-    model_sum,
     search_of,
     source_lines,
 )
@@ -23,6 +21,7 @@ from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import Parse
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translator import load
+from transduce.model_folder import model_sum
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import WORD, Tree, indented, parse_tree, svg
 
@@ -123,7 +122,7 @@ def parse(
             "precision": precision,
         }
 
-    together = interdependent_lines(translator, precision, with_scores=False)
+    together = translator.interdependent_lines(with_scores=False)
     with (
         destination.opened(origin, together) as out,
         counted_lines(is_on_screen) as count_line,

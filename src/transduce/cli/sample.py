@@ -14,8 +14,6 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    interdependent_lines,
-    model_sum,
     source_lines,
     write_translations,
 )
@@ -23,6 +21,7 @@ from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
+from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig
 
 
@@ -125,5 +124,5 @@ def sample(
         destination,
         origin,
         Form(num_best=number, jsonl=jsonl),
-        interdependent_lines(translator, precision, with_scores=jsonl),
+        translator.interdependent_lines(with_scores=jsonl),
     )

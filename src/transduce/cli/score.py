@@ -8,11 +8,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
-from transduce.cli.lines import Destination, Origin, Resume, model_sum
+from transduce.cli.lines import Destination, Origin, Resume
 from transduce.decoding.streaming import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
 from transduce.metrics.perplexity import TargetScore, perplexity
+from transduce.model_folder import model_sum
 from transduce.text.corpus import SentencePair, read_pairs
 
 

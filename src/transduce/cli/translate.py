@@ -14,8 +14,6 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    interdependent_lines,
-    model_sum,
     search_of,
     source_lines,
     write_translations,
@@ -25,6 +23,7 @@ from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.model_folder import model_sum
 from transduce.search_config import LengthPenalty
 from transduce.text.corpus import STANDARD_INPUT, read_text
 
@@ -175,5 +174,5 @@ def translate(
         destination,
         origin,
         Form(num_best=config.num_best, jsonl=jsonl),
-        interdependent_lines(translator, precision, with_scores=jsonl),
+        translator.interdependent_lines(with_scores=jsonl),
     )

@@ -35,6 +35,7 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.streaming import (
+    WINDOW_LINES,
     Pace,
     SearchResult,
     SearchTask,
@@ -484,6 +485,17 @@ class Translator:
         if self._pool is None:
             return search_in_batches(task, self.models, on_step)
         return self._pool.search(task, on_step)
+
+    def interdependent_lines(self, *, with_scores: bool) -> int:
+        """Return the number of lines whose results may depend on each other by
+        rounding.
+
+        It is 1 on a CPU in fp32, and in int8 if scores do not matter.
+        """
+        is_exact = self.precision == "fp32" or (
+            self.precision == "int8" and not with_scores
+        )
+        return 1 if self.device == "cpu" and is_exact else WINDOW_LINES
 
     def close(self) -> None:
         """End the other processes; they also end with this process."""
