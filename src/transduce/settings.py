@@ -4,7 +4,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral
@@ -140,8 +140,53 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
+        elif _fits_structure(option, value):
+            return _structure(key, value, option, where)
     raise ConfigError(
         f"{where}`{key}` must be {_describe(options)}, but is {shown(value)}."
+    )
+
+
+def _fits_structure(option: Any, value: Any) -> bool:
+    """Whether a value is the list, or the table, that an option is."""
+    if typing.get_origin(option) is tuple:
+        return isinstance(value, list | tuple)
+    is_table = is_dataclass(option) or typing.get_origin(option) is Mapping
+    return is_table and (isinstance(value, Mapping) or type(value) is option)
+
+
+def _structure(key: str, value: Any, option: Any, where: str) -> Any:
+    """Check the elements of a list, or the entries of a table."""
+    if is_dataclass(option):
+        is_made = not isinstance(value, Mapping)
+        return value if is_made else _built(option, value, where, key)
+    if typing.get_origin(option) is tuple:
+        kind, _ = typing.get_args(option)
+        return tuple(
+            _checked(f"{key}[{number}]", each, kind, where)
+            for number, each in enumerate(value, start=1)
+        )
+    _, kind = typing.get_args(option)
+    return {n: _checked(f"{key}.{n}", each, kind, where) for n, each in value.items()}
+
+
+def _built(kind: Any, content: Mapping[str, Any], where: str, key: str) -> Any:
+    """Make one of several tables, of which each has required settings."""
+    hints = _type_hints(kind)
+    for name in content:
+        if name not in hints:
+            raise ConfigError(_unknown(f"{key}.{name}", kind, f"{key}.", where))
+    for field in fields(kind):
+        has_default = (
+            field.default is not MISSING or field.default_factory is not MISSING
+        )
+        if field.name not in content and not has_default:
+            raise ConfigError(f"{where}`{key}.{field.name}` must be given, but is not.")
+    return kind(
+        **{
+            name: _checked(f"{key}.{name}", value, hints[name], where)
+            for name, value in content.items()
+        }
     )
 
 
@@ -159,8 +204,16 @@ def _describe(options: Sequence[Any]) -> str:
         if typing.get_origin(option) is typing.Literal:
             described += [f'"{choice}"' for choice in typing.get_args(option)]
         else:
-            described.append(words.get(option, "none"))
+            described.append(words.get(option) or _table_or_list(option))
     return " or ".join(described)
+
+
+def _table_or_list(option: Any) -> str:
+    if typing.get_origin(option) is tuple:
+        is_of_tables = is_dataclass(typing.get_args(option)[0])
+        return "a list of tables" if is_of_tables else "a list"
+    is_table = is_dataclass(option) or typing.get_origin(option) is Mapping
+    return "a table" if is_table else "none"
 
 
 def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
@@ -180,7 +233,7 @@ def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
 
 def _names(config: Any, prefix: str) -> Iterator[str]:
     for field in fields(config):
-        value = getattr(config, field.name)
+        value = getattr(config, field.name, None)  # of a table's type, not its instance
         if is_dataclass(value):
             yield from _names(value, f"{prefix}{field.name}.")
         else:

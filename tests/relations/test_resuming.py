@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import (
@@ -222,3 +223,38 @@ def test_another_seed_gives_other_dropout(make_trainer):
     other = make_trainer(steps=4, config=replace(CONFIG, seed=CONFIG.seed + 1))
     run(other)
     assert not torch.equal(other.model.embedding.weight, whole.model.embedding.weight)
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 5])
+def test_a_mixture_resumed_in_a_stage_trains_as_if_uninterrupted(
+    tiny, make_dataset, random_pairs, cpu, stop_at
+):
+    corpora = [CorpusConfig(name=n, source=n, target=n, weight=1) for n in "ab"]
+    stages = (StageConfig(steps=2, weights={"a": 3, "b": 1}), StageConfig())
+    mixture = CorpusMixture(corpora, stages, (18, 6))
+    dataset = make_dataset(random_pairs(24, 9))
+
+    def make(weights=None) -> Trainer:
+        torch.manual_seed(3)
+        model = Transformer(replace(tiny, num_layers=1, dropout=0.3))
+        if weights is not None:
+            model.load_state_dict(weights)
+        batcher = Batcher(dataset, BATCHING, seed=1, mixture=mixture)
+        return Trainer(model, batcher, replace(CONFIG, steps=8), cpu)
+
+    whole, first = make(), make()
+    expected = run(whole)
+    with pytest.raises(TrainingStoppedError):
+        run(first, stop_at=stop_at)
+    second = make(weights_of(first))
+    second.restore(copy_of(first.state()))
+    rest = run(second)
+    found = [replace(report, seconds=0) for report in rest]
+    assert found == [replace(report, seconds=0) for report in expected[stop_at:]]
+    assert second.progress == whole.progress
+    for name, weight in weights_of(whole).items():
+        assert torch.equal(weight, weights_of(second)[name])
+    assert [report.stage for report in expected] == [1, 1, *[2] * 6]
+    shares = expected[-1].shares
+    assert shares is not None
+    assert shares["a"] == pytest.approx(0.5, abs=0.1)

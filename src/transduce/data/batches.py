@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from jaxtyping import Integer
 
+from transduce.data.mixture import CorpusMixture
 from transduce.errors import DataError
 from transduce.settings import require_between
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -215,6 +216,8 @@ class Update:
     target_lengths: Integer[np.ndarray, " pairs"]
     num_positions: int
     """Number of source and target positions of all batches, with padding."""
+    corpus_pairs: tuple[int, ...] = ()
+    """Number of pairs of each corpus of a mixture; empty without one."""
 
     @property
     def num_source_tokens(self) -> int:
@@ -228,15 +231,43 @@ class Update:
 class Batcher:
     """Divides a dataset into updates, determined by seed and epoch."""
 
-    def __init__(self, dataset: Dataset, config: BatchingConfig, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: BatchingConfig,
+        seed: int,
+        mixture: CorpusMixture | None = None,
+    ) -> None:
+        """Draw each pair once an epoch, or as a mixture of corpora determines."""
         self._dataset = dataset
         self._config = config
         self._seed = seed
+        self.mixture = mixture
 
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[Update]:
-        """Yield the updates of an epoch in random order, starting at index `first`."""
+    def epoch(
+        self, epoch: int, first: int = 0, first_step: int = 0
+    ) -> Iterator[Update]:
+        """Yield the updates of an epoch in random order, starting at index `first`.
+
+        `first_step` is the number of updates of the training before the epoch. It
+        determines the stage of a mixture, at whose end the epoch ends.
+        """
+        if self.mixture is None:
+            pairs = np.arange(len(self._dataset), dtype=np.uint32)
+            return self._updates(pairs, epoch, first)
+        stage = self.mixture.stage_at(first_step)
+        updates = self._updates(
+            self.mixture.draw(epoch, stage, self._seed), epoch, first
+        )
+        if stage.end is None:
+            return updates
+        return islice(updates, max(stage.end - first_step - first, 0))
+
+    def _updates(
+        self, pairs: Integer[np.ndarray, " pairs"], epoch: int, first: int
+    ) -> Iterator[Update]:
         random = np.random.default_rng((self._seed, epoch))
-        pairs = random.permutation(np.arange(len(self._dataset), dtype=np.uint32))
+        pairs = random.permutation(pairs)
         for planned in _in_parts(pairs):
             batches = self._batches(planned)
             batches = [batches[i] for i in random.permutation(len(batches))]
@@ -281,12 +312,14 @@ class Batcher:
         return sorted(set(bounds))
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
-        source, target = self._lengths(np.concatenate(batches))
+        pairs = np.concatenate(batches)
+        source, target = self._lengths(pairs)
         return Update(
             batches=tuple(batches),
             source_lengths=source,
             target_lengths=target,
             num_positions=sum(map(self.num_positions, batches)),
+            corpus_pairs=self.mixture.count(pairs) if self.mixture else (),
         )
 
     def load(

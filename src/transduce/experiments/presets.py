@@ -20,6 +20,7 @@ from transduce.architectures.config import (
 )
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
+from transduce.data.mixture import CorpusConfig, StageConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
@@ -50,6 +51,11 @@ class RunConfig:
     """Dev corpus and its scores."""
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
     """Languages of the corpus. By default they are guessed from the files' endings."""
+    corpora: tuple[CorpusConfig, ...] = ()
+    """Corpora of a mixture, each with its files; empty if the run has one corpus."""
+    stages: tuple[StageConfig, ...] = ()
+    """Stages of training, each with weights of the corpora; empty if the weights stay
+    the same."""
 
 
 MODEL = ModelConfig(

@@ -29,9 +29,14 @@ def load_training_state(folder: Path) -> TrainingState:
     """Read the training state beside a model; raise `CheckpointError` if damaged."""
     content = read_json(folder / STATE_PROGRESS)
     try:
-        progress = Progress(**content)
+        pairs = tuple(content.pop("corpus_pairs", ()))
+        progress = Progress(**content, corpus_pairs=pairs)
+        if not all(type(number) is int and number >= 0 for number in pairs):
+            raise TypeError
         for name, value in asdict(Progress()).items():
             found = getattr(progress, name)
+            if name == "corpus_pairs":
+                continue
             # NaN fails every comparison.
             if type(found) is not type(value) or not found >= 0:
                 raise TypeError

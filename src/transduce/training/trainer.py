@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from operator import attrgetter
+from operator import add, attrgetter
 
 import numpy as np
 import torch
@@ -77,6 +77,8 @@ class Progress:
     """Factor on the learning rate, lowered when the dev loss has not fallen."""
     lowest_dev_loss: float = math.inf
     """Lowest dev loss of a checkpoint, by the schedule plateau."""
+    corpus_pairs: tuple[int, ...] = ()
+    """Number of pairs of each corpus of a mixture in this stage; empty without one."""
 
     @property
     def is_rising(self) -> bool:
@@ -107,6 +109,11 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
+    shares: Mapping[str, float] | None = None
+    """Share of each corpus of a mixture in the pairs of this stage so far; None without
+    a mixture."""
+    stage: int | None = None
+    """Number of the stage, from 1; None without stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +337,9 @@ class Trainer:
 
     def _shares(self, start: Progress) -> Iterator[_Loaded]:
         """Load this process's shares of the remaining updates of an epoch."""
-        updates = self._batcher.epoch(start.epoch, first=start.update)
+        updates = self._batcher.epoch(
+            start.epoch, first=start.update, first_step=start.step - start.update
+        )
         for step, update in enumerate(updates, start.step + 1):
             parts = self._cut(update.batches, self._bound(step))
             shares = self._processes.share(parts)
@@ -360,7 +369,11 @@ class Trainer:
         max_norm = self._config.clip_norm
         norm = None if max_norm is None else self._optimizer.clip(max_norm)
         self._optimizer.step(rate)
-        self.progress = replace(self.progress, flops=self.progress.flops + flops)
+        self.progress = replace(
+            self.progress,
+            flops=self.progress.flops + flops,
+            corpus_pairs=self._corpus_pairs(update),
+        )
         num_tokens = update.num_source_tokens + update.num_target_tokens
         return StepReport(
             step=self.progress.step,
@@ -375,7 +388,32 @@ class Trainer:
             padding=1 - num_tokens / update.num_positions,
             flops=self.progress.flops,
             seconds=time.perf_counter() - started,
+            shares=self._shares_of_corpora(),
+            stage=self._stage(),
         )
+
+    def _corpus_pairs(self, update: Update) -> tuple[int, ...]:
+        """Add an update to the pairs of each corpus in this stage."""
+        mixture, done = self._batcher.mixture, self.progress.step - 1
+        before = self.progress.corpus_pairs
+        if mixture is None or not before or mixture.stage_at(done).first_step == done:
+            return update.corpus_pairs
+        return tuple(map(add, before, update.corpus_pairs))
+
+    def _shares_of_corpora(self) -> dict[str, float] | None:
+        if (mixture := self._batcher.mixture) is None:
+            return None
+        pairs = self.progress.corpus_pairs
+        return {
+            name: number / sum(pairs)
+            for name, number in zip(mixture.names, pairs, strict=True)
+        }
+
+    def _stage(self) -> int | None:
+        mixture = self._batcher.mixture
+        if mixture is None or len(mixture.stages) == 1:
+            return None
+        return mixture.stage_at(self.progress.step - 1).number
 
     def _with_samples(self, loaded: _Loaded) -> _Loaded:
         """Draw samples of a share; they depend on the update and the pair alone."""

@@ -1,0 +1,243 @@
+"""Mixtures of corpora: shares of the training pairs, and stages of training.
+
+Each corpus of a mixture has a weight, which is its share of the training pairs of an
+epoch. All pairs of a corpus are drawn once, in random order, before one is drawn again.
+Stages change the weights at given updates. What an epoch draws depends only on the
+seed, the number of the epoch and the stage, so a resumed training draws the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer
+
+from transduce.errors import ConfigError, counted
+from transduce.settings import require_between
+
+MAX_STEPS = 10**9
+"""Maximum number of updates of a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """Corpus of a mixture."""
+
+    name: str
+    """Name in the log and in the weights of stages."""
+    source: str | tuple[str, ...]
+    """Text file, or several, one sentence per line."""
+    target: str | tuple[str, ...]
+    """Their translations, line by line."""
+    weight: float | None = None
+    """Share of the training pairs, relative to the other weights; without any weight,
+    each corpus has the share of its size."""
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ConfigError("Each corpus must have a name, but one is empty.")
+        for side in ("source", "target"):
+            if not getattr(self, side):
+                raise ConfigError(
+                    f"`{side}` of corpus {self.name} must name a file, but is empty."
+                )
+        _require_positive(self.name, self.weight)
+
+    @property
+    def source_files(self) -> tuple[Path, ...]:
+        return _files(self.source)
+
+    @property
+    def target_files(self) -> tuple[Path, ...]:
+        return _files(self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """Stage of training: weights of the corpora for a number of updates."""
+
+    steps: int | None = None
+    """Number of updates; the last stage may leave it out and lasts to the end."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights by the names of corpora; others are not drawn. Without any, the corpora
+    have their own weights."""
+
+    def __post_init__(self) -> None:
+        require_between("stages.steps", self.steps, 1, MAX_STEPS)
+        for name, weight in self.weights.items():
+            _require_positive(name, weight)
+
+
+def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(map(Path, (side,) if isinstance(side, str) else side))
+
+
+def _require_positive(name: str, weight: float | None) -> None:
+    if weight is not None and not 0 < weight < float("inf"):
+        raise ConfigError(
+            f"The weight of corpus {name} must be above 0, but is {weight:g}; leave "
+            "the corpus out to train without it."
+        )
+
+
+def require_mixture(
+    corpora: Sequence[CorpusConfig], stages: Sequence[StageConfig], num_steps: int
+) -> None:
+    """Raise `ConfigError` if corpora and stages contradict each other."""
+    if stages and not corpora:
+        raise ConfigError(
+            "`stages` are weights of corpora, but no corpus has a name; name them by "
+            "--corpus NAME SOURCE TARGET."
+        )
+    names = [corpus.name for corpus in corpora]
+    for message in (
+        *_contradictions_of_stages(stages, names),
+        *_contradictions_of_corpora(corpora, stages, names),
+    ):
+        raise ConfigError(message)
+    if stages:
+        _require_steps(stages, num_steps)
+
+
+def _contradictions_of_corpora(
+    corpora: Sequence[CorpusConfig], stages: Sequence[StageConfig], names: list[str]
+) -> Iterator[str]:
+    for name in names:
+        if names.count(name) > 1:
+            yield (
+                f"Each corpus must have a name of its own, but {names.count(name)} are "
+                f"named {name}; give several files of one corpus as a list in --config."
+            )
+    given = [corpus.weight is not None for corpus in corpora]
+    needed = not stages or not all(stage.weights for stage in stages)
+    if needed and any(given) and not all(given):
+        yield (
+            "All corpora must have a weight, or none, but "
+            f"{names[given.index(False)]} has none; add it."
+        )
+    for name in names:
+        if stages and not any(name in (each.weights or names) for each in stages):
+            yield (
+                f"Each corpus must be in a stage, but {name} is in none; add it to the "
+                "`weights` of a stage, or leave the corpus out."
+            )
+
+
+def _contradictions_of_stages(
+    stages: Sequence[StageConfig], names: list[str]
+) -> Iterator[str]:
+    for number, stage in enumerate(stages, start=1):
+        for name in stage.weights:
+            if name not in names:
+                yield (
+                    f"Stage {number} has a weight for the corpus {name}, which is not "
+                    f"among the corpora: {', '.join(names)}."
+                )
+        if stage.steps is None and number < len(stages):
+            yield f"`steps` of stage {number} must be given, as another stage follows."
+
+
+def _require_steps(stages: Sequence[StageConfig], num_steps: int) -> None:
+    total = sum(stage.steps or 0 for stage in stages)
+    is_open = stages[-1].steps is None
+    if (total < num_steps) if is_open else (total == num_steps):
+        return
+    raise ConfigError(
+        f"The stages must take {'fewer than' if is_open else 'exactly'} the "
+        f"{counted(num_steps, 'update')} of `training.steps`, but take {total:,}; "
+        "change one of them, or leave out `steps` of the last stage."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Stage of training with its draws."""
+
+    number: int
+    """Number of the stage, from 1."""
+    first_step: int
+    """Number of updates before the stage."""
+    end: int | None
+    """Number of updates up to its end; None for the last stage."""
+    draws: tuple[int, ...]
+    """Number of pairs of each corpus in an epoch."""
+
+
+class CorpusMixture:
+    """Mixture of corpora that lie one after the other in a dataset."""
+
+    def __init__(
+        self,
+        corpora: Sequence[CorpusConfig],
+        stages: Sequence[StageConfig],
+        sizes: Sequence[int],
+    ) -> None:
+        """Plan the draws; `sizes` are the numbers of pairs of the corpora."""
+        self.names = tuple(corpus.name for corpus in corpora)
+        self._sizes = tuple(sizes)
+        self._starts = (0, *accumulate(sizes))
+        own = {each.name: each.weight for each in corpora if each.weight is not None}
+        planned = [stage.weights or own for stage in stages] or [own]
+        # The last stage lasts to the end, also if training is prolonged.
+        ends = [*accumulate(stage.steps or 0 for stage in stages[:-1]), None]
+        bounds = pairwise([0, *ends])
+        self.stages = tuple(
+            Stage(
+                number=number,
+                first_step=first or 0,
+                end=end,
+                draws=self._draws(weights),
+            )
+            for number, ((first, end), weights) in enumerate(
+                zip(bounds, planned, strict=True), start=1
+            )
+        )
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of the update that follows after `step` updates."""
+        return next(each for each in self.stages if each.end is None or step < each.end)
+
+    def draw(self, epoch: int, stage: Stage, seed: int) -> Integer[np.ndarray, " _"]:
+        """Return the indices of an epoch's pairs, corpus by corpus.
+
+        The pairs of a corpus form an endless sequence of random passes, of which each
+        epoch takes the next part.
+        """
+        parts = [
+            start + _passes(size, epoch * draws, draws, (seed, number))
+            for number, (start, size, draws) in enumerate(
+                zip(self._starts, self._sizes, stage.draws, strict=False)
+            )
+        ]
+        return np.concatenate(parts).astype(np.uint32)
+
+    def count(self, indices: Integer[np.ndarray, " _"]) -> tuple[int, ...]:
+        """Return the number of pairs of each corpus among the indices."""
+        places = np.searchsorted(self._starts, indices, side="right") - 1
+        return tuple(np.bincount(places, minlength=len(self._sizes)).tolist())
+
+    def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
+        """Divide an epoch, as long as its corpora together, by the weights."""
+        if not weights:
+            return self._sizes
+        shares = np.array([weights.get(name, 0.0) for name in self.names])
+        num_pairs = int(sum(np.array(self._sizes)[shares > 0]))
+        exact = num_pairs * shares / shares.sum()
+        draws = np.maximum(np.floor(exact).astype(int), shares > 0)
+        by_remainder = np.argsort(draws - exact, kind="stable")
+        draws[by_remainder[: max(num_pairs - draws.sum(), 0)]] += 1
+        return tuple(draws.tolist())
+
+
+def _passes(
+    size: int, first: int, number: int, seed: tuple[int, int]
+) -> Integer[np.ndarray, " number"]:
+    """Return some elements of an endless sequence of permutations of a corpus."""
+    passes = range(first // size, -(-(first + number) // size))
+    if not number:
+        return np.empty(0, dtype=np.int64)
+    orders = [np.random.default_rng((*seed, each)).permutation(size) for each in passes]
+    start = first - passes.start * size
+    return np.concatenate(orders)[start : start + number]
