@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
     from transduce.errors import TransduceError
+    from transduce.experiments.synthetic_text import back_translate
     from transduce.experiments.train import resume, train
     from transduce.search_config import SamplingConfig, SearchConfig
 
@@ -19,6 +20,7 @@ __all__ = [
     "Translation",
     "Translator",
     "__version__",
+    "back_translate",
     "load",
     "resume",
     "train",
@@ -30,6 +32,7 @@ _HOMES = {
     "TransduceError": "transduce.errors",
     "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
+    "back_translate": "transduce.experiments.synthetic_text",
     "load": "transduce.decoding.translator",
     "resume": "transduce.experiments.train",
     "train": "transduce.experiments.train",

@@ -20,6 +20,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "Translation",
         "Translator",
         "__version__",
+        "back_translate",
         "load",
         "resume",
         "train",

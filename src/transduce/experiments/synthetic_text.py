@@ -1,0 +1,595 @@
+"""Synthetic parallel text: monolingual lines that a model translates, to train another.
+
+Translations are appended to one file, whose whole lines survive any end of the process.
+Translation continues after them, and gives the file that an uninterrupted process would
+have written: random numbers depend on a line's number alone.
+"""
+
+import json
+import os
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b, sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+import transduce
+from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import (
+    MAX_SOURCE_TOKENS,
+    Translation,
+    TranslationHypothesis,
+)
+from transduce.decoding.translator import Translator, load
+from transduce.errors import ConfigError, DataError
+from transduce.files import atomic_file, file_lock, read_json
+from transduce.metrics.gleu import sentence_gleu
+from transduce.model_folder import model_sum
+from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
+from transduce.text.languages import guess_all
+
+FORMAT = 1
+"""Format of the record of settings."""
+SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
+KEY_BYTES = 8
+"""Size of the hash of a line, by which repeated lines are recognised."""
+MAX_RATIO = 3.0
+MAX_REPEATS = 3
+"""Number of times that a block of tokens may follow itself; more is a loop, unless the
+input has as many."""
+LONGEST_BLOCK = 8
+"""Length in tokens of the longest block whose repetitions are counted."""
+RATIO_SLACK = 2
+"""Tokens added to both sides before their ratio is taken: one word may well have three
+tokens in another language."""
+
+DropReason = Literal["too long", "empty", "cut off", "loop", "length ratio", "copy"]
+"""Reason why a translation is useless: the input has more than 250 tokens; the
+translation is empty, or was cut off by the length limit, or repeats itself, or differs
+too much in length, or equals the input."""
+WORST = "low score"
+"""Reason of the share with the lowest scores."""
+
+
+class InputLine(NamedTuple):
+    """Line to translate, and its reference if there are references."""
+
+    text: str
+    reference: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFigures:
+    """Number of lines of the input."""
+
+    lines: int
+    """All lines."""
+    blank: int
+    repeated: int
+    """Lines that are equal to an earlier one, apart from white space."""
+    digest: str = field(repr=False)
+    """Hash of all lines."""
+
+    @property
+    def different(self) -> int:
+        """Lines that are translated."""
+        return self.lines - self.blank - self.repeated
+
+
+@dataclass(slots=True, kw_only=True)
+class InputText:
+    """Text files, plain or gzip, of which every different line is translated once."""
+
+    paths: Sequence[Path]
+    references: Sequence[Path] = ()
+    """Translations of all lines, if there are any."""
+
+    def __post_init__(self) -> None:
+        if STANDARD_INPUT in (*self.paths, *self.references):
+            raise ConfigError(
+                "The input must be in files, as it is read several times, but `-` is "
+                "standard input; write it to a file first."
+            )
+        for path in (*self.paths, *self.references):
+            if path.exists() and not path.is_file():
+                raise DataError(
+                    f"{path}: the input must be a file, since it is read several "
+                    "times, but is a folder or a pipe."
+                )
+
+    def lines(self) -> Iterator[InputLine]:
+        """Yield the lines that are neither blank nor repeated."""
+        return self._different(Counter(), sha256())
+
+    def figures(self) -> InputFigures:
+        """Read all lines; `DataError` if one cannot be used, or none has text."""
+        counts, digest = Counter[str](), sha256()
+        deque(self._different(counts, digest), maxlen=0)
+        figures = InputFigures(
+            lines=counts["lines"],
+            blank=counts["blank"],
+            repeated=counts["repeated"],
+            digest=digest.hexdigest(),
+        )
+        if figures.different == 0:
+            raise DataError(
+                f"{self.paths[0]}: at least one line must have text, but none has."
+            )
+        return figures
+
+    def _different(self, counts: Counter[str], digest: Any) -> Iterator[InputLine]:
+        known: set[bytes] = set()
+        for line in self._read():
+            counts["lines"] += 1
+            for text in line:
+                digest.update(f"{text}\n".encode())
+            words = " ".join(line.text.split())
+            if not words:
+                counts["blank"] += 1
+                continue
+            key = blake2b(words.encode(), digest_size=KEY_BYTES).digest()
+            if key in known:
+                counts["repeated"] += 1
+                continue
+            known.add(key)
+            yield line
+
+    def _read(self) -> Iterator[InputLine]:
+        if not self.references:
+            yield from (InputLine(text, None) for text in read_text(self.paths))
+            return
+        for pair in read_pairs(self.paths, self.references):
+            yield InputLine(pair.source, pair.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedLine:
+    """Line of the file of translations."""
+
+    input: str
+    output: str
+    score: float | None
+    """Log-probability per token, the end token included; None without an output."""
+    dropped: DropReason | None
+    """Reason why the pair is not used."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+def parse_line(text: bytes) -> TranslatedLine | None:
+    """Parse a line of the file of translations; None if it is cut short or damaged."""
+    try:
+        values = json.loads(text)
+        line = TranslatedLine(**values)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_text = {type(values["input"]), type(values["output"])} == {str}
+    is_score = values["score"] is None or type(values["score"]) is float
+    is_reason = values["dropped"] in (None, *get_args(DropReason))
+    is_sound = is_text and is_score and is_reason and text.endswith(b"\n")
+    return line if is_sound else None
+
+
+def read_translations(path: Path) -> Iterator[TranslatedLine]:
+    """Yield the lines of a file of translations up to the first damaged one."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for text in file:
+            if (line := parse_line(text)) is None:
+                return
+            yield line
+
+
+def keep_whole_lines(path: Path, multiple: int) -> int:
+    """Cut off a file after its last whole line; return the number of lines kept.
+
+    The number is a multiple of `multiple`, the number of lines whose results depend on
+    each other.
+    """
+    number = end = kept = kept_end = 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        for text in file:
+            if parse_line(text) is None:
+                break
+            number, end = number + 1, end + len(text)
+            if number % multiple == 0:
+                kept, kept_end = number, end
+        file.truncate(kept_end)
+    return kept
+
+
+def longest_repetition(tokens: Sequence[object]) -> int:
+    """Return how often the same block of tokens follows itself, at least 1.
+
+    Blocks have up to `LONGEST_BLOCK` tokens.
+    """
+    most = 1
+    for length in range(1, LONGEST_BLOCK + 1):
+        run = 0
+        for token, earlier in zip(tokens[length:], tokens, strict=False):
+            run = run + 1 if token == earlier else 0
+            most = max(most, run // length + 1)
+    return most
+
+
+def drop_reason(
+    text: str,
+    source: Sequence[int],
+    found: TranslationHypothesis | None,
+    max_ratio: float,
+) -> DropReason | None:
+    """Return why a translation of a text is useless, or None.
+
+    `source` holds the tokens of the text.
+    """
+    if len(source) > MAX_SOURCE_TOKENS:
+        return "too long"
+    if found is None or not found.text.strip():
+        return "empty"
+    if len(found.token_log_probabilities) <= len(found.tokens):  # no end token
+        return "cut off"
+    if longest_repetition(found.tokens) > max(MAX_REPEATS, longest_repetition(source)):
+        return "loop"
+    lengths = [len(side) + RATIO_SLACK for side in (source, found.tokens)]
+    if max(lengths) > max_ratio * min(lengths):
+        return "length ratio"
+    is_copy = text.split() == found.text.split() and any(map(str.isalpha, text))
+    return "copy" if is_copy else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How lines are translated, and which translations are kept."""
+
+    decoding: SearchConfig | SamplingConfig
+    """Beam search or sampling. With references, the best of `num_best` is taken."""
+    max_ratio: float = MAX_RATIO
+    """Largest ratio of the numbers of tokens of the two sides."""
+
+    def __post_init__(self) -> None:
+        if not self.max_ratio >= 1:
+            raise ConfigError(
+                f"`max_ratio` must be at least 1, but is {self.max_ratio}."
+            )
+
+
+def translate_text(
+    text: InputText,
+    path: Path,
+    translator: Translator,
+    generation: Generation,
+    on_line: Callable[[int], object],
+) -> None:
+    """Append the translations of all lines that are missing in a file.
+
+    `on_line` is called with the number of lines before the first translation, and then
+    with 1 for each translated line.
+    """
+    together = translator.interdependent_lines(with_scores=True)
+    done = keep_whole_lines(path, together)
+    on_line(done)
+    waiting: deque[tuple[InputLine, list[int]]] = deque()
+
+    def sources() -> Iterator[str]:
+        for line in islice(text.lines(), done, None):
+            [source] = translator.tokenizer.encode_sources([line.text])
+            waiting.append((line, source))
+            yield line.text if len(source) <= MAX_SOURCE_TOKENS else ""
+
+    pace = Pace(first_line=done, on_line=lambda: on_line(1))
+    decoding = generation.decoding
+    translations = (
+        translator.translate_stream(sources(), decoding, pace=pace)
+        if isinstance(decoding, SearchConfig)
+        else translator.sample_stream(sources(), decoding, pace)
+    )
+    with path.open("ab", buffering=0) as file:
+        for each in translations:
+            line, source = waiting.popleft()
+            found = _chosen(each, line.reference, translator)
+            reason = drop_reason(line.text, source, found, generation.max_ratio)
+            translated = TranslatedLine(
+                input=line.text,
+                output="" if found is None else found.text,
+                score=None if found is None else _score(found),
+                dropped=reason,
+            )
+            _write_all(file.fileno(), translated.as_json().encode())
+        os.fsync(file.fileno())
+
+
+def _chosen(
+    translation: Translation, reference: str | None, translator: Translator
+) -> TranslationHypothesis | None:
+    """Return the hypothesis closest to the reference, or else the best one.
+
+    Kim and Rush (2016) compare by smoothed sentence BLEU over words; GLEU over tokens
+    also suits languages without spaces.
+    """
+    found = translation.hypotheses
+    if not found:
+        return None
+    if reference is None or len(found) == 1:
+        return found[0]
+    tokenizer = translator.tokenizer
+    [ids] = tokenizer.encode_targets([reference])
+    pieces = tokenizer.pieces(ids)
+    return max(found, key=lambda each: sentence_gleu(each.tokens, pieces))
+
+
+def _score(found: TranslationHypothesis) -> float:
+    return found.log_probability / max(len(found.token_log_probabilities), 1)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def require_share(name: str, share: float) -> None:
+    """Raise `ConfigError` unless a share to drop is from 0 to less than 1."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"`{name}` must be from 0 to less than 1, but is {share}.")
+
+
+def write_kept(
+    translations: Path, inputs: Path, outputs: Path, drop_worst: float = 0.0
+) -> dict[str, int]:
+    """Write the pairs that are used to two line-aligned files.
+
+    `drop_worst` is the share of otherwise usable pairs, those with the lowest scores,
+    that is dropped too. Returns the number of kept pairs, and of dropped ones by
+    reason.
+    """
+    scores = array("d")
+    for line in read_translations(translations):
+        if line.dropped is None:
+            scores.append(line.score or 0.0)
+    worst = set[int]()
+    if number := int(drop_worst * len(scores)):
+        order = np.argsort(np.frombuffer(scores), kind="stable")
+        worst = set(order[:number].tolist())
+    counts = dict.fromkeys(("kept", *get_args(DropReason), WORST), 0)
+    usable = 0
+    with (
+        atomic_file(inputs) as new_inputs,
+        atomic_file(outputs) as new_outputs,
+        new_inputs.open("w", encoding="utf-8", newline="\n") as input_file,
+        new_outputs.open("w", encoding="utf-8", newline="\n") as output_file,
+    ):
+        for line in read_translations(translations):
+            reason = line.dropped or (WORST if usable in worst else "kept")
+            usable += line.dropped is None
+            counts[reason] += 1
+            if reason == "kept":
+                input_file.write(line.input + "\n")
+                output_file.write(_one_line(line.output) + "\n")
+    return counts
+
+
+def _one_line(text: str) -> str:
+    """Replace line ends, which a model could put out."""
+    return " ".join(text.split("\n"))
+
+
+@contextmanager
+def locked_folder(
+    folder: Path, settings: Mapping[str, Any], *, overwrite: bool
+) -> Iterator[None]:
+    """Lock the folder of a piece of work and record its settings.
+
+    Creates the folder. Raises `ConfigError` if another process uses the folder, if it
+    holds anything else, or if the work in it was begun with other settings and
+    `overwrite` is not set.
+    """
+    record = json.loads(
+        json.dumps({"format": FORMAT, "version": transduce.__version__, **settings})
+    )
+    path = folder / SETTINGS
+    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_empty and not path.is_file():
+        raise ConfigError(
+            f"{folder}: the output folder must be new, empty, or one that the same "
+            "command began, but is not; choose another."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    refusal = ConfigError(
+        f"{folder}: another command is writing this folder; wait for it to end, or "
+        "choose another."
+    )
+    with file_lock(folder, refusal):
+        if path.is_file() and not overwrite:
+            _require_same(folder, read_json(path), record)
+        else:
+            (folder / TRANSLATIONS).unlink(missing_ok=True)
+            (folder / REPORT).unlink(missing_ok=True)
+            with atomic_file(path) as new:
+                text = json.dumps(record, indent=2) + "\n"
+                new.write_text(text, encoding="utf-8")
+        yield
+
+
+def _require_same(
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    then, now = dict(_flat(recorded)), dict(_flat(requested))
+    for name in (*now, *then):
+        if then.get(name) != now.get(name):
+            raise ConfigError(
+                f"{folder}: was begun with {name} {_shown(then.get(name))}, but now it "
+                f"is {_shown(now.get(name))}; give the same input, models and options, "
+                "overwrite it with --force, or choose another folder."
+            )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackTranslation:
+    """Synthetic pairs that `back_translate` has written."""
+
+    source: Path
+    """Translations: the synthetic source side."""
+    target: Path
+    """Lines of the input: the true target side."""
+    figures: InputFigures
+    """Number of lines of the input."""
+    pairs: Mapping[str, int]
+    """Number of pairs by what became of them: "kept", or the reason of dropping."""
+
+
+def back_translate(
+    model: str | Path,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    ensemble: Sequence[str | Path] = (),
+    sampling: SamplingConfig | None = None,
+    search: SearchConfig | None = None,
+    max_ratio: float = MAX_RATIO,
+    drop_worst: float = 0.0,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16", "int8"] = "fp32",
+    num_processes: int | None = 1,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> BackTranslation:
+    """Translate text of the target language back, as training pairs for a model of the
+    other direction (Sennrich et al., 2016).
+
+    Each different line is translated once; useless translations are dropped. The pairs
+    are in two line-aligned files in the folder. The same call continues after any
+    interruption, and gives the same pairs as an uninterrupted one.
+
+        pairs = transduce.back_translate("runs/de-en", "mono.de", "back-translated")
+        transduce.train(["train.en", pairs.source], ["train.de", pairs.target], "mine")
+
+    Parameters
+    ----------
+    model
+        A model or run folder that translates from the target language.
+    inputs
+        Text files in the target language, plain or gzip.
+    out
+        Folder of the result, new or begun by the same call.
+    ensemble
+        Further models, whose probabilities are averaged with those of the first.
+    sampling
+        Settings of sampling (Edunov et al., 2018); by default beam search.
+    search
+        Settings of beam search; by default the model's own.
+    max_ratio
+        Largest ratio of the numbers of tokens of the two sides.
+    drop_worst
+        Share of the pairs to drop because of the lowest log-probability per token.
+    device, precision, num_processes
+        As in `load`.
+    overwrite
+        Whether to start over if the folder holds the result of other settings.
+    on_progress
+        Called with the number of translated lines and their total number.
+
+    Raises
+    ------
+    ConfigError
+        The folder was begun with other settings, or holds something else.
+    DataError
+        The input cannot be used; the message names file and line.
+    """
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    text = InputText(paths=[Path(each) for each in paths])
+    require_share("drop_worst", drop_worst)
+    if sampling is not None and sampling.number != 1:
+        raise ConfigError(
+            "Back-translation takes one sample of each line, but `number` is "
+            f"{sampling.number}; leave it out."
+        )
+    translator = load(
+        model,
+        *ensemble,
+        device=device,
+        precision=precision,
+        num_processes=num_processes,
+    )
+    translator.require_translation()
+    generation = Generation(
+        decoding=sampling or search or translator.search.given({}), max_ratio=max_ratio
+    )
+    figures = text.figures()
+    folder = Path(out)
+    settings = {
+        "work": "back-translate",
+        "models": [model_sum(Path(each)) for each in (model, *ensemble)],
+        "input": figures.digest,
+        **generation_settings(generation, translator),
+    }
+    with locked_folder(folder, settings, overwrite=overwrite):
+        done = 0
+
+        def count(number: int) -> None:
+            nonlocal done
+            done += number
+            on_progress(done, figures.different)
+
+        translate_text(text, folder / TRANSLATIONS, translator, generation, count)
+        source, target = synthetic_paths(folder, translator, text.paths)
+        pairs = write_kept(folder / TRANSLATIONS, target, source, drop_worst)
+        result = BackTranslation(
+            source=source, target=target, figures=figures, pairs=pairs
+        )
+        report = {
+            "source": source.name,
+            "target": target.name,
+            "lines": {k: v for k, v in asdict(figures).items() if k != "digest"},
+            "pairs": pairs,
+        }
+        with atomic_file(folder / REPORT) as new:
+            new.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    translator.close()
+    return result
+
+
+def generation_settings(
+    generation: Generation, translator: Translator
+) -> dict[str, Any]:
+    """Return everything that translations depend on besides models and input."""
+    decoding = generation.decoding
+    kind = "search" if isinstance(decoding, SearchConfig) else "sampling"
+    return {
+        kind: asdict(decoding),
+        "max_ratio": generation.max_ratio,
+        "device": translator.device,
+        "precision": translator.precision,
+    }
+
+
+def synthetic_paths(
+    folder: Path, translator: Translator, inputs: Sequence[Path]
+) -> tuple[Path, Path]:
+    """Return the files of translations and of inputs, which end in their languages."""
+    language = translator.source_language or guess_all(inputs)
+    other = translator.target_language
+    if language is None or other is None or language == other:
+        other, language = "source", "target"
+    return folder / f"back-translated.{other}", folder / f"back-translated.{language}"

@@ -1,0 +1,291 @@
+"""`transduce back-translate`: pairs from monolingual text, after interruptions too."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.translator import Translator
+from transduce.search_config import SamplingConfig
+from waiting import wait_until
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+LINES = [
+    " ".join(WORDS[(i * j) % 8] for j in range(1, 2 + i % 5)) for i in range(1, 25)
+]
+FILES = ("back-translated.de", "back-translated.en", "translations.jsonl")
+
+
+@pytest.fixture(scope="module")
+def teacher(
+    trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Model from English to German; so English counts as the target language."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    tagged = replace(trained_checkpoint, source_language="en", target_language="de")
+    save_model(tagged, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def mono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("mono.en")
+    path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+def records() -> list[dict[str, Any]]:
+    lines = Path("out/translations.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def test_pairs_are_the_translations_and_the_lines_of_the_input(
+    succeeds: Callable[..., str], teacher: Path, mono: Path
+) -> None:
+    out = Path("out")
+    printed = succeeds("back-translate", teacher, "--input", mono, "--out", out)
+    targets = (out / "back-translated.en").read_text().splitlines()
+    sources = (out / "back-translated.de").read_text().splitlines()
+    different = list(dict.fromkeys(LINES))
+    assert [each["input"] for each in records()] == different
+    assert targets == [each["input"] for each in records() if not each["dropped"]]
+    translated = dict(zip(different, succeeds(
+        "translate", teacher, stdin="\n".join(different).encode()
+    ).splitlines(), strict=True))  # fmt: skip
+    assert sources == [translated[line] for line in targets]
+    assert f"{len(LINES)} lines, 0 of them blank and" in printed
+    report = json.loads((out / "report.json").read_text())
+    assert report["lines"]["repeated"] == len(LINES) - len(different)
+    assert sum(report["pairs"].values()) == len(different)
+    assert report["pairs"]["kept"] == len(targets)
+
+
+@pytest.mark.parametrize("options", [(), ("--sampling", "--temperature", 2)])
+def test_an_interrupted_command_goes_on_to_the_same_result(
+    refuses, succeeds, teacher, mono, monkeypatch, options
+) -> None:
+    arguments = ("back-translate", teacher, "--input", mono, "--device", "cpu")
+    succeeds(*arguments, "--out", "whole", *options)
+    name = "sample_stream" if options else "translate_stream"
+    whole = getattr(Translator, name)
+
+    def stopped(self, *given, **named):
+        for count, each in enumerate(whole(self, *given, **named)):
+            if count == 5:
+                raise KeyboardInterrupt
+            yield each
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, name, stopped)
+        message = refuses(*arguments, "--out", "cut", *options)
+    assert message == (
+        "Interrupted. What is done is kept in cut: the same command continues."
+    )
+    written = Path("cut/translations.jsonl").read_bytes()
+    assert written.count(b"\n") == 5
+    Path("cut/translations.jsonl").write_bytes(written[:-7])  # as a crash leaves it
+    begun = []
+
+    def continued(self, *given, **named):
+        found = list(whole(self, *given, **named))
+        begun.append(len(found))
+        return iter(found)
+
+    monkeypatch.setattr(Translator, name, continued)
+    succeeds(*arguments, "--out", "cut", *options)
+    assert begun == [len(set(LINES)) - 4]
+    assert contents(Path("cut")) == contents(Path("whole"))
+
+
+def test_a_killed_command_goes_on_to_the_same_result(succeeds, teacher, mono) -> None:
+    words = (" ".join(WORDS[int(c)] for c in f"{i:o}") for i in range(64, 512))
+    mono.write_text("".join(f"{line}\n" for line in words))
+    options = ("--input", mono, "--sampling", "--seed", "7", "--device", "cpu")
+    part = Path("killed/translations.jsonl")
+    command = ["back-translate", teacher, *options, "--processes", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "transduce", *map(str, command), "--out", "killed"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        wait_until(lambda: part.exists() and part.stat().st_size > 0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = part.read_bytes().count(b"\n")
+    assert not Path("killed/report.json").exists()
+    succeeds("back-translate", teacher, *options, "--out", "killed")
+    succeeds("back-translate", teacher, *options, "--out", "whole")
+    assert 0 < done < 448
+    assert contents(Path("killed")) == contents(Path("whole"))
+
+
+def test_a_sample_depends_on_the_seed_and_the_line_alone(
+    succeeds, teacher, mono
+) -> None:
+    def drawn(*options: object) -> bytes:
+        arguments = ("--input", mono, "--out", "out", "--force", "--sampling")
+        succeeds("back-translate", teacher, *arguments, *options)
+        return Path("out/translations.jsonl").read_bytes()
+
+    first = drawn("--temperature", 2)
+    assert drawn("--temperature", 2, "--processes", 2) == first
+    assert drawn("--temperature", 2, "--seed", 2) != first
+    with mono.open("a") as file:
+        file.write("eight eight one\n")
+    assert drawn("--temperature", 2).startswith(first)
+
+
+def test_the_input_may_be_compressed_and_in_several_files(
+    succeeds, teacher, mono
+) -> None:
+    half = len(LINES) // 2
+    Path("one.en.gz").write_bytes(gzip.compress("\n".join(LINES[:half]).encode()))
+    Path("two.en").write_text("\r\n".join(LINES[half:]) + "\r\n", newline="")
+    succeeds("back-translate", teacher, "--input", mono, "--out", "whole")
+    inputs = ("--input", "one.en.gz", "two.en")
+    succeeds("back-translate", teacher, *inputs, "--out", "parts")
+    assert contents(Path("parts")) == contents(Path("whole"))
+
+
+def test_hostile_lines_cost_nothing_but_themselves(succeeds, teacher) -> None:
+    Path("mono.en").write_text(
+        "\ufeffone two\r\n\r\n \u3000\t\r\nthree\u2028four\n你好，世界。\n"
+        f"{'one ' * 40_000}\n{'x' * 900_000}\none\x00two\n".replace("\x00", "\x01"),
+        newline="",
+    )
+    printed = succeeds(
+        "back-translate",
+        teacher,
+        "--input",
+        "mono.en",
+        "--out",
+        "out",
+        "--processes",
+        1,
+    )
+    assert "Input: 8 lines, 2 of them blank and 0 repeated" in printed
+    dropped = [each["dropped"] for each in records()]
+    assert dropped[3:5] == ["too long", "too long"]
+    sources = Path("out/back-translated.de").read_bytes()
+    targets = Path("out/back-translated.en").read_bytes()
+    assert sources.count(b"\n") == targets.count(b"\n") == dropped.count(None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "mono.en: at least one line must have text, but none has."),
+        (b"\n \r\n", "mono.en: at least one line must have text, but none has."),
+        (b"one\ntwo\0three\n", "mono.en:2: a line must be text, but this one holds"),
+        (b"one\n\xff\n", "mono.en:2: a line must be valid UTF-8"),
+        (b"x" * 1_000_001, "mono.en:1: a line must be at most 1,000,000 bytes long"),
+        (b"\x1f\x8bno gzip", "mono.en: the gzip file is damaged or cut short"),
+    ],
+)
+def test_an_unusable_input_is_refused_before_any_work(
+    refuses, teacher, mono, content, said
+) -> None:
+    mono.write_bytes(content)
+    message = refuses("back-translate", teacher, "--input", mono, "--out", "out")
+    assert message.startswith(said)
+    assert not Path("out").exists()
+
+
+def test_other_settings_are_refused_and_lose_nothing(refuses, succeeds, teacher, mono):
+    arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
+    succeeds(*arguments)
+    kept = contents(Path("out"))
+    for options, said in (
+        (("--beam-size", 2), "out: was begun with search.beam_size 4, but now it is 2"),
+        (("--sampling",), "out: was begun with sampling.number null, but now it is 1"),
+        (("--max-ratio", 2), "out: was begun with max_ratio 3.0, but now it is 2.0"),
+        (("--ensemble", teacher), "out: was begun with models "),
+    ):
+        message = refuses(*arguments, *options)
+        assert message.startswith(said)
+        assert "overwrite it with --force" in message
+    mono.write_text("one\n")
+    assert refuses(*arguments).startswith("out: was begun with input ")
+    assert contents(Path("out")) == kept
+    succeeds(*arguments, "--force")
+    assert Path("out/translations.jsonl").read_text().count("\n") == 1
+
+
+def test_a_folder_with_other_content_is_refused(refuses, teacher, mono) -> None:
+    Path("out").mkdir()
+    Path("out/thesis.txt").write_text("precious")
+    message = refuses(
+        "back-translate", teacher, "--input", mono, "--out", "out", "--force"
+    )
+    assert message.startswith("out: the output folder must be new, empty, or one that")
+    assert os.listdir("out") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--top-k", 5), "--top-k needs --sampling, which is not given; add it."),
+        (("--sampling", "--beam-size", 2), "--beam-size has no effect with --sampling"),
+        (("--max-ratio", 0.5), "`max_ratio` must be at least 1, but is 0.5."),
+        (("--drop-worst", 1), "`drop_worst` must be from 0 to less than 1, but is 1.0"),
+        (("--sampling", "--top-k", 0), "`top_k` must be at least 1, but is 0."),
+    ],
+)
+def test_impossible_options_are_refused(refuses, teacher, mono, options, said) -> None:
+    arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
+    assert refuses(*arguments, *options).startswith(said)
+    assert not Path("out").exists()
+
+
+def test_a_parser_cannot_translate_back(refuses, parsing_model, mono) -> None:
+    message = refuses("back-translate", parsing_model, "--input", mono, "--out", "out")
+    assert "use `transduce parse`" in message
+    assert not Path("out").exists()
+
+
+def test_the_worst_pairs_are_dropped_by_their_score(succeeds, teacher, mono) -> None:
+    arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
+    succeeds(*arguments)
+    usable = sorted(each["score"] for each in records() if each["dropped"] is None)
+    printed = succeeds(*arguments, "--drop-worst", 0.5)
+    kept = Path("out/back-translated.en").read_text().splitlines()
+    scores = [each["score"] for each in records() if each["input"] in kept]
+    assert sorted(scores) == usable[len(usable) // 2 :]
+    assert f"{len(usable) // 2} low score" in printed
+
+
+def test_the_function_gives_the_same_pairs_as_the_command(
+    succeeds, teacher, mono
+) -> None:
+    seen: list[tuple[int, int]] = []
+    config = SamplingConfig(top_k=3, seed=5)
+    result = transduce.back_translate(
+        teacher,
+        mono,
+        "function",
+        sampling=config,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    options = ("--sampling", "--top-k", 3, "--seed", 5)
+    succeeds("back-translate", teacher, "--input", mono, "--out", "command", *options)
+    assert contents(Path("function")) == contents(Path("command"))
+    assert result.source == Path("function/back-translated.de")
+    assert seen[0] == (0, result.figures.different)
+    assert seen[-1] == (result.figures.different,) * 2
+    again = transduce.back_translate(teacher, mono, "function", sampling=config)
+    assert again == result
