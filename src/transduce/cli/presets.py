@@ -12,7 +12,7 @@ from transduce.architectures.config import num_parameters
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.settings import changed_settings
 from transduce.cli.terminal import table_console
-from transduce.experiments.presets import BASE, FOR_BOTH, PRESETS, TABLE_3, RunConfig
+from transduce.experiments.presets import ADAPT, BASE, PRESETS, TABLE_3, RunConfig
 
 TRANSLATION = {
     "base": "The paper's base: millions of pairs",
@@ -50,7 +50,10 @@ PARSING = {
     "parsing-small": "Thousands of trees",
     "parsing-quickstart": "The built-in trees, in minutes",
 }
-BOTH = {FOR_BOTH: "Trying commands out, in seconds"}
+BOTH = {
+    ADAPT: "A trained model (--from)",
+    "tiny": "Trying commands out, in seconds",
+}
 """Corpora that presets are for, by task; the other rows of Table 3 vary base."""
 
 NAME_WIDTH, PARAMETERS_WIDTH, UPDATES_WIDTH = 18, 6, 9
@@ -69,8 +72,9 @@ class PresetSummary:
     """Task of the preset, or Table 3."""
     purpose: str
     """Corpus that the preset is for; for a row of Table 3, its changes to base."""
-    num_parameters: int
-    """Number of parameters with a full vocabulary."""
+    num_parameters: int | None
+    """Number of parameters with a full vocabulary; None if it is that of the model that
+    a run starts from."""
     steps: int
     """Number of updates."""
     target_tokens: int
@@ -96,7 +100,7 @@ def preset_summaries() -> Iterator[PresetSummary]:
                 name=name,
                 group=group,
                 purpose=purpose,
-                num_parameters=num_parameters(model),
+                num_parameters=None if name == ADAPT else num_parameters(model),
                 steps=config.training.steps,
                 target_tokens=config.batching.target_tokens,
             )
@@ -140,13 +144,19 @@ def presets(
 
 
 def _row(summary: PresetSummary) -> str:
-    count = summary.num_parameters
-    size = f"{count / MILLION:.1f}M"
-    if count >= 1_000 * MILLION:
-        size = f"{count / MILLION / 1_000:.1f}B"
-    elif count < MILLION / 10:
-        size = f"{count / 1_000:.0f}k"
     return (
-        f"{summary.name:<{NAME_WIDTH}}  {size:>{PARAMETERS_WIDTH}}  "
+        f"{summary.name:<{NAME_WIDTH}}  "
+        f"{_size(summary.num_parameters):>{PARAMETERS_WIDTH}}  "
         f"{summary.steps:>{UPDATES_WIDTH},}"
     )
+
+
+def _size(count: int | None) -> str:
+    """Number of parameters in short, such as 63.1M."""
+    if count is None:
+        return "any"
+    if count >= 1_000 * MILLION:
+        return f"{count / MILLION / 1_000:.1f}B"
+    if count < MILLION / 10:
+        return f"{count / 1_000:.0f}k"
+    return f"{count / MILLION:.1f}M"

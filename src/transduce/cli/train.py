@@ -42,7 +42,14 @@ from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import Consent, RunResult, RunStart
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import FITTING, RunConfig, require_task
+from transduce.experiments.presets import (
+    ADAPT,
+    FITTING,
+    RunConfig,
+    require_start,
+    require_task,
+)
+from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import (
     RunFiles,
     is_run,
@@ -51,6 +58,7 @@ from transduce.experiments.run_folder import (
     refuse_changed_settings,
     settings_of,
 )
+from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.machine import Precision
 from transduce.training.config import TrainingConfig
 from transduce.training.device_setup import MicroBatch
@@ -84,6 +92,9 @@ class TrainingDisplay(ProgressDisplay):
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
         )
+        if start.origin is not None:
+            self.console.print(_origin(start))
+            self.console.print(_adaptation(start.config.training))
         self.console.print(_forecast(start))
         self.console.print(_checkpoints(start.config.training))
         self._advise(start)
@@ -178,6 +189,33 @@ class TrainingDisplay(ProgressDisplay):
 
 def _figures(score: DevScore) -> str:
     return f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.quality}"
+
+
+def _origin(start: RunStart) -> str:
+    """Describe the model that a run starts from."""
+    optimizer = "continues" if start.keeps_optimizer else "starts anew"
+    return (
+        f"Start: {start.origin}, with its tokenizer, sizes and search; the optimizer "
+        f"{optimizer}"
+    )
+
+
+def _adaptation(training: TrainingConfig) -> str:
+    """Describe learning rate, warm-up and length of a run from a model."""
+    rate = f"by equation 3, times {training.learning_rate_scale:g}"
+    if training.learning_rate is not None:
+        rate = f"{training.learning_rate:g} (training.learning_rate)"
+    length = f"{counted(training.steps, 'update')} (training.steps)"
+    if (patience := training.patience) is not None:
+        length = (
+            f"at most {length}, fewer after {counted(patience, 'checkpoint')} without "
+            "a gain on the dev corpus (training.patience)"
+        )
+    return (
+        f"Learning rate: {rate}, after a warm-up of "
+        f"{counted(training.warmup_steps, 'update')} (training.warmup_steps)\n"
+        f"Length: {length}"
+    )
 
 
 def _checkpoints(training: TrainingConfig) -> str:
@@ -306,6 +344,8 @@ def train(
     *,
     out: Path,
     preset: str | None = None,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+    keep_optimizer: Annotated[bool, Parameter(negative="")] = False,
     source: Files = (),
     target: Files = (),
     dev_source: Files = (),
@@ -331,6 +371,7 @@ def train(
 
         transduce train --source my.en --target my.de --preset multi30k --out mine
         transduce train --out mine --resume
+        transduce train --from mine --source new.en --target new.de --out adapted
 
     Parameters
     ----------
@@ -340,7 +381,14 @@ def train(
         Preset of all settings: base, big or a row of Table 3 (C-N2, ...) for millions
         of pairs, multi30k for tens of thousands; for trees parsing-wsj, parsing-semi or
         parsing-small. The default is base (for trees parsing-wsj) if the corpus is
-        large enough; otherwise the command suggests a preset.
+        large enough; otherwise the command suggests a preset. With --from, the default
+        is adapt.
+    from_
+        Trained model to start from: a run, a model folder or an imported model. Its
+        tokenizer, sizes, languages and search are those of the new run.
+    keep_optimizer
+        Start from the newest checkpoint of the run that --from names, and continue its
+        optimizer. By default the optimizer starts anew.
     source
         Text files, one sentence per line, plain or gzip.
     target
@@ -386,8 +434,11 @@ def train(
     """
     if force:
         _require_overwritable(
-            out, resume=resume, is_chosen=preset is not None or however_long
+            out,
+            resume=resume,
+            is_chosen=preset is not None or from_ is not None or however_long,
         )
+    _require_start_options(out, preset, from_, keep=keep_optimizer, resume=resume)
     if devices != 1 and not is_distributed():
         given = locals()
         with naming_resume_command(out, device, devices):
@@ -397,9 +448,8 @@ def train(
         text_files(source, target, dev_source, dev_target),
         TreebankFiles(trees=trees, dev_trees=dev_trees),
     )
-    if preset is not None and files is not None:
-        require_task(preset, files.task)
-    run = _run_config(out if resume else None, preset, config, settings, files)
+    start = open_start(from_, keep_optimizer=keep_optimizer) if from_ else None
+    run = _run_config(out if resume else None, preset, config, settings, files, start)
     languages = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(languages))
     run = _without_dev(run, files) if no_dev else run
@@ -422,7 +472,8 @@ def train(
             resume_run(out, hardware, *observers, processes=processes)
         else:
             consent = Consent(
-                is_chosen=preset is not None or however_long, overwrites=force
+                is_chosen=preset is not None or start is not None or however_long,
+                overwrites=force,
             )
             train_run(
                 files,
@@ -432,6 +483,7 @@ def train(
                 *observers,
                 processes=processes,
                 consent=consent,
+                start=start,
             )
 
 
@@ -446,6 +498,31 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
         raise ConfigError(
             f"{out}: --force needs --preset here, so that the old run is not removed "
             "for a new one that may be refused as too long."
+        )
+
+
+def _require_start_options(
+    out: Path, preset: str | None, start: Path | None, *, keep: bool, resume: bool
+) -> None:
+    """Raise `ConfigError` if options of a start do not go together."""
+    if resume:
+        if start is not None:
+            raise ConfigError(
+                "Either --from, to start a run from a model, or --resume, to continue "
+                "a run, must be given, but both are; leave one out."
+            )
+        return
+    if preset is not None:
+        require_start(preset, has_start=start is not None)
+    if keep and start is None:
+        raise ConfigError(
+            "--keep-optimizer needs the run whose optimizer it continues; name it by "
+            "--from."
+        )
+    if start is not None and start.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(
+            f"{out}: the new run must be in another folder than the model of --from, "
+            "which it would replace; choose another --out."
         )
 
 
@@ -467,7 +544,8 @@ def _command(options: Mapping[str, Any]) -> list[str]:
         if value is True:
             command.append(f"--{name.replace('_', '-')}")
         elif value not in (None, False, ()):
-            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            option = f"--{name.strip('_').replace('_', '-')}"
+            option = "--set" if name == "settings" else option
             command += [option, *map(str, values)]
     return command
 
@@ -478,10 +556,16 @@ def _run_config(
     config: Path | None,
     settings: tuple[str, ...],
     files: RunFiles | None,
+    start: StartModel | None,
 ) -> RunConfig:
-    """Return the requested settings, based on a preset or on a resumed run."""
+    """Return the requested settings, based on a preset, a start or a resumed run."""
+    if preset is not None and files is not None:
+        require_task(preset, files.task)
     if resumed is not None and preset is None:
         return changed_by_options(settings_of(resumed), config, settings)
+    if start is not None:
+        base = settings_from(start, preset_named(preset or ADAPT))
+        return changed_by_options(base, config, settings)
     large, _ = FITTING["translation" if files is None else files.task]
     return run_config(preset or large, config, settings)
 

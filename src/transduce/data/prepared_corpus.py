@@ -165,7 +165,7 @@ class PreparedCorpus:
 
 def prepare(
     files: CorpusFiles,
-    tokenizer: TokenizerConfig,
+    tokenizer: TokenizerConfig | Tokenizer,
     max_length: int,
     folder: Path,
     sibling_runs: Iterable[Path] = (),
@@ -173,10 +173,10 @@ def prepare(
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
-    `symbols` is a parser's target vocabulary. If one of `sibling_runs` was prepared
-    from the same input, its files are shared. All files are read through before
-    anything is written. Raises `DataError` if one cannot be used, or no pair is left to
-    train on.
+    A tokenizer given in place of its settings is used as it is. `symbols` is a parser's
+    target vocabulary. If one of `sibling_runs` was prepared from the same input, its
+    files are shared. All files are read through before anything is written. Raises
+    `DataError` if one cannot be used, or no pair is left to train on.
     """
     training = read_through(files.source, files.target)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
@@ -219,7 +219,8 @@ def learning_texts(
 class _CorpusKey:
     """Input and settings that a prepared corpus depends on."""
 
-    tokenizer: TokenizerConfig
+    tokenizer: TokenizerConfig | Tokenizer
+    """Settings to learn a tokenizer by, or a tokenizer that is used as it is."""
     max_length: int
     training: CorpusStatistics
     dev: CorpusStatistics | None
@@ -232,7 +233,11 @@ class _CorpusKey:
     @property
     def has_dictionary(self) -> bool:
         """Whether there is a dictionary for unknown words of translations."""
-        return self.tokenizer.kind == "word" and self.symbols is None
+        tokenizer = self.tokenizer
+        is_of_words = (
+            isinstance(tokenizer, TokenizerConfig) and tokenizer.kind == "word"
+        )
+        return is_of_words and self.symbols is None
 
     @property
     def statistics(self) -> dict[str, CorpusStatistics]:
@@ -246,8 +251,7 @@ class _CorpusKey:
         parts = {
             "format": PREPARATION_FORMAT,
             "tokenizers": tokenizers.__version__,
-            "tokenizer": asdict(self.tokenizer),
-            "words": word_pattern(self.tokenizer.kind),
+            **self._tokenizer_parts(),
             "max_length": self.max_length,
             "training": self.training.digest,
             "dev": self.dev and self.dev.digest,
@@ -255,13 +259,21 @@ class _CorpusKey:
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
+    def _tokenizer_parts(self) -> dict[str, object]:
+        if isinstance(self.tokenizer, TokenizerConfig):
+            kind = self.tokenizer.kind
+            return {"tokenizer": asdict(self.tokenizer), "words": word_pattern(kind)}
+        return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
+
 
 def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
-    pairs = read_pairs(files.source, files.target)
-    texts = learning_texts(
-        pairs, key.training.num_characters, source_only=key.symbols is not None
-    )
-    tokenizer = learn_tokenizer(texts, key.tokenizer)
+    tokenizer = key.tokenizer
+    if isinstance(tokenizer, TokenizerConfig):
+        pairs = read_pairs(files.source, files.target)
+        texts = learning_texts(
+            pairs, key.training.num_characters, source_only=key.symbols is not None
+        )
+        tokenizer = learn_tokenizer(texts, tokenizer)
     tokenizer.save(folder / TOKENIZER_FILE)
     if key.symbols is not None:
         key.symbols.save(folder / SYMBOLS_FILE)

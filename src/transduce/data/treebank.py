@@ -15,10 +15,16 @@ from random import Random
 from typing import ClassVar, Literal, get_args
 
 from transduce.data.corpus_files import CorpusFiles, hold_out
-from transduce.data.prepared_corpus import DEV, PreparedCorpus, prepare
+from transduce.data.prepared_corpus import (
+    DEV,
+    PairEncoder,
+    PreparedCorpus,
+    prepare,
+)
 from transduce.errors import ConfigError, DataError
 from transduce.settings import require_between
 from transduce.text.corpus import read_text, write_lines
+from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.linearization import (
     STYLES,
@@ -219,7 +225,7 @@ class TreebankFiles:
 def prepare_treebank(
     files: TreebankFiles,
     config: TreebankConfig,
-    tokenizer: TokenizerConfig,
+    vocabulary: TokenizerConfig | PairEncoder,
     max_length: int,
     folder: Path,
     sibling_runs: Iterable[Path] = (),
@@ -227,8 +233,9 @@ def prepare_treebank(
 ) -> PreparedCorpus:
     """Prepare treebanks as `prepare` does text; keep the normalized dev trees.
 
-    With a seed `held_out_by`, dev trees are held out if there are enough trees. Raises
-    `DataError` if a file cannot be used.
+    With a seed `held_out_by`, dev trees are held out if there are enough trees. The
+    vocabulary is learned by its settings, or that of an encoder. Raises `DataError` if
+    a file cannot be used.
     """
     trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
@@ -237,7 +244,12 @@ def prepare_treebank(
         sentences = [" ".join(tree.words) for tree in trees]
         if (parts := hold_out(trees, sentences, held_out_by)) is not None:
             (trees, dev_trees), is_held_out = parts, True
-    symbols = learn_symbols(trees, config.style)
+    tokenizer: TokenizerConfig | Tokenizer
+    if isinstance(vocabulary, PairEncoder) and vocabulary.symbols is not None:
+        tokenizer, symbols = vocabulary.tokenizer, vocabulary.symbols
+    else:
+        assert isinstance(vocabulary, TokenizerConfig)
+        tokenizer, symbols = vocabulary, learn_symbols(trees, config.style)
     text = folder / TEXT
     training = _write_text(
         augmented(trees, config.augmentation), symbols, text / "training"

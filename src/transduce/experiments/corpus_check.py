@@ -5,7 +5,7 @@ report is plain numbers and strings.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -296,18 +296,24 @@ def _trees_report(paths: Sequence[Path]) -> TreesReport:
 
 
 def check_prepared(
-    folder: Path, corpus: PreparedCorpus, config: RunConfig, task: Task
+    folder: Path,
+    corpus: PreparedCorpus,
+    config: RunConfig,
+    task: Task,
+    *,
+    has_bytes: bool = True,
 ) -> CorpusReport:
     """Check a prepared corpus like `check_corpus`, without file names and lines.
 
-    This is fast, as ids are read instead of texts.
+    This is fast, as ids are read instead of texts. Bytes are counted only with
+    `has_bytes`, and in a vocabulary that has them.
     """
     splits = {
         name: survey_prepared(
             open_dataset(folder / where),
             counts,
             corpus.statistics[name],
-            has_bytes=config.tokenizer.has_bytes,
+            has_bytes=has_bytes and config.tokenizer.has_bytes,
         )
         for name, where, counts in (
             ("training", TRAINING, corpus.training),
@@ -342,6 +348,13 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
         f"which fits it. (The paper's preset {large} would train "
         f"{epoch.epochs:,.0f} epochs; --preset {large} chooses it all the same.)"
     )
+
+
+def without_preset(report: CorpusReport) -> CorpusReport:
+    """Return the report without a proposed preset, as for a run from a model."""
+    if report.epoch is None:
+        return report
+    return replace(report, epoch=replace(report.epoch, fitting_preset=None))
 
 
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:

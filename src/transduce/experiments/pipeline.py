@@ -16,7 +16,7 @@ import torch
 
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, built, load_model, save_model
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
@@ -32,6 +32,7 @@ from transduce.experiments.corpus_check import (
     advise_on_treebank,
     check_prepared,
     require_fitting,
+    without_preset,
 )
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.environment import (
@@ -46,8 +47,18 @@ from transduce.experiments.run_folder import (
     RunFolder,
     known_languages,
     refuse_changed_precision,
+    without_patience,
 )
 from transduce.experiments.sampler import refinement_of
+from transduce.experiments.start_model import (
+    START,
+    StartModel,
+    changed_functions,
+    coverage_advice,
+    languages_from,
+    new_languages,
+    refuse_misfit,
+)
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
@@ -98,6 +109,10 @@ class RunStart:
     """Micro-batch that fits in memory, the same in all processes."""
     steps_done: int
     """Updates made before."""
+    origin: str | None = None
+    """Folder of the model that the run started from; None for new weights."""
+    keeps_optimizer: bool = False
+    """Whether the run continues the optimizer of the run that it started from."""
     advice: tuple[Advice, ...] = ()
     """Warnings about the corpus and the settings of a new run."""
 
@@ -161,8 +176,9 @@ def train(
     *observers: RunObserver,
     processes: Processes = ALONE,
     consent: Consent = ALL_CHOSEN,
+    start: StartModel | None = None,
 ) -> None:
-    """Train a new run in the folder `out`.
+    """Train a new run in the folder `out`, from first weights or from a model.
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
@@ -170,25 +186,25 @@ def train(
     choose the settings, it is also raised if they are for much larger corpora, or if
     training would take more than a week.
     """
-    config = replace(config, languages=known_languages(config.languages, files))
-    largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
-    require_memory(largest, hardware)
-    _require_consistent(files, config)
+    config = _resolved(config, files, hardware, start)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
-        for message in settings_without_effect(config, files):
-            for observer in observers:
-                observer.warned(message)
-        precision, overwrite = hardware.precision, consent.overwrites
+        _warn_of_settings(config, files, start, observers)
         with (
             unwound_on_termination(),  # so that a half-prepared corpus is removed
-            RunFolder.create(out, files, config, precision, overwrite=overwrite) as (
-                new,
+            RunFolder.create(
+                out,
+                files,
                 config,
-                corpus,
-            ),
+                hardware.precision,
+                overwrite=consent.overwrites,
+                encoder=start.encoder if start else None,
+                start=start.record() if start else None,
+            ) as (new, config, corpus),
         ):
-            advice = _advice(new, config, corpus, files.task, consent)
+            if start is not None:
+                start.write(new.path)
+            advice = _advice(new, config, corpus, files.task, consent, start)
         folder = RunFolder(out)
         processes.barrier()
     else:
@@ -221,6 +237,39 @@ def resume(
         _Run(folder, config, hardware, observers, processes).train()
 
 
+def _resolved(
+    config: RunConfig, files: RunFiles, hardware: Hardware, start: StartModel | None
+) -> RunConfig:
+    """Settings with the languages of the run; `ConfigError` if something misfits."""
+    languages, model = config.languages, config.model
+    if start is None:
+        config = replace(config, languages=known_languages(languages, files))
+        model = replace(model, vocab_size=config.tokenizer.vocab_size)
+    else:
+        refuse_misfit(start, config, files)
+        config = replace(config, languages=languages_from(start, languages, files))
+        if not (files.has_dev or config.evaluation.hold_out):
+            config = without_patience(config)
+    require_memory(model, hardware)
+    _require_consistent(files, config)
+    return config
+
+
+def _warn_of_settings(
+    config: RunConfig,
+    files: RunFiles,
+    start: StartModel | None,
+    observers: Sequence[RunObserver],
+) -> None:
+    messages = settings_without_effect(config, files)
+    if start is not None:
+        messages += changed_functions(start, config)
+        messages += new_languages(start, config.languages)
+    for message in messages:
+        for observer in observers:
+            observer.warned(message)
+
+
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
     """Raise `ConfigError` if settings contradict each other, or the corpus."""
     refuse_contradictions(config, files)
@@ -238,12 +287,16 @@ def _advice(
     corpus: PreparedCorpus,
     task: Task,
     consent: Consent,
+    start: StartModel | None,
 ) -> tuple[Advice, ...]:
     """Warnings about the prepared corpus; `ConfigError` if unchosen settings misfit."""
-    report = check_prepared(folder.path, corpus, config, task)
-    if not consent.is_chosen:
+    report = check_prepared(folder.path, corpus, config, task, has_bytes=start is None)
+    if start is not None:
+        report = without_preset(report)
+    elif not consent.is_chosen:
         require_fitting(report, task)
-    return advise(report) if task == "translation" else advise_on_treebank(report)
+    advice = advise(report) if task == "translation" else advise_on_treebank(report)
+    return (*(coverage_advice(start, folder.path) if start else ()), *advice)
 
 
 def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
@@ -297,6 +350,8 @@ class _Run:
             num_processes=self._processes.count,
             micro_batch=trainer.find_micro_batch(self._earlier_max_positions()),
             steps_done=trainer.progress.step,
+            origin=self._folder.start.get("path"),
+            keeps_optimizer=trainer.progress.earlier_updates > 0,
             advice=advice,
         )
         is_too_long = start.seconds_left > limit_seconds
@@ -354,7 +409,7 @@ class _Run:
             self._processes.barrier()  # until the first has set damaged ones aside
         found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
         torch.manual_seed(self._config.training.seed)
-        model, state = found or (build(self._config.model), None)
+        model, state = found or self._first_model()
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
             self._folder.forget_log_after(step)
@@ -364,6 +419,24 @@ class _Run:
                 f"{self._folder.path}: all processes must find the same checkpoints, "
                 "but do not; wait until the shared disk has them, and resume."
             )
+        return model, state
+
+    def _first_model(self) -> tuple[TransductionModel, TrainingState | None]:
+        """Model before the first update: new weights, or those of the start."""
+        if not self._folder.start:
+            return build(self._config.model), None
+        path, state = self._folder.path / START, None
+        try:
+            model = built(self._config.model, load_model(path).weights)
+            if self._folder.start.get("keeps_optimizer"):
+                state = load_training_state(path)
+        except VersionError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error} The run starts from this model and has no checkpoint yet; "
+                "start it again with --force."
+            ) from None
         return model, state
 
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:

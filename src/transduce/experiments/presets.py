@@ -660,6 +660,22 @@ PRESETS = {
         search=PARSING.search,
         treebank=TreebankConfig(style="in-order", guidance=0.5),
     ),
+    # For a trained model and a corpus of another kind, from hundreds of pairs on: the
+    # model, tokenizer and search are those of --from. The rate is about a seventh of
+    # the peak of base; the patience ends the training of small corpora early.
+    "adapt": RunConfig(
+        batching=SMALL_BATCHING,
+        training=TrainingConfig(
+            steps=2_000,
+            warmup_steps=100,
+            schedule="constant",
+            learning_rate=1e-4,
+            clip_norm=1.0,
+            checkpoint_steps=100,
+            keep_checkpoints=4,
+            patience=5,
+        ),
+    ),
     # For trying commands out: trains in seconds, learns nothing useful.
     "tiny": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=400),
@@ -681,7 +697,10 @@ FITTING: dict[Task, tuple[str, str]] = {
 """Presets of each task for a large and for a small corpus."""
 MOST_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
-FOR_BOTH = "tiny"
+ADAPT = "adapt"
+"""Preset of a run from a trained model, whose sizes are the model's."""
+FOR_BOTH = ("tiny", ADAPT)
+"""Presets for translation and parsing."""
 
 
 def fitting_preset(num_target_tokens: int, task: Task) -> str:
@@ -696,7 +715,7 @@ def require_task(name: str, task: Task) -> None:
     """Raise `ConfigError` if a preset is for the other task."""
     preset(name)  # an unknown name raises
     is_for_parsing = name.startswith("parsing-")
-    if name == FOR_BOTH or is_for_parsing == (task == "parsing"):
+    if name in FOR_BOTH or is_for_parsing == (task == "parsing"):
         return
     large, small = FITTING[task]
     if task == "parsing":
@@ -709,6 +728,15 @@ def require_task(name: str, task: Task) -> None:
         f"The preset {name} is for trees (--trees), but the corpus has text; use "
         f"{small}, for tens of thousands of pairs, or {large}, for millions."
     )
+
+
+def require_start(name: str, *, has_start: bool) -> None:
+    """Raise `ConfigError` if a preset needs a trained model, but there is none."""
+    if name == ADAPT and not has_start:
+        raise ConfigError(
+            f"The preset {ADAPT} trains a trained model further; name the model by "
+            "--from, or choose another preset."
+        )
 
 
 def preset(name: str) -> RunConfig:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
 from itertools import chain
@@ -21,6 +21,7 @@ from transduce.data.corpus_files import CorpusFiles, hold_out_pairs
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
+    PairEncoder,
     PreparedCorpus,
     prepare,
 )
@@ -79,10 +80,14 @@ class RunFolder:
         precision: Precision,
         *,
         overwrite: bool = False,
+        encoder: PairEncoder | None = None,
+        start: Mapping[str, object] | None = None,
     ) -> Iterator[tuple["RunFolder", RunConfig, PreparedCorpus]]:
         """Prepare the corpus of a new run in its folder; all or nothing is written.
 
-        Gives the folder, the settings with the vocabulary's size, and the corpus.
+        Gives the folder, the settings with the vocabulary's size, and the corpus. The
+        vocabulary is learned unless an encoder of pairs is given, as for a run from a
+        model, whose origin `start` is recorded.
         Inside the block the folder has a temporary path, and an error removes it; after
         the block it is at `path`. The corpus of a run beside this one is shared if
         it would be the same. An older run is replaced only with `overwrite`.
@@ -90,9 +95,11 @@ class RunFolder:
         sibling_runs = sorted(path.absolute().parent.glob("[!.]*"))
         with atomic_directory(path) as new:
             _require_new_run(path, overwrite=overwrite)
-            corpus = _prepare(files, config, new, sibling_runs)
+            corpus = _prepare(files, config, new, sibling_runs, encoder)
             if config.training.patience is not None and corpus.dev is None:
-                raise ConfigError(NO_DEV)
+                if start is None:
+                    raise ConfigError(NO_DEV)
+                config = without_patience(config)
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,
@@ -104,6 +111,7 @@ class RunFolder:
                 "id": uuid4().hex,
                 "files": files.absolute_names(),
                 "precision": precision,
+                **({} if start is None else {"start": start}),
                 "architecture": architecture_of(config.model),
                 "settings": asdict(sized),
             }
@@ -162,6 +170,11 @@ class RunFolder:
     def id(self) -> str | None:
         """Identifier that checkpoints of this run share; None in older runs."""
         return self._recorded("id", "") or None
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """Origin of the model that the run started from; empty if there is none."""
+        return self._recorded("start", {})
 
     @property
     def precision(self) -> Precision:
@@ -323,6 +336,11 @@ def _is_number(value: object, *kinds: type) -> bool:
     return type(value) in kinds and abs(value) < LARGEST  # type: ignore[arg-type] # a number
 
 
+def without_patience(config: RunConfig) -> RunConfig:
+    """Settings of a run from a model without a dev corpus, which patience needs."""
+    return replace(config, training=replace(config.training, patience=None))
+
+
 def _require_new_run(path: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` unless the path is free, or a run to overwrite."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -343,15 +361,26 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
 
 
 def _prepare(
-    files: RunFiles, config: RunConfig, folder: Path, sibling_runs: Sequence[Path]
+    files: RunFiles,
+    config: RunConfig,
+    folder: Path,
+    sibling_runs: Sequence[Path],
+    encoder: PairEncoder | None,
 ) -> PreparedCorpus:
-    tokenizer, max_length = config.tokenizer, config.batching.max_length
+    tokenizer = config.tokenizer if encoder is None else encoder.tokenizer
+    max_length = config.batching.max_length
     seed = None
     if config.evaluation.hold_out and not files.has_dev:
         seed = config.training.seed
     if isinstance(files, TreebankFiles):
         return prepare_treebank(
-            files, config.treebank, tokenizer, max_length, folder, sibling_runs, seed
+            files,
+            config.treebank,
+            encoder or config.tokenizer,
+            max_length,
+            folder,
+            sibling_runs,
+            seed,
         )
     if seed is None:
         return prepare(files, tokenizer, max_length, folder, sibling_runs)

@@ -19,9 +19,16 @@ from transduce.experiments.pipeline import (
 )
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import RunConfig, changed, require_task
+from transduce.experiments.presets import (
+    ADAPT,
+    RunConfig,
+    changed,
+    require_start,
+    require_task,
+)
 from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
+from transduce.experiments.start_model import open_start, settings_from
 from transduce.machine import Precision
 from transduce.settings import apply_mapping
 from transduce.text.languages import LanguagesConfig
@@ -38,7 +45,9 @@ def train(
     target: Files,
     out: str | PathLike[str],
     *,
-    preset: str = "base",
+    preset: str | None = None,
+    start: str | PathLike[str] | None = None,
+    keep_optimizer: bool = False,
     settings: Mapping[str, Any] | None = None,
     dev_source: Files = (),
     dev_target: Files = (),
@@ -53,6 +62,7 @@ def train(
 
         result = transduce.train("my.en", "my.de", "runs/mine", preset="multi30k")
         translator = transduce.load(result.model)
+        transduce.train("new.en", "new.de", "runs/adapted", start=result.model)
 
     Parameters
     ----------
@@ -62,7 +72,14 @@ def train(
         Folder of the run, new or empty.
     preset
         Preset of all settings, such as "base" for millions of pairs or "multi30k" for
-        tens of thousands; `transduce presets` lists them.
+        tens of thousands; `transduce presets` lists them. The default is "base", with a
+        start "adapt".
+    start
+        Folder of a trained model to start from: a run, a model or an imported model.
+        Its tokenizer, sizes, languages and search are those of the new run.
+    keep_optimizer
+        Whether to start from the newest checkpoint of the run `start`, and to continue
+        its optimizer.
     settings
         Single settings by name, such as {"training.steps": 1000, "model.dropout": 0.2};
         `transduce settings` lists them.
@@ -94,8 +111,16 @@ def train(
         dev_target=_paths(dev_target),
     )
     _require_both(files)
-    require_task(preset, files.task)
-    config = _with(preset_named(preset), settings or {})
+    name = preset or ("base" if start is None else ADAPT)
+    require_task(name, files.task)
+    require_start(name, has_start=start is not None)
+    if keep_optimizer and start is None:
+        raise ConfigError("`keep_optimizer` needs a run as `start`.")
+    base, origin = preset_named(name), None
+    if start is not None:
+        origin = open_start(Path(start), keep_optimizer=keep_optimizer)
+        base = settings_from(origin, base)
+    config = _with(base, settings or {})
     languages = LanguagesConfig().given(
         {"source": source_language, "target": target_language}
     )
@@ -103,7 +128,16 @@ def train(
     hardware = choose_hardware(device, precision, width=config.model.d_model)
     reporter = _Reporter()
     consent = Consent(overwrites=overwrite)
-    train_run(files, config, Path(out), hardware, reporter, *observers, consent=consent)
+    train_run(
+        files,
+        config,
+        Path(out),
+        hardware,
+        reporter,
+        *observers,
+        consent=consent,
+        start=origin,
+    )
     return reporter.result()
 
 

@@ -169,7 +169,7 @@ class SentencePieceTokenizer:
 
         Each run of white space becomes one space.
         """
-        known = (i for i in ids if i > EOS and i != self._unknown)
+        known = (i for i in ids if i > EOS and i != self.unknown)
         return " ".join("".join(self.pieces(known)).split())
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
@@ -178,13 +178,17 @@ class SentencePieceTokenizer:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
+        path.write_text(self.json(), encoding="utf-8")
+
+    def json(self) -> str:
+        """Return the JSON that `save` writes."""
         content = {
             "type": "SentencePiece",
             "vocabulary": self.vocabulary,
             "source": _record(self.source),
             "target": _record(self.target),
         }
-        path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        return json.dumps(content, ensure_ascii=False)
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "SentencePieceTokenizer":
@@ -205,7 +209,7 @@ class SentencePieceTokenizer:
         codes = [self.language(text) for text in texts]
         rest = [text[len(code) :] for text, code in zip(texts, codes, strict=True)]
         return [
-            [self._ids.get(piece, self._unknown) for piece in [code, *pieces] if piece]
+            [self._ids.get(piece, self.unknown) for piece in [code, *pieces] if piece]
             for code, pieces in zip(codes, model.cut(rest), strict=True)
         ]
 
@@ -215,7 +219,8 @@ class SentencePieceTokenizer:
         return {piece: i for i, piece in enumerate(self.vocabulary) if i > EOS}
 
     @cached_property
-    def _unknown(self) -> int:
+    def unknown(self) -> int:
+        """Id of the piece that stands for all unknown ones."""
         return self.vocabulary.index(UNKNOWN)
 
 

@@ -210,14 +210,20 @@ class WeightOptimizer:
             for moment in moments
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Continue from the result of `state`, after `step` updates."""
+    def restore(
+        self, tensors: Mapping[str, Tensor], step: int, earlier: int = 0
+    ) -> None:
+        """Continue from the result of `state`, after `step` updates of the run.
+
+        `earlier` updates of another run contributed to the moments, too.
+        """
         self._forget_moments()
         self._num_steps = step
         for name, moments in self._moments().items():
             weight = self._weights[name]
             if moments == ADAM_MOMENTS:
-                on_device = torch.tensor(float(step), device=weight.device)
+                made = float(step + earlier)  # for Adam's correction of the bias
+                on_device = torch.tensor(made, device=weight.device)
                 self._state_of(name)["step"] = on_device
             for moment in moments:
                 saved = tensors[f"{moment}.{name}"]

@@ -71,6 +71,8 @@ class Progress:
     flops: int = 0
     """FLOPs of the updates made, without padding and without lost updates. Those of
     updates by reward include their samples."""
+    earlier_updates: int = 0
+    """Number of updates of the optimizer before the run, whose moments it continues."""
     rate_factor: float = 1.0
     """Factor on the learning rate, lowered when training has diverged."""
     plateau_factor: float = 1.0
@@ -278,7 +280,7 @@ class Trainer:
         step = state.progress.step
         require_moments(self.model, self._config, state.tensors, step)
         self.progress = state.progress
-        self._optimizer.restore(state.tensors, step)
+        self._optimizer.restore(state.tensors, step, state.progress.earlier_updates)
 
     def lower_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate from now on, and restart the recent loss."""

@@ -1,0 +1,311 @@
+"""Model that a run starts from: `transduce train --from`.
+
+The run has the model's tokenizer, sizes, languages and search, and keeps a copy of the
+model in its folder `START`. Its optimizer starts anew, unless the model is of a run
+whose optimizer is to be continued.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from transduce.architectures.config import ConvolutionalConfig
+from transduce.checkpoint import Checkpoint, built, load_model, write_model
+from transduce.data.batches import EncodedSide, open_dataset
+from transduce.data.prepared_corpus import TRAINING, PairEncoder
+from transduce.errors import CheckpointError, ConfigError
+from transduce.experiments.corpus_check import Advice
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_folder import (
+    RunFiles,
+    is_run,
+    known_languages,
+    settings_of,
+)
+from transduce.model_folder import newest_first
+from transduce.settings import shown
+from transduce.text.dictionary import DICTIONARY_FILE
+from transduce.text.languages import LanguagesConfig, best_match, english_name
+from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from transduce.text.vocabulary import (
+    NUM_RESERVED,
+    SPECIAL_PIECES,
+    UNKNOWN_IDS,
+    TokenizerConfig,
+)
+from transduce.training.checkpoints import load_training_state, save_training
+from transduce.training.optimizer import require_moments
+from transduce.training.trainer import Progress, TrainingState
+from transduce.trees.linearization import UNKNOWN
+
+START = "start"
+"""Folder of a run with the model that it started from."""
+OF_OPTIMIZER = (
+    "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
+)  # fmt: skip
+"""Settings that a continued optimizer has from its run."""
+HARMLESS = {
+    "dropout", "attention_dropout", "relu_dropout", "neighbourhood",
+}  # fmt: skip
+"""Model settings that may differ from those of the start without a warning."""
+MUCH_UNKNOWN = 0.1
+"""Share of unknown pieces or bytes above which a corpus may be in another language."""
+MOST_IDS = 10_000_000
+"""Number of ids of a side that are searched for unknown ones."""
+Side = Literal["source", "target"]
+SIDES: tuple[Side, Side] = ("source", "target")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartModel:
+    """Model that a run starts from, and the state of its optimizer, if kept."""
+
+    path: Path
+    """Folder that the user named."""
+    model: Checkpoint
+    state: TrainingState | None = None
+    """State of the optimizer to continue; None for a new optimizer."""
+
+    @property
+    def encoder(self) -> PairEncoder:
+        """Encoder of pairs by the model's vocabulary."""
+        return PairEncoder(tokenizer=self.model.tokenizer, symbols=self.model.symbols)
+
+    def write(self, run: Path) -> None:
+        """Write the model into the folder of a run."""
+        if self.state is None:
+            (run / START).mkdir()
+            write_model(self.model, run / START)
+        else:
+            save_training(self.model, self.state, run / START)
+        if self.model.dictionary is not None:
+            self.model.dictionary.save(run / DICTIONARY_FILE)
+
+    def record(self) -> dict[str, object]:
+        """Origin of the model, for the record of a run."""
+        return {
+            "path": str(self.path.absolute()),
+            "run": self.model.run,
+            "step": self.model.step,
+            "keeps_optimizer": self.state is not None,
+        }
+
+
+def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
+    """Load a model to start from: of a run, a model folder or an imported model.
+
+    With `keep_optimizer` it is the newest checkpoint of a run, with the moments of its
+    optimizer. Raises `CheckpointError` if the model is missing or damaged, and
+    `ConfigError` if there is no optimizer to keep.
+    """
+    if not keep_optimizer:
+        return StartModel(path=path, model=load_model(path))
+    saved = newest_first(path) if is_run(path) else []
+    if not saved:
+        raise ConfigError(
+            f"{path}: --keep-optimizer needs a run with a checkpoint, as only that has "
+            "the moments of an optimizer; leave it out, or name a run by --from."
+        )
+    model, state = load_model(saved[0]), load_training_state(saved[0])
+    earlier = state.progress.step + state.progress.earlier_updates
+    state = replace(state, progress=Progress(earlier_updates=earlier))
+    return StartModel(path=path, model=model, state=state)
+
+
+def settings_from(start: StartModel, config: RunConfig) -> RunConfig:
+    """Replace the settings of a preset that follow from the model of the start."""
+    model, training, batching = start.model.config, config.training, config.batching
+    if (most := _num_positions(start)) is not None:
+        batching = replace(batching, max_length=min(batching.max_length, most))
+    if start.state is not None:
+        earlier = settings_of(start.path).training
+        kept = {name: getattr(earlier, name) for name in OF_OPTIMIZER}
+        training = replace(training, **kept)
+    treebank = config.treebank
+    if start.model.symbols is not None:
+        treebank = replace(treebank, style=start.model.symbols.style_name)
+    return replace(
+        config,
+        tokenizer=_tokenizer_settings(start.model.tokenizer),
+        model=model,
+        batching=batching,
+        training=training,
+        search=start.model.search or config.search,
+        treebank=treebank,
+    )
+
+
+def _num_positions(start: StartModel) -> int | None:
+    """Number of learned positions of the model; None if it has none."""
+    model = start.model.config
+    if isinstance(model, ConvolutionalConfig) or (
+        getattr(model, "positions", "sinusoidal") == "learned"
+    ):
+        return int(getattr(model, "max_positions"))  # noqa: B009 # of either class
+    return None
+
+
+def _tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
+    """Settings that describe the model's tokenizer in the record of the run."""
+    kind: Literal["word", "bpe"] = "bpe"
+    if isinstance(tokenizer, WordTokenizer):
+        kind = "word"
+    smallest = TokenizerConfig(kind=kind).num_reserved + 1
+    return TokenizerConfig(kind=kind, vocab_size=max(tokenizer.vocab_size, smallest))
+
+
+def refuse_misfit(start: StartModel, config: RunConfig, files: RunFiles) -> None:
+    """Raise `ConfigError` if settings or files cannot go with the model."""
+    if (start.model.symbols is not None) != (files.task == "parsing"):
+        kind, corpus = ("a translator", "text (--source and --target)")
+        if start.model.symbols is not None:
+            kind, corpus = ("a parser", "trees (--trees)")
+        raise ConfigError(
+            f"{start.path}: the model is {kind}, so its training needs {corpus}, but "
+            "the corpus is of the other kind; give another model or another corpus."
+        )
+    if config.tokenizer != _tokenizer_settings(start.model.tokenizer):
+        raise ConfigError(
+            f"{start.path}: the tokenizer is the model's, so that settings of "
+            "`tokenizer` have no effect; leave them out."
+        )
+    symbols = start.model.symbols
+    if symbols is not None and config.treebank.style != symbols.style_name:
+        raise ConfigError(
+            f"{start.path}: `treebank.style` must be the model's \"{symbols.style_name}"
+            f'", but is "{config.treebank.style}"; leave it out.'
+        )
+    changes = list(_changed_sizes(start, config))
+    if changes:
+        raise ConfigError(
+            f"{start.path}: the sizes must be the model's, but {changes[0]}; leave the "
+            "setting out."
+        )
+    if start.state is not None:
+        _require_moments(start, config)
+
+
+def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
+    """Describe the changed model settings, if the weights no longer fit."""
+    if type(config.model) is not type(start.model.config):
+        yield "the settings are of another architecture"
+        return
+    try:
+        built(config.model, start.model.weights)
+    except CheckpointError:
+        for name, before, now in _differences(start, config):
+            if name not in HARMLESS:
+                yield f"`model.{name}` is {shown(now)} in place of {shown(before)}"
+
+
+def _differences(
+    start: StartModel, config: RunConfig
+) -> Iterator[tuple[str, object, object]]:
+    for field in fields(start.model.config):
+        before = getattr(start.model.config, field.name)
+        if (now := getattr(config.model, field.name)) != before:
+            yield field.name, before, now
+
+
+def _require_moments(start: StartModel, config: RunConfig) -> None:
+    assert start.state is not None
+    for name in OF_OPTIMIZER[:2]:
+        before = getattr(settings_of(start.path).training, name)
+        if (now := getattr(config.training, name)) != before:
+            raise ConfigError(
+                f"{start.path}: --keep-optimizer continues the run's optimizer, whose "
+                f"`training.{name}` is {shown(before)}, but {shown(now)} is requested; "
+                "leave one of them out."
+            )
+    model = built(config.model, start.model.weights)
+    require_moments(model, config.training, start.state.tensors)
+
+
+def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
+    """Warnings about settings that change what the model computes from its weights."""
+    return [
+        f"`model.{name}` is {shown(now)}, but the model was trained with "
+        f"{shown(before)}; its translations will be worse until it has adapted."
+        for name, before, now in _differences(start, config)
+        if name not in HARMLESS
+    ]
+
+
+def languages_from(
+    start: StartModel, given: LanguagesConfig, files: RunFiles
+) -> LanguagesConfig:
+    """Languages of a run: those given, or else the model's, or else the files'.
+
+    Raises `ConfigError` if the files' endings name another language than the model's.
+    """
+    guessed = known_languages(LanguagesConfig(), files)
+    tags = {}
+    for side in SIDES:
+        asked, known = getattr(given, side), _language(start, side)
+        found = getattr(guessed, side)
+        tags[side] = asked or known or found
+        if asked is None and known and found and not best_match(found, [known]):
+            raise ConfigError(
+                f"{start.path}: the {side} language of the model is "
+                f"{english_name(known)}, but the files' endings name "
+                f"{english_name(found)} ({found}); give files of the model's language, "
+                f"or confirm the files' language by --{side}-language."
+            )
+    return LanguagesConfig(**tags)
+
+
+def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:
+    """Warnings about languages of a run that are not the model's."""
+    return [
+        f"The {side} language of the model is {english_name(known)}; it will learn "
+        f"{english_name(asked)} from this corpus alone."
+        for side in SIDES
+        if (asked := getattr(languages, side)) and (known := _language(start, side))
+        if not best_match(asked, [known])
+    ]
+
+
+def _language(start: StartModel, side: Side) -> str | None:
+    model = start.model
+    return model.source_language if side == "source" else model.target_language
+
+
+def coverage_advice(start: StartModel, run: Path) -> Iterator[Advice]:
+    """Advice about a prepared corpus that the model's vocabulary does not cover."""
+    ids, name = _unknown_ids(start.model.tokenizer)
+    dataset = open_dataset(run / TRAINING)
+    shares = {"source": _share(dataset.source, ids)}
+    if start.model.symbols is None:
+        shares["target"] = _share(dataset.target, ids)
+    elif share := _share(dataset.target, [UNKNOWN]):
+        yield Advice(
+            problem=f"{share:.1%} of the symbols of the training trees are unknown to "
+            "the model",
+            remedy="use the labels of the model's treebank, or train a new parser",
+        )
+    for side, share in shares.items():
+        if share > MUCH_UNKNOWN:
+            yield Advice(
+                problem=f"{share:.0%} of the training {side}'s pieces are {name} in "
+                "the vocabulary of the model",
+                remedy="check that the text is of the model's language and script",
+            )
+
+
+def _share(side: EncodedSide, ids: Sequence[int]) -> float:
+    """Share of some ids among those of a side."""
+    first = np.asarray(side.ids[:MOST_IDS])
+    return float(np.isin(first, ids).mean()) if len(first) else 0.0
+
+
+def _unknown_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Ids of what a tokenizer does not know, and a description of them."""
+    if isinstance(tokenizer, WordTokenizer):
+        return list(UNKNOWN_IDS), "unknown"
+    if isinstance(tokenizer, SubwordTokenizer):
+        first = len(SPECIAL_PIECES)
+        return list(range(first, NUM_RESERVED)), "bytes of characters that are not"
+    return [tokenizer.unknown], "unknown"
