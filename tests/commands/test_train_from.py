@@ -13,6 +13,7 @@ import transduce
 from transduce.checkpoint import load_model
 from transduce.experiments.run_folder import RunFolder, settings_of
 
+
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no learning curves, which take time."""
