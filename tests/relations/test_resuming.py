@@ -249,8 +249,8 @@ def test_a_mixture_resumed_in_a_stage_trains_as_if_uninterrupted(
     second = make(weights_of(first))
     second.restore(copy_of(first.state()))
     rest = run(second)
-    found = [replace(report, seconds=0) for report in rest]
-    assert found == [replace(report, seconds=0) for report in expected[stop_at:]]
+    found = [replace(report, seconds=0.0) for report in rest]
+    assert found == [replace(report, seconds=0.0) for report in expected[stop_at:]]
     assert second.progress == whole.progress
     for name, weight in weights_of(whole).items():
         assert torch.equal(weight, weights_of(second)[name])

@@ -3,16 +3,17 @@
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import FITTING, RunConfig, changed, preset
 from transduce.experiments.run_folder import RunFiles
-from transduce.settings import apply_assignments, apply_file
+from transduce.settings import apply_assignments, apply_file, apply_mapping
 from transduce.text.corpus import STANDARD_INPUT, read_lines
 
 Assignments = Annotated[
@@ -20,6 +21,11 @@ Assignments = Annotated[
     Parameter(name="--set", consume_multiple=True, negative="", show_default=False),
 ]
 """Settings as key=value."""
+CorpusWords = Annotated[
+    tuple[str, ...],
+    Parameter(name="--corpus", consume_multiple=True, negative="", show_default=False),
+]
+"""Corpora of a mixture, each as NAME SOURCE TARGET [WEIGHT] [KEY=VALUE...]."""
 
 
 LEFT_TO_DATA = ("model.vocab_size", "model.target_vocab_size")
@@ -28,11 +34,66 @@ TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")
 """Pattern of the beginning of a tree, such as `(S (NP ` or `( (S `."""
 LINES_LOOKED_AT = 20
 """Number of lines inspected; a file without text in them is left to its reader."""
+SETTING = re.compile("[a-z_]+=")
+"""Beginning of a setting in the values of --corpus."""
 MOST_SHOWN = 20
 """Maximum number of characters of a word in a message."""
 NO_CORPUS = (
-    "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..."
+    "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..., or "
+    "--corpus NAME SOURCE TARGET."
 )
+
+
+def corpora_of(words: tuple[str, ...]) -> tuple[CorpusConfig, ...]:
+    """Return the corpora that the values of all `--corpus` options describe.
+
+    After name, source and target come, in any order, a weight and other settings of the
+    corpus as `key=value`.
+    """
+    rest, corpora = list(words), list[CorpusConfig]()
+    while rest:
+        described, rest = rest[:3], rest[3:]
+        if len(described) < 3 or "=" in described[0] or _is_number(described[0]):
+            raise ConfigError(
+                "--corpus must have NAME SOURCE TARGET [WEIGHT], but one has only "
+                f"`{' '.join(described)}`."
+            )
+        name, source, target = described
+        given: dict[str, Any] = {"name": name, "source": source, "target": target}
+        while rest and (_is_number(rest[0]) or SETTING.match(rest[0])):
+            word = rest.pop(0)
+            key, _, value = word.rpartition("=")
+            given[key or "weight"] = float(value) if _is_number(value) else value
+        mixture = apply_mapping(RunConfig(), {"corpora": [given]}, "--corpus: ")
+        corpora += mixture.corpora
+    return tuple(corpora)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def with_corpora(
+    files: RunFiles | None, corpora: tuple[CorpusConfig, ...]
+) -> RunFiles | None:
+    """Return the files of a run with those of a mixture, if there is one.
+
+    Raises `ConfigError` if text or trees are given beside a mixture.
+    """
+    if not corpora:
+        return files
+    if isinstance(files, TreebankFiles) or (files is not None and files.source):
+        raise ConfigError(
+            "Either a mixture of corpora (--corpus, or `corpora` in --config) or one "
+            "corpus must be given, but both are; leave one out."
+        )
+    dev_source, dev_target = (files.dev_source, files.dev_target) if files else ((), ())
+    mixture = CorpusFiles.of(corpora, dev_source, dev_target)
+    return text_files(mixture.source, mixture.target, dev_source, dev_target, corpora)
 
 
 def run_config(
@@ -69,6 +130,7 @@ def text_files(
     target: tuple[Path, ...],
     dev_source: tuple[Path, ...],
     dev_target: tuple[Path, ...],
+    corpora: tuple[CorpusConfig, ...] = (),
 ) -> CorpusFiles:
     """Return the text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
@@ -77,7 +139,11 @@ def text_files(
     refuse_trees(*source, *target)
     refuse_trees(*dev_source, *dev_target, option="--dev-trees")
     return CorpusFiles(
-        source=source, target=target, dev_source=dev_source, dev_target=dev_target
+        source=source,
+        target=target,
+        dev_source=dev_source,
+        dev_target=dev_target,
+        corpora=corpora,
     )
 
 

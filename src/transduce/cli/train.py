@@ -4,7 +4,7 @@ Its progress appears on a terminal, in a log file, and in TensorBoard.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +21,16 @@ from transduce.cli.launching import (
 from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
+    CorpusWords,
     changed_by_options,
+    corpora_of,
     run_config,
     run_files,
     text_files,
+    with_corpora,
 )
 from transduce.cli.terminal import ProgressDisplay
+from transduce.data.mixture import CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.device import choose_hardware
@@ -83,6 +87,7 @@ class TrainingDisplay(ProgressDisplay):
         self._num_steps = 0
         self._tokens_per_second = 0.0
         self._is_by_reward = False
+        self._stage: int | None = None
 
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
@@ -122,6 +127,8 @@ class TrainingDisplay(ProgressDisplay):
 
     def _show_corpus(self, start: RunStart, corpus: PreparedCorpus) -> None:
         self.console.print(f"Training pairs: {corpus.training}")
+        for line in _mixture(start.config, corpus):
+            self.console.print(line)
         if corpus.target_vocab_size is not None:
             augmentation = start.config.treebank.augmentation
             self.console.print(_augmented(corpus.training.total, augmentation))
@@ -148,6 +155,11 @@ class TrainingDisplay(ProgressDisplay):
             f"perplexity {report.perplexity:.1f}",
             f"{self._tokens_per_second:,.0f} tokens/s",
         ]
+        if report.shares is not None:
+            figures.append(_shares(report.shares))
+        if report.stage is not None and report.stage != self._stage:
+            self._stage = report.stage
+            self.console.print(f"step {report.step:,}: stage {report.stage} begins.")
         if report.reward is not None:
             self._show_reward(report.step)
             figures.insert(0, f"reward {report.reward:.3f}")
@@ -185,6 +197,32 @@ class TrainingDisplay(ProgressDisplay):
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
+
+
+def _mixture(config: RunConfig, corpus: PreparedCorpus) -> Iterator[str]:
+    """Describe the shares of the corpora of a mixture, stage by stage."""
+    if not corpus.corpora:
+        return
+    sizes = [each.kept for each in corpus.corpora.values()]
+    mixture = CorpusMixture(config.corpora, config.stages, sizes)
+    for stage in mixture.stages:
+        end = config.training.steps if stage.end is None else stage.end
+        where = f"Stage {stage.number}, to update {end:,}"
+        draws = dict(zip(mixture.names, stage.draws, strict=True))
+        shares = {name: n / sum(stage.draws) for name, n in draws.items() if n}
+        passes = ", ".join(
+            f"{name} {draws[name] / size:.2g} times"
+            for name, size in zip(mixture.names, sizes, strict=True)
+            if draws[name]
+        )
+        yield (
+            f"{where if config.stages else 'Mixture'}: {_shares(shares)} of the pairs; "
+            f"an epoch has {sum(stage.draws):,} ({passes})"
+        )
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
 
 
 def _figures(score: DevScore) -> str:
@@ -352,6 +390,7 @@ def train(
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
+    corpus: CorpusWords = (),
     no_dev: Annotated[bool, Parameter(negative="")] = False,
     source_language: str | None = None,
     target_language: str | None = None,
@@ -402,6 +441,10 @@ def train(
         file given twice counts twice.
     dev_trees
         Held-out trees, scored at each checkpoint.
+    corpus
+        A corpus of a mixture, as NAME SOURCE TARGET [WEIGHT]; repeat it for each. The
+        weight is its share of the training pairs, relative to the others' weights;
+        without any, the share of its size.
     no_dev
         Train on all pairs. By default, if no dev corpus is given, 1 % of the pairs are
         held out, at least 200 and at most 2,000.
@@ -449,9 +492,14 @@ def train(
         TreebankFiles(trees=trees, dev_trees=dev_trees),
     )
     start = open_start(from_, keep_optimizer=keep_optimizer) if from_ else None
-    run = _run_config(out if resume else None, preset, config, settings, files, start)
-    languages = {"source": source_language, "target": target_language}
-    run = replace(run, languages=run.languages.given(languages))
+    run, files = _with_mixture(
+        _run_config(out if resume else None, preset, config, settings, files, start),
+        files,
+        corpus,
+        is_new=not resume,
+    )
+    given_tags = {"source": source_language, "target": target_language}
+    run = replace(run, languages=run.languages.given(given_tags))
     run = _without_dev(run, files) if no_dev else run
     if resume and precision == "auto":
         precision = precision_of(out)
@@ -524,6 +572,18 @@ def _require_start_options(
             f"{out}: the new run must be in another folder than the model of --from, "
             "which it would replace; choose another --out."
         )
+
+
+def _with_mixture(
+    run: RunConfig, files: RunFiles | None, corpus: tuple[str, ...], *, is_new: bool
+) -> tuple[RunConfig, RunFiles | None]:
+    """Return settings and files with the corpora of a mixture.
+
+    A resumed run has its files from its record.
+    """
+    if corpus:
+        run = replace(run, corpora=corpora_of(corpus))
+    return run, with_corpora(files, run.corpora) if is_new else files
 
 
 def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:

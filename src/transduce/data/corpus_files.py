@@ -11,11 +11,13 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, get_args
 
+from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
 from transduce.metrics.tokenization import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
@@ -30,6 +32,9 @@ class CorpusFiles:
     target: tuple[Path, ...]
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
+    corpora: tuple[CorpusConfig, ...] = ()
+    """Corpora of a mixture, whose files `source` and `target` list; empty without
+    one."""
 
     task: ClassVar[Literal["translation", "parsing"]] = "translation"
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
@@ -39,11 +44,35 @@ class CorpusFiles:
     def has_dev(self) -> bool:
         return bool(self.dev_source or self.dev_target)
 
+    @classmethod
+    def of(
+        cls,
+        corpora: Sequence[CorpusConfig],
+        dev_source: tuple[Path, ...] = (),
+        dev_target: tuple[Path, ...] = (),
+    ) -> "CorpusFiles":
+        """Return the files of a mixture."""
+        return cls(
+            source=tuple(path for corpus in corpora for path in corpus.source_files),
+            target=tuple(path for corpus in corpora for path in corpus.target_files),
+            dev_source=dev_source,
+            dev_target=dev_target,
+            corpora=tuple(corpora),
+        )
+
+    @property
+    def sides(self) -> list[tuple[tuple[Path, ...], tuple[Path, ...]]]:
+        """Source and target files of each corpus; of the only one without a mixture."""
+        if not self.corpora:
+            return [(self.source, self.target)]
+        return [(each.source_files, each.target_files) for each in self.corpora]
+
     def absolute_names(self) -> dict[str, list[str]]:
         """Return the absolute file names by part."""
+        parts = ("source", "target", "dev_source", "dev_target")
         return {
-            part: [str(path.absolute()) for path in paths]
-            for part, paths in asdict(self).items()
+            part: [str(path.absolute()) for path in getattr(self, part)]
+            for part in parts
         }
 
 
@@ -117,6 +146,10 @@ class CorpusStatistics:
                 self.figures[side].add(text)
 
     @property
+    def num_pairs(self) -> int:
+        return self._number
+
+    @property
     def digest(self) -> str:
         """Hash of the lines of both sides, independent of their division into files."""
         return self._lines.hexdigest()
@@ -138,14 +171,27 @@ def read_through(source: Sequence[Path], target: Sequence[Path]) -> CorpusStatis
 
     Raises `DataError` for an error, or if there is no line at all.
     """
-    require_files((*source, *target))
-    statistics = CorpusStatistics()
-    deque(statistics.pairs(source, target), maxlen=0)
-    if statistics.num_characters == 0:
-        raise DataError(
-            f"{source[0]}: a corpus must have at least one line, but is empty."
-        )
-    return statistics
+    return read_corpora([(source, target)])[0]
+
+
+def read_corpora(
+    sides: Iterable[tuple[Sequence[Path], Sequence[Path]]],
+) -> tuple[CorpusStatistics, tuple[int, ...]]:
+    """Read several corpora like `read_through`, in order.
+
+    Returns the statistics of all, and the number of pairs of each.
+    """
+    statistics, sizes = CorpusStatistics(), list[int]()
+    for source, target in sides:
+        require_files((*source, *target))
+        before = statistics.num_pairs
+        deque(statistics.pairs(source, target), maxlen=0)
+        sizes.append(statistics.num_pairs - before)
+        if not sizes[-1]:
+            raise DataError(
+                f"{source[0]}: a corpus must have at least one line, but is empty."
+            )
+    return statistics, tuple(sizes)
 
 
 def num_characters(pair: SentencePair) -> int:
@@ -248,26 +294,41 @@ def _key(source: str, seed: int) -> bytes:
 def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles | None:
     """Write files as training and dev text to a folder; None if pairs are too few.
 
-    `DataError` if a file cannot be used.
+    The dev text of a mixture is held out of its first corpus, and its sources are taken
+    out of the others, too. `DataError` if a file cannot be used.
     """
-    require_files((*files.source, *files.target))
-    pairs = _text_pairs(files.source, files.target)
-    choice = choose((source for source, _ in pairs), None, seed)
+    for sides in files.sides:
+        require_files(chain(*sides))
+    source, target = files.sides[0]
+    choice = choose((line for line, _ in _text_pairs(source, target)), None, seed)
     if choice is None:
         return None
     folder.mkdir()
-    parts = [
-        (folder / f"{name}.source", folder / f"{name}.target")
-        for name in ("training", "dev")
+    dev, left_out = _outputs(folder, "dev"), _outputs(folder, "left-out")
+    parts = [_outputs(folder, "training")]
+    parts += [_outputs(folder, f"training-{i}") for i in range(1, len(files.sides))]
+    write_split(source, target, choice, [parts[0], dev])
+    for part, sides in zip(parts[1:], files.sides[1:], strict=True):
+        if not write_split(*sides, choice, [part, left_out])[0]:
+            raise DataError(
+                f"{sides[0][0]}: at least one pair must be left to train on, but the "
+                "corpus is empty, or all of it is held out as dev corpus."
+            )
+    corpora = [
+        replace(corpus, source=str(source), target=str(target))
+        for corpus, (source, target) in zip(files.corpora, parts, strict=False)
     ]
-    write_split(files.source, files.target, choice, parts)
-    (training, dev) = parts
     return CorpusFiles(
-        source=training[:1],
-        target=training[1:],
+        source=tuple(source for source, _ in parts),
+        target=tuple(target for _, target in parts),
         dev_source=dev[:1],
         dev_target=dev[1:],
+        corpora=tuple(corpora),
     )
+
+
+def _outputs(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.source", folder / f"{name}.target"
 
 
 def hold_out(

@@ -7,7 +7,7 @@ seed, the number of the epoch and the stage, so a resumed training draws the sam
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -68,6 +68,18 @@ class StageConfig:
         require_between("stages.steps", self.steps, 1, MAX_STEPS)
         for name, weight in self.weights.items():
             _require_positive(name, weight)
+
+
+def with_absolute_files(corpora: Sequence[CorpusConfig]) -> tuple[CorpusConfig, ...]:
+    """Return the corpora with absolute file names, as a run records them."""
+    return tuple(
+        replace(
+            corpus,
+            source=tuple(str(path.absolute()) for path in corpus.source_files),
+            target=tuple(str(path.absolute()) for path in corpus.target_files),
+        )
+        for corpus in corpora
+    )
 
 
 def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ A prepared corpus depends only on the lines of the files and the settings of tok
 and filter, which make up its key. Runs in the same folder with the same key share it.
 """
 
+import heapq
 import json
 import os
 import shutil
@@ -13,7 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -23,8 +26,15 @@ from transduce.data.batches import (
     open_dataset,
     write_dataset,
 )
-from transduce.data.corpus_files import CorpusFiles, CorpusStatistics, read_through
-from transduce.errors import DataError, TransduceError, counted
+from transduce.data.corpus_files import (
+    CorpusFiles,
+    CorpusStatistics,
+    read_corpora,
+    read_through,
+)
+from transduce.data.mixture import CorpusConfig
+from transduce.errors import CheckpointError, DataError, TransduceError, counted
+from transduce.files import read_json
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.dictionary import (
     DICTIONARY_FILE,
@@ -93,19 +103,30 @@ def encode_corpus(
     pairs: Iterable[SentencePair], encoder: PairEncoder, max_length: int, folder: Path
 ) -> PairCounts:
     """Write the ids of usable pairs, and count the others."""
-    counts: Counter[str] = Counter()
+    return encode_corpora([(pairs, encoder)], max_length, folder)[0]
+
+
+def encode_corpora(
+    corpora: Sequence[tuple[Iterable[SentencePair], PairEncoder]],
+    max_length: int,
+    folder: Path,
+) -> list[PairCounts]:
+    """Write the ids of several corpora one after the other, and count their pairs."""
+    counts = [Counter[str]() for _ in corpora]
 
     def fit() -> Iterator[EncodedPair]:
-        for pair in encode_pairs(pairs, encoder):
-            reason = filter_reason(pair, max_length)
-            counts[reason] += 1
-            if reason == "kept":
-                yield pair
+        for (pairs, encoder), count in zip(corpora, counts, strict=True):
+            for pair in encode_pairs(pairs, encoder):
+                reason = filter_reason(pair, max_length)
+                count[reason] += 1
+                if reason == "kept":
+                    yield pair
 
     write_dataset(fit(), folder)
-    return PairCounts(
-        kept=counts["kept"], empty=counts["empty"], overlong=counts["overlong"]
-    )
+    return [
+        PairCounts(kept=each["kept"], empty=each["empty"], overlong=each["overlong"])
+        for each in counts
+    ]
 
 
 def encode_pairs(
@@ -161,6 +182,9 @@ class PreparedCorpus:
     """Folder of the run whose files are shared; None if made anew."""
     is_held_out: bool = False
     """Whether the dev corpus was taken from the training corpus."""
+    corpora: Mapping[str, PairCounts] = field(default_factory=dict)
+    """Numbers of pairs of each corpus of a mixture, in the order of the training set;
+    empty without one."""
 
 
 def prepare(
@@ -178,7 +202,7 @@ def prepare(
     files are shared. All files are read through before anything is written. Raises
     `DataError` if one cannot be used, or no pair is left to train on.
     """
-    training = read_through(files.source, files.target)
+    training, sizes = read_corpora(files.sides)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
     key = _CorpusKey(
         tokenizer=tokenizer,
@@ -186,6 +210,8 @@ def prepare(
         training=training,
         dev=dev,
         symbols=symbols,
+        corpora=files.corpora,
+        sizes=sizes,
     )
     for sibling in sibling_runs:
         if _share(sibling, folder, key):
@@ -225,6 +251,9 @@ class _CorpusKey:
     training: CorpusStatistics
     dev: CorpusStatistics | None
     symbols: SymbolVocabulary | None
+    corpora: tuple[CorpusConfig, ...]
+    sizes: tuple[int, ...]
+    """Number of pairs of each corpus in its files."""
 
     @property
     def target_vocab_size(self) -> int | None:
@@ -256,6 +285,7 @@ class _CorpusKey:
             "training": self.training.digest,
             "dev": self.dev and self.dev.digest,
             **({"symbols": asdict(self.symbols)} if self.symbols else {}),
+            **({"corpora": self._corpora()} if self.corpora else {}),
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -265,13 +295,19 @@ class _CorpusKey:
             return {"tokenizer": asdict(self.tokenizer), "words": word_pattern(kind)}
         return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
 
+    def _corpora(self) -> list[list[object]]:
+        """Names and sizes of the corpora; what they contain is in their digest."""
+        both = zip(self.corpora, self.sizes, strict=True)
+        return [[corpus.name, size] for corpus, size in both]
+
 
 def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     tokenizer = key.tokenizer
     if isinstance(tokenizer, TokenizerConfig):
-        pairs = read_pairs(files.source, files.target)
         texts = learning_texts(
-            pairs, key.training.num_characters, source_only=key.symbols is not None
+            _interleaved(files, key.sizes),
+            key.training.num_characters,
+            source_only=key.symbols is not None,
         )
         tokenizer = learn_tokenizer(texts, tokenizer)
     tokenizer.save(folder / TOKENIZER_FILE)
@@ -284,24 +320,42 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
         dictionary.save(folder / DICTIONARY_FILE)
     encoder = PairEncoder(tokenizer=tokenizer, symbols=key.symbols)
     again = CorpusStatistics()
-    training = encode_corpus(
-        again.pairs(files.source, files.target),
-        encoder,
+    counts = encode_corpora(
+        [(again.pairs(*sides), encoder) for sides in files.sides],
         key.max_length,
         folder / TRAINING,
     )
     _require_unchanged(files.source[0], again, key.training)
-    if training.kept == 0:
-        raise DataError(
-            f"{files.source[0]}: at least one pair must be left to train on, but "
-            f"{training}."
-        )
+    for (source, _), each in zip(files.sides, counts, strict=True):
+        if each.kept == 0:
+            raise DataError(
+                f"{source[0]}: at least one pair must be left to train on, but {each}."
+            )
+    names = [corpus.name for corpus in files.corpora]
     return PreparedCorpus(
         key=key.digest,
-        training=training,
+        training=_total(counts),
         dev=_make_dev(files, key, encoder, folder / DEV),
         vocab_size=tokenizer.vocab_size,
         target_vocab_size=key.target_vocab_size,
+        corpora=dict(zip(names, counts, strict=False)),
+    )
+
+
+def _interleaved(files: CorpusFiles, sizes: tuple[int, ...]) -> Iterator[SentencePair]:
+    """Yield the pairs of all corpora, each spread evenly among the others."""
+    corpora = [
+        (((i + 0.5) / size, pair) for i, pair in enumerate(read_pairs(*sides)))
+        for sides, size in zip(files.sides, sizes, strict=True)
+    ]
+    return (pair for _, pair in heapq.merge(*corpora, key=itemgetter(0)))
+
+
+def _total(counts: Sequence[PairCounts]) -> PairCounts:
+    return PairCounts(
+        kept=sum(each.kept for each in counts),
+        empty=sum(each.empty for each in counts),
+        overlong=sum(each.overlong for each in counts),
     )
 
 
@@ -397,6 +451,27 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
             dev=record["dev"] and PairCounts(**record["dev"]),
             vocab_size=record["vocab_size"],
             target_vocab_size=key.target_vocab_size,
+            corpora=_corpora_of(record),
         )
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
         return None
+
+
+def _corpora_of(record: Mapping[str, Any]) -> dict[str, PairCounts]:
+    corpora = record.get("corpora", {})  # older records lack it
+    return {name: PairCounts(**counts) for name, counts in corpora.items()}
+
+
+def corpus_sizes(folder: Path) -> tuple[int, ...]:
+    """Return the number of training pairs of each corpus of a prepared mixture.
+
+    Raises `CheckpointError` if the record of the preparation is damaged.
+    """
+    record = read_json(folder / PREPARATION)
+    try:
+        return tuple(int(each.kept) for each in _corpora_of(record).values())
+    except (AttributeError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{folder / PREPARATION}: must hold the number of pairs of each corpus, "
+            "but does not; restore the file, or begin the run anew in another folder."
+        ) from None

@@ -14,6 +14,7 @@ from transduce.architectures.config import (
     MixtureTransformerConfig,
     RecurrentConfig,
 )
+from transduce.data.mixture import require_mixture
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
@@ -38,6 +39,7 @@ def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
     """Raise `ConfigError` if settings contradict each other, or the files."""
     for message in _contradictions(config, files):
         raise ConfigError(message)
+    require_mixture(config.corpora, config.stages, config.training.steps)
 
 
 def settings_without_effect(
@@ -75,6 +77,11 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
         yield (
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
             "leave it out, or give --trees."
+        )
+    if is_parser and config.corpora:
+        yield (
+            f"A mixture must be of text, but the corpora {config.corpora[0].name}... "
+            "are given beside trees; leave out --trees, or the corpora."
         )
     yield from _contradictions_of_schedule(training)
     yield from _contradictions_of_plateau(training)

@@ -19,7 +19,8 @@ from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, built, load_model, save_model
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
-from transduce.data.prepared_corpus import PreparedCorpus
+from transduce.data.mixture import CorpusMixture, with_absolute_files
+from transduce.data.prepared_corpus import PreparedCorpus, corpus_sizes
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
@@ -186,6 +187,7 @@ def train(
     choose the settings, it is also raised if they are for much larger corpora, or if
     training would take more than a week.
     """
+    config = replace(config, corpora=with_absolute_files(config.corpora))
     config = _resolved(config, files, hardware, start)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
@@ -382,7 +384,8 @@ class _Run:
         require_ids_below(
             dataset, self._folder.corpus, model_config.vocab_size, target_size
         )
-        batcher = Batcher(dataset, self._config.batching, self._config.training.seed)
+        seed = self._config.training.seed
+        batcher = Batcher(dataset, self._config.batching, seed, self._mixture())
         trainer = Trainer(
             model,
             batcher,
@@ -394,6 +397,12 @@ class _Run:
         )
         trainer.restore(state)
         return trainer
+
+    def _mixture(self) -> CorpusMixture | None:
+        if not self._config.corpora:
+            return None
+        sizes = corpus_sizes(self._folder.path)
+        return CorpusMixture(self._config.corpora, self._config.stages, sizes)
 
     def _start(
         self, *, has_diverged: bool = False

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
 from transduce.data.corpus_files import CorpusFiles, hold_out_pairs
+from transduce.data.mixture import with_absolute_files
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
@@ -448,8 +449,16 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         source=config.languages.source or recorded.languages.source,
         target=config.languages.target or recorded.languages.target,
     )
-    config = replace(config, model=model, languages=languages)
-    for name in (field.name for field in fields(config)):
+    corpora = with_absolute_files(config.corpora)
+    config = replace(config, model=model, languages=languages, corpora=corpora)
+    for name in ("corpora", "stages"):
+        if getattr(config, name) != getattr(recorded, name):
+            raise ConfigError(
+                f"{out}: `{name}` of the run to resume are others than are requested; "
+                "leave them out, or start another run."
+            )
+    tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
+    for name in tables:
         ours, theirs = asdict(getattr(config, name)), asdict(getattr(recorded, name))
         for key, value in ours.items():
             if value != theirs[key]:

@@ -41,9 +41,9 @@ LOGGER = logging.getLogger("transduce")
 
 
 def train(
-    source: Files,
-    target: Files,
-    out: str | PathLike[str],
+    source: Files = (),
+    target: Files = (),
+    out: str | PathLike[str] | None = None,
     *,
     preset: str | None = None,
     start: str | PathLike[str] | None = None,
@@ -67,9 +67,11 @@ def train(
     Parameters
     ----------
     source, target
-        Line-aligned text files, plain or gzip.
+        Line-aligned text files, plain or gzip. Leave them out for a mixture of corpora,
+        which the setting `corpora` lists, each with `name`, `source`, `target` and
+        `weight`.
     out
-        Folder of the run, new or empty.
+        Folder of the run, new or empty. It must be given.
     preset
         Preset of all settings, such as "base" for millions of pairs or "multi30k" for
         tens of thousands; `transduce presets` lists them. The default is "base", with a
@@ -110,7 +112,6 @@ def train(
         dev_source=_paths(dev_source),
         dev_target=_paths(dev_target),
     )
-    _require_both(files)
     name = preset or ("base" if start is None else ADAPT)
     require_task(name, files.task)
     require_start(name, has_start=start is not None)
@@ -121,6 +122,9 @@ def train(
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, base)
     config = _with(base, settings or {})
+    files = _with_corpora(files, config)
+    if out is None:
+        raise ConfigError("`out` must be given: the folder of the run.")
     languages = LanguagesConfig().given(
         {"source": source_language, "target": target_language}
     )
@@ -201,6 +205,18 @@ def _paths(files: Files) -> tuple[Path, ...]:
     if isinstance(files, str | PathLike):
         return (Path(files),)
     return tuple(map(Path, files))
+
+
+def _with_corpora(files: CorpusFiles, config: RunConfig) -> CorpusFiles:
+    """Return the files with those of a mixture, of which the settings have a list."""
+    if not config.corpora:
+        _require_both(files)
+        return files
+    if files.source or files.target:
+        raise ConfigError(
+            "Either `source` and `target` or `corpora` must be given, but both are."
+        )
+    return CorpusFiles.of(config.corpora, files.dev_source, files.dev_target)
 
 
 def _require_both(files: CorpusFiles) -> None:

@@ -1,0 +1,170 @@
+"""`transduce train` on a mixture of corpora."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import transduce
+
+STEPS = (
+    *("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--set"),
+    *("training.steps=12", "training.checkpoint_steps=12"),
+    *("batching.source_tokens=2000", "batching.target_tokens=2000"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "transduce.analysis.figures.draw_learning_curve"
+    monkeypatch.setattr(name, lambda *_: None)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Two corpora of different sizes, and an empty one."""
+    for name, number in (("big", 500), ("small", 60), ("empty", 0)):
+        for side, word in (("en", "man"), ("de", "Mann")):
+            lines = [f"{name} {word} {i} {'x ' * (i % 7)}" for i in range(number)]
+            text = "".join(f"{line}\n" for line in lines)
+            (tmp_path / f"{name}.{side}").write_text(text)
+    return tmp_path
+
+
+def corpus(folder: Path, name: str, *more: str) -> list[str]:
+    return ["--corpus", name, f"{folder}/{name}.en", f"{folder}/{name}.de", *more]
+
+
+def entries(run: Path, kind: str) -> list[dict]:
+    lines = (run / "log.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+
+
+def test_a_mixture_has_the_shares_of_its_weights_in_its_log(succeeds, texts, tmp_path):
+    run = tmp_path / "run"
+    options = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1")]
+    output = succeeds("train", *options, *STEPS, "--no-dev", "--out", run)
+    assert "Mixture: big 75.0%, small 25.0% of the pairs" in output
+    last = entries(run, "step")[-1]
+    assert last["epoch"] > 0
+    assert last["shares"]["big"] == pytest.approx(0.75, abs=0.01)
+    assert last["shares"]["small"] == pytest.approx(0.25, abs=0.01)
+    record = json.loads((run / "corpus/preparation.json").read_text())
+    assert {n: c["kept"] for n, c in record["corpora"].items()} == {
+        "big": 500,
+        "small": 60,
+    }
+    settings = json.loads((run / "config.json").read_text())["settings"]
+    assert [each["weight"] for each in settings["corpora"]] == [3.0, 1.0]
+
+
+def test_tables_in_a_file_and_python_train_the_same_as_options(
+    succeeds, texts, tmp_path
+):
+    options = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1")]
+    succeeds("train", *options, *STEPS, "--out", tmp_path / "a")
+    config = tmp_path / "mix.toml"
+    tables = [
+        f'[[corpora]]\nname = "{name}"\nsource = "{texts}/{name}.en"\n'
+        f'target = ["{texts}/{name}.de"]\nweight = {weight}\n'
+        for name, weight in (("big", 3), ("small", 1))
+    ]
+    config.write_text("".join(tables))
+    succeeds("train", "--config", config, *STEPS, "--out", tmp_path / "b")
+    corpora = [
+        {
+            "name": name,
+            "source": str(texts / f"{name}.en"),
+            "target": str(texts / f"{name}.de"),
+            "weight": weight,
+        }
+        for name, weight in (("big", 3), ("small", 1))
+    ]
+    transduce.train(
+        out=tmp_path / "c",
+        preset="tiny",
+        settings={
+            "corpora": corpora,
+            "training.steps": 12,
+            "training.checkpoint_steps": 12,
+            "batching.source_tokens": 2_000,
+            "batching.target_tokens": 2_000,
+        },
+        device="cpu",
+        precision="fp32",
+    )
+    weights = [
+        (tmp_path / run / "averaged/model.safetensors").read_bytes() for run in "abc"
+    ]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_the_dev_corpus_is_held_out_of_the_first_corpus(succeeds, texts, tmp_path):
+    options = [*corpus(texts, "big"), *corpus(texts, "small")]
+    extra = texts / "small.en"
+    extra.write_text((texts / "big.en").read_text().split("\n", 60)[0] + "\n")
+    lines = (texts / "big.en").read_text().splitlines()[:60]
+    extra.write_text("".join(f"{line}\n" for line in lines))
+    succeeds("train", *options, *STEPS, "--out", tmp_path / "run")
+    dev = (tmp_path / "run/corpus/dev/source.txt").read_text().splitlines()
+    assert len(dev) == 200
+    record = json.loads((tmp_path / "run/corpus/preparation.json").read_text())
+    held_out = len(set(dev) & set(lines))
+    assert 0 < held_out < 60
+    assert record["corpora"]["big"]["kept"] == 300
+    assert record["corpora"]["small"]["kept"] == 60 - held_out
+
+
+def test_stages_follow_one_another_and_a_run_resumes_within_one(
+    succeeds, texts, tmp_path
+):
+    options = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1"), *STEPS]
+    stages = "stages=[{steps=7, weights={big=1}}, {weights={small=1}}]"
+    options += ["--set", stages]
+    output = succeeds("train", *options, "--out", tmp_path / "whole")
+    assert "Stage 1, to update 7: big 100.0% of the pairs" in output
+    assert "step 8: stage 2 begins." in output
+    log = entries(tmp_path / "whole", "step")
+    assert [each["stage"] for each in log] == [2, 2]
+    assert [each["shares"] for each in log] == [{"big": 0.0, "small": 1.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["big 0", "small 1"], "The weight of corpus big must be above 0, but is 0"),
+        (["big -1", "small 1"], "weight of corpus big must be above 0, but is -1"),
+        (["big 1", "small"], "must have a weight, or none, but small has none"),
+        (["big", "big"], "must have a name of its own, but 2 are named big"),
+        (["big", "empty"], "empty.en: at least one pair must be left to train on"),
+        (["big", "small wait=1"], "there is no setting `corpora[1].wait`"),
+        (["big", "small weight=x"], "`corpora[1].weight` must be a number or none"),
+    ],
+)
+def test_a_mistake_in_a_mixture_is_one_sentence(
+    refuses, texts, tmp_path, options, message
+):
+    given = [word for each in options for word in corpus(texts, *each.split())]
+    found = refuses("train", *given, *STEPS, "--out", tmp_path / "run")
+    assert message in found
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_corpus_is_refused_beside_a_dev_corpus(refuses, texts, tmp_path):
+    given = [*corpus(texts, "big"), *corpus(texts, "empty")]
+    dev = ["--dev-source", texts / "small.en", "--dev-target", texts / "small.de"]
+    message = refuses("train", *given, *dev, *STEPS, "--out", tmp_path / "run")
+    assert "empty.en: a corpus must have at least one line" in message
+
+
+def test_a_mixture_beside_one_corpus_or_trees_is_refused(refuses, texts, tmp_path):
+    given = corpus(texts, "big")
+    more = ["--source", texts / "small.en", "--target", texts / "small.de"]
+    message = refuses("train", *given, *more, *STEPS, "--out", tmp_path / "run")
+    assert "Either a mixture of corpora" in message
+    trees = tmp_path / "trees"
+    trees.write_text("(S (NP (NN dog)) (VP (VBZ runs)))\n")
+    message = refuses(
+        "train", *given, "--trees", trees, *STEPS, "--out", tmp_path / "run"
+    )
+    assert "Either a mixture of corpora" in message
