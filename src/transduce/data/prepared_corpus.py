@@ -222,6 +222,8 @@ def prepare(
     prepared = _make(files, key, folder)
     record = asdict(prepared)
     del record["shared_with"], record["statistics"], record["is_held_out"]
+    if not prepared.corpora:
+        del record["corpora"]
     text = json.dumps(record, indent=2) + "\n"
     (folder / PREPARATION).write_text(text, encoding="utf-8")
     return replace(prepared, statistics=key.statistics)
