@@ -9,7 +9,7 @@ million pairs, which bounds the memory of the plan. Planning needs no PyTorch.
 
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +24,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     import transduce.data.tensors
+    from transduce.data.augmentation import Augmentation
 
 
 ID_TYPE = np.dtype("<u4")
@@ -66,13 +67,20 @@ class EncodedSide:
         self, indices: Integer[np.ndarray, " rows"], pad: int
     ) -> Integer[np.ndarray, "rows length"]:
         """Return the ids of some sentences as rows, each with at least one padding id
-        at its end, where `Batcher.load` puts EOS."""
+        at its end, where `Dataset.load` puts EOS."""
         starts, lengths = self.offsets[indices], self.lengths(indices)
         column = np.arange(lengths.max() + 1)
         is_id = column < lengths[:, None]
         rows = np.full(is_id.shape, pad, dtype=np.int64)
         rows[is_id] = self.ids[(starts[:, None] + column)[is_id]]
         return rows
+
+    def picked(self, indices: Integer[np.ndarray, " picked"]) -> "EncodedSide":
+        """Return some sentences in memory, in the order of the indices."""
+        starts, lengths = self.offsets[indices], self.lengths(indices)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(OFFSET_TYPE)
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return EncodedSide(ids=self.ids[places], offsets=offsets)
 
     def __getitem__(self, index: int) -> Integer[np.ndarray, " length"]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
@@ -87,6 +95,40 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
+
+    def picked(self, indices: Integer[np.ndarray, " picked"]) -> "Dataset":
+        """Return some pairs in memory, in the order of the indices."""
+        return Dataset(
+            source=self.source.picked(indices), target=self.target.picked(indices)
+        )
+
+    def lengths(
+        self, indices: Integer[np.ndarray, " pairs"]
+    ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
+        """Return the lengths of sources and targets in tokens, with the end tokens."""
+        return self.source.lengths(indices) + 1, self.target.lengths(indices) + 1
+
+    def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
+        """Return the number of positions of both sides of a batch, with padding."""
+        return len(indices) * sum(int(side.max()) for side in self.lengths(indices))
+
+    def load(
+        self, indices: Integer[np.ndarray, " batch"]
+    ) -> "transduce.data.tensors.Batch":
+        """Return a batch's ids as padded tensors, with special tokens."""
+        from transduce.data.tensors import as_batch
+
+        source, target = self.lengths(indices)
+        source_ids = self.source.padded(indices, PAD)
+        target_ids = self.target.padded(indices, PAD)
+        rows = np.arange(len(indices))
+        # `padded` leaves at least one padding id at the end of each row: `np.roll`
+        # moves it to the front, where BOS replaces it, and EOS fits behind the ids.
+        target_in = np.roll(target_ids, 1, axis=1)
+        target_in[:, 0] = BOS
+        source_ids[rows, source - 1] = EOS
+        target_ids[rows, target - 1] = EOS
+        return as_batch(source_ids, target_in, target_ids)
 
 
 def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
@@ -182,6 +224,8 @@ MAX_LENGTH = 2**20
 """Maximum number of tokens of a sentence."""
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
+AUGMENTED_PAIRS = 2**17
+"""The same in training with augmentation, which waits for the first of these parts."""
 
 Item = TypeVar("Item")
 
@@ -210,6 +254,8 @@ class BatchingConfig:
 class Update:
     """Sentence pairs of one optimizer step, as batches of indices."""
 
+    dataset: Dataset
+    """Dataset of the indices: that of the batcher, or a part of it with changes."""
     batches: tuple[Integer[np.ndarray, " _"], ...]
     source_lengths: Integer[np.ndarray, " pairs"]
     """Length of each source in tokens, with the end token."""
@@ -237,12 +283,17 @@ class Batcher:
         config: BatchingConfig,
         seed: int,
         mixture: CorpusMixture | None = None,
+        augmentation: "Augmentation | None" = None,
     ) -> None:
-        """Draw each pair once an epoch, or as a mixture of corpora determines."""
+        """Draw each pair once an epoch, or as a mixture of corpora determines.
+
+        With an augmentation, the pairs are changed anew in each epoch.
+        """
         self._dataset = dataset
         self._config = config
         self._seed = seed
         self.mixture = mixture
+        self._augmentation = augmentation
 
     def epoch(
         self, epoch: int, first: int = 0, first_step: int = 0
@@ -252,16 +303,23 @@ class Batcher:
         `first_step` is the number of updates of the training before the epoch. It
         determines the stage of a mixture, at whose end the epoch ends.
         """
+        if self._augmentation is None:
+            updates = self._updates(self._pairs(epoch, first_step), epoch, first)
+        else:
+            updates = self._augmented(epoch, first, first_step, self._augmentation)
         if self.mixture is None:
-            pairs = np.arange(len(self._dataset), dtype=np.uint32)
-            return self._updates(pairs, epoch, first)
+            return updates
         stage = self.mixture.stage_at(first_step)
-        updates = self._updates(
-            self.mixture.draw(epoch, stage, self._seed), epoch, first
-        )
         if stage.end is None:
             return updates
         return islice(updates, max(stage.end - first_step - first, 0))
+
+    def _pairs(self, epoch: int, first_step: int) -> Integer[np.ndarray, " pairs"]:
+        """Return the pairs of an epoch, not yet in random order."""
+        if self.mixture is None:
+            return np.arange(len(self._dataset), dtype=np.uint32)
+        stage = self.mixture.stage_at(first_step)
+        return self.mixture.draw(epoch, stage, self._seed)
 
     def _updates(
         self, pairs: Integer[np.ndarray, " pairs"], epoch: int, first: int
@@ -275,6 +333,86 @@ class Batcher:
             for start, end in bounds[first:]:
                 yield self._update(batches[start:end])
             first = max(first - len(bounds), 0)
+
+    def _augmented(
+        self, epoch: int, first: int, first_step: int, augmentation: "Augmentation"
+    ) -> Iterator[Update]:
+        """Yield the updates of an epoch with changed pairs.
+
+        The number of updates of a part does not depend on its changes, so that a
+        resumed run need not make those of earlier parts.
+        """
+        parts = self._augmented_parts(epoch, first_step)
+        numbers = [self._num_updates(part) for part in parts]
+        for number, (part, num_updates) in enumerate(zip(parts, numbers, strict=True)):
+            if first >= num_updates:
+                first -= num_updates
+                continue
+            seed = (self._seed, epoch, number)
+            changed = augmentation.augmented(self._dataset.picked(part), seed)
+            # The next part is changed while this one is trained on.
+            if number + 1 < len(parts):
+                following, seed = parts[number + 1], (self._seed, epoch, number + 1)
+            else:
+                end = self._end_of_epoch(first_step, sum(numbers))
+                [following, *_] = self._augmented_parts(epoch + 1, end)
+                seed = (self._seed, epoch + 1, 0)
+            augmentation.begin(self._dataset.picked(following), seed)
+            plan = Batcher(changed.pairs, self._config, self._seed)
+            for update in islice(
+                plan._exactly(num_updates, (epoch, number)), first, None
+            ):
+                drawn = part[changed.numbers[np.concatenate(update.batches)]]
+                yield replace(update, corpus_pairs=self._corpus_pairs(drawn))
+            first = 0
+
+    def _augmented_parts(
+        self, epoch: int, first_step: int
+    ) -> list[Integer[np.ndarray, " _"]]:
+        random = np.random.default_rng((self._seed, epoch))
+        pairs = random.permutation(self._pairs(epoch, first_step))
+        return _in_parts(pairs, AUGMENTED_PAIRS)
+
+    def _end_of_epoch(self, first_step: int, num_updates: int) -> int:
+        """Return the number of updates of the training up to the end of an epoch."""
+        end = first_step + num_updates
+        if self.mixture is None:
+            return end
+        stage = self.mixture.stage_at(first_step)
+        return end if stage.end is None else min(end, stage.end)
+
+    def _num_updates(self, pairs: Integer[np.ndarray, " pairs"]) -> int:
+        """Return the number of updates for a part: by its tokens before any change.
+
+        It is at most half of the pairs, as many as are left if all are joined.
+        """
+        return max(min(round(max(self._shares(pairs))), len(pairs) // 2), 1)
+
+    def _exactly(self, number: int, place: tuple[int, ...]) -> Iterator[Update]:
+        """Yield all pairs in exactly `number` updates, which are equally full."""
+        sequence = np.random.SeedSequence(self._seed, spawn_key=place)
+        random = np.random.default_rng(sequence)
+        batches = self._batches(np.arange(len(self._dataset)))
+        while len(batches) < number:
+            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            batches[largest : largest + 1] = np.array_split(batches[largest], 2)
+        batches = [batches[i] for i in random.permutation(len(batches))]
+        filled = np.cumsum([0.0, *(max(self._shares(batch)) for batch in batches)])
+        ends = np.searchsorted(filled, np.linspace(0, filled[-1], number + 1)[1:-1])
+        # Each update has at least one batch.
+        least = np.arange(1, number)
+        ends = np.maximum.accumulate(np.maximum(ends - least, 0)) + least
+        ends = np.minimum(ends, len(batches) - least[::-1])
+        for start, end in pairwise([0, *ends.tolist(), len(batches)]):
+            yield self._update(batches[start:end])
+
+    def _shares(self, pairs: Integer[np.ndarray, " _"]) -> tuple[float, float]:
+        """Return how many updates some pairs fill, by the tokens of each side."""
+        source, target = self._lengths(pairs)
+        return (
+            float(source.sum()) / self._config.source_tokens,
+            float(target.sum()) / self._config.target_tokens,
+        )
 
     def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
         """Yield all pairs once, in batches of similar lengths, to measure a loss."""
@@ -315,30 +453,39 @@ class Batcher:
         pairs = np.concatenate(batches)
         source, target = self._lengths(pairs)
         return Update(
+            dataset=self._dataset,
             batches=tuple(batches),
             source_lengths=source,
             target_lengths=target,
             num_positions=sum(map(self.num_positions, batches)),
-            corpus_pairs=self.mixture.count(pairs) if self.mixture else (),
+            corpus_pairs=self._corpus_pairs(pairs),
         )
+
+    def _corpus_pairs(self, pairs: Integer[np.ndarray, " pairs"]) -> tuple[int, ...]:
+        return self.mixture.count(pairs) if self.mixture else ()
 
     def load(
         self, indices: Integer[np.ndarray, " batch"]
     ) -> "transduce.data.tensors.Batch":
-        """Return a batch's ids as padded tensors, with special tokens."""
-        from transduce.data.tensors import as_batch
+        """Return the padded tensors of some pairs of the dataset."""
+        return self._dataset.load(indices)
 
-        source, target = self._lengths(indices)
-        source_ids = self._dataset.source.padded(indices, PAD)
-        target_ids = self._dataset.target.padded(indices, PAD)
-        rows = np.arange(len(indices))
-        # `padded` leaves at least one padding id at the end of each row: `np.roll`
-        # moves it to the front, where BOS replaces it, and EOS fits behind the ids.
-        target_in = np.roll(target_ids, 1, axis=1)
-        target_in[:, 0] = BOS
-        source_ids[rows, source - 1] = EOS
-        target_ids[rows, target - 1] = EOS
-        return as_batch(source_ids, target_in, target_ids)
+    def longest_possible(self) -> "Batcher":
+        """Return a batcher of pairs as long as augmentation can make them.
+
+        Its longest batch needs as much memory as any of this batcher.
+        """
+        if self._augmentation is None:
+            return self
+        length = self._augmentation.max_length - 1
+        number = max(self._config.batch_tokens // (length + 1), 1)
+        offsets = length * np.arange(number + 1, dtype=OFFSET_TYPE)
+        source, target = (
+            EncodedSide(ids=np.resize(side.ids[:length], offsets[-1]), offsets=offsets)
+            for side in (self._dataset.source, self._dataset.target)
+        )
+        longest = Dataset(source=source, target=target)
+        return Batcher(longest, self._config, self._seed)
 
     def longest_batch(self) -> Integer[np.ndarray, " pairs"]:
         """Return the longest pairs that fill a batch: the batch that needs most
@@ -355,20 +502,20 @@ class Batcher:
 
     def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
         """Return the number of positions of both sides of a batch, with padding."""
-        return len(indices) * sum(int(side.max()) for side in self._lengths(indices))
+        return self._dataset.num_positions(indices)
 
     def _lengths(
         self, indices: Integer[np.ndarray, " pairs"]
     ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-        """Return the lengths of sources and targets in tokens, with the end tokens."""
-        source, target = self._dataset.source, self._dataset.target
-        return source.lengths(indices) + 1, target.lengths(indices) + 1
+        return self._dataset.lengths(indices)
 
 
 def _in_parts(
-    indices: Integer[np.ndarray, " pairs"],
+    indices: Integer[np.ndarray, " pairs"], size: int | None = None
 ) -> list[Integer[np.ndarray, " _"]]:
-    return np.array_split(indices, max(-(-len(indices) // PLANNED_PAIRS), 1))
+    """Split indices into equal parts of at most `size`."""
+    size = size or PLANNED_PAIRS
+    return np.array_split(indices, max(-(-len(indices) // size), 1))
 
 
 def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

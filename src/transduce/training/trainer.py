@@ -207,7 +207,7 @@ class Trainer:
         moments = self._optimizer.missing_moments()
         sharing = self._processes.count_here
         found = find_micro_batch(
-            self._batch_loss, self._batcher, self._hardware, sharing
+            self._batch_loss, self._batcher.longest_possible(), self._hardware, sharing
         )
         found = replace(found, compile_error=compile_error)
         del moments
@@ -224,7 +224,10 @@ class Trainer:
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""
         return compile_layers(
-            self._batch_loss, self._batcher, self._hardware, self._processes
+            self._batch_loss,
+            self._batcher.longest_possible(),
+            self._hardware,
+            self._processes,
         )
 
     def train(
@@ -343,13 +346,13 @@ class Trainer:
             start.epoch, first=start.update, first_step=start.step - start.update
         )
         for step, update in enumerate(updates, start.step + 1):
-            parts = self._cut(update.batches, self._bound(step))
+            parts = self._cut(update, self._bound(step))
             shares = self._processes.share(parts)
             for share in shares:
                 yield _Loaded(
                     update=update,
                     share=share,
-                    batch=self._load(share),
+                    batch=self._load(update, share),
                     is_last=share is shares[-1],
                 )
 
@@ -458,8 +461,8 @@ class Trainer:
                     losses += self._backward(each)
         return processes.all_reduce_sum(losses)
 
-    def _load(self, share: Share) -> Batch:
-        batch = self._batcher.load(share.indices)
+    def _load(self, update: Update, share: Share) -> Batch:
+        batch = update.dataset.load(share.indices)
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _bound(self, step: int) -> int | None:
@@ -474,17 +477,18 @@ class Trainer:
 
     @cached_property
     def _longest_positions(self) -> int:
-        return self._batcher.num_positions(self._batcher.longest_batch())
+        batcher = self._batcher.longest_possible()
+        return batcher.num_positions(batcher.longest_batch())
 
     def _cut(
-        self, batches: Sequence[Integer[np.ndarray, " _"]], bound: int | None
+        self, update: Update, bound: int | None
     ) -> list[Integer[np.ndarray, " _"]]:
         """Split batches into parts of at most that many positions."""
         if bound is None:
-            return list(batches)
+            return list(update.batches)
         parts: list[Integer[np.ndarray, " _"]] = []
-        for batch in batches:
-            width = self._batcher.num_positions(batch) // len(batch)
+        for batch in update.batches:
+            width = update.dataset.num_positions(batch) // len(batch)
             num_pairs = max(bound // width, 1)
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts

@@ -1,0 +1,470 @@
+"""Augmentation of a corpus during training: each part is encoded anew, with changes.
+
+The pairs of a part are decoded, changed and encoded again, in chunks, by processes in
+the background, while the part before is trained on. A chunk depends only on its pairs,
+the settings and its own seed: not on the number of processes, nor on other chunks.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Integer
+
+from transduce.data.batches import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
+from transduce.errors import ConfigError
+from transduce.interruption import terminations
+from transduce.machine import num_cores
+from transduce.text.augmentation import (
+    CASES,
+    Case,
+    TextAugmentationConfig,
+    in_case,
+    joined,
+    with_typos,
+    without_end,
+)
+from transduce.text.corpus import SentencePair
+from transduce.text.languages import LanguagesConfig
+from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.subword_sampling import (
+    BytePairSampler,
+    Sampler,
+    UnigramSampler,
+    can_drop_merges,
+)
+from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+
+CHUNK_PAIRS = 2**13
+"""Number of pairs that are augmented at once."""
+LENGTHENED = 2
+"""Largest length of a changed sentence, in lengths of the longest of the corpus."""
+CORES_PER_PROCESS = 4
+MAX_PROCESSES = 4
+"""Maximum number of processes that augment; they are as fast as a GPU trains."""
+
+NICENESS = 5
+"""Priority of these processes below that of training."""
+
+Seed = tuple[int, ...]
+
+
+def require_suitable(config: TextAugmentationConfig, tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` if the tokenizer does not allow these settings."""
+    is_foreign = isinstance(tokenizer, SentencePieceTokenizer)
+    if config.used and isinstance(tokenizer, WordTokenizer):
+        [name, *_] = config.used
+        raise ConfigError(
+            f"`augmentation.{name}` needs a vocabulary of sub-words or characters, as "
+            "most changed words would be unknown, but this one is of words; set it to "
+            '0, or `tokenizer.kind` to "bpe".'
+        )
+    has_merges = isinstance(tokenizer, SubwordTokenizer) and can_drop_merges(tokenizer)
+    if config.subword_dropout and not has_merges:
+        instead = "set `augmentation.subword_alpha`" if is_foreign else "set it to 0"
+        raise ConfigError(
+            "`augmentation.subword_dropout` drops merges of byte-pair encoding, but "
+            f"this tokenizer has none; {instead}."
+        )
+    if config.subword_alpha and not is_foreign:
+        raise ConfigError(
+            "`augmentation.subword_alpha` samples from the unigram models of a "
+            "SentencePiece tokenizer, but this one has none; set it to 0, or "
+            "`augmentation.subword_dropout` for byte-pair encoding."
+        )
+
+
+def largest_length(dataset: Dataset, max_length: int) -> int:
+    """Return the maximum length of a changed sentence, with the end token.
+
+    It bounds the memory of training: pairs that a change would make longer stay as
+    they are.
+    """
+    sides = (dataset.source.offsets, dataset.target.offsets)
+    longest = max(int(np.diff(side).max()) for side in sides) + 1
+    return min(LENGTHENED * longest, max_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentedPart:
+    """Part of a corpus with changed pairs."""
+
+    pairs: Dataset
+    numbers: Integer[np.ndarray, " pairs"]
+    """Number of each pair in the part; that of the first one if two were joined."""
+
+
+class PairAugmenter:
+    """Changes the text of encoded pairs, and samples their sub-words."""
+
+    def __init__(
+        self,
+        config: TextAugmentationConfig,
+        tokenizer: Tokenizer,
+        languages: LanguagesConfig,
+        max_length: int,
+    ) -> None:
+        """`max_length` bounds changed sentences, with the end token; pairs that would
+        be longer stay as they are. Raises `ConfigError` if the tokenizer does not allow
+        the settings."""
+        require_suitable(config, tokenizer)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._languages = languages
+        self.max_length = max_length
+        sides = config.subword_sides
+        self._source_sampler = self._sampler("source") if sides != "target" else None
+        self._target_sampler = self._sampler("target") if sides != "source" else None
+
+    def __call__(self, part: Dataset, seed: Seed) -> AugmentedPart:
+        """Return the pairs with changes that the seed determines.
+
+        The text of a pair changes only if its ids decode to a text with the same ids.
+        Joined pairs take the place of the first; the second is left out.
+        """
+        random = _generator(seed)
+        changed = AugmentedPart(pairs=part, numbers=np.arange(len(part)))
+        if self._config.changes_text:
+            changed = self._with_changed_text(part, random)
+        pairs = Dataset(
+            source=self._sampled(changed.pairs.source, self._source_sampler, random),
+            target=self._sampled(changed.pairs.target, self._target_sampler, random),
+        )
+        return replace(changed, pairs=pairs)
+
+    def _sampler(self, side: Literal["source", "target"]) -> Sampler | None:
+        config, tokenizer = self._config, self._tokenizer
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            if not config.subword_alpha:
+                return None
+            model = tokenizer.source if side == "source" else tokenizer.target
+            return UnigramSampler(tokenizer, model, config.subword_alpha)
+        rate = config.subword_dropout
+        return BytePairSampler(tokenizer, rate) if rate else None
+
+    def _sampled(
+        self, side: EncodedSide, sampler: Sampler | None, random: np.random.Generator
+    ) -> EncodedSide:
+        """Sample the sub-words of a side; sentences that become too long stay."""
+        if sampler is None:
+            return side
+        ids, offsets = sampler.sample(side.ids, side.offsets, random)
+        number = len(offsets) - 1
+        is_overlong = np.diff(offsets) >= self.max_length
+        sampled = EncodedSide(ids=ids, offsets=offsets)
+        if not is_overlong.any():
+            return sampled
+        return _appended(sampled, side).picked(np.arange(number) + number * is_overlong)
+
+    def _with_changed_text(
+        self, part: Dataset, random: np.random.Generator
+    ) -> AugmentedPart:
+        changes = _draw_changes(len(part), self._config, random)
+        pairs = self._restored(part, changes)
+        draw = Random(int(random.integers(2**63)))
+        drafts = []
+        for change in changes:
+            if (pair := self._changed(change, pairs, draw)) is not None:
+                drafts.append((change, pair))
+        sources, targets = self._encode([pair for _, pair in drafts])
+        number = len(part)
+        picked, kept = np.arange(number), np.ones(number, dtype=bool)
+        for i, (change, _) in enumerate(drafts):
+            if all(0 < len(side[i]) < self.max_length for side in (sources, targets)):
+                picked[change.first] = number + i
+                if change.second is not None:
+                    kept[change.second] = False
+        both = Dataset(
+            source=_appended(part.source, _side(sources)),
+            target=_appended(part.target, _side(targets)),
+        )
+        return AugmentedPart(
+            pairs=both.picked(picked[kept]), numbers=np.flatnonzero(kept)
+        )
+
+    def _restored(
+        self, part: Dataset, changes: Sequence["_Change"]
+    ) -> dict[int, SentencePair]:
+        """Decode the pairs to change, without those whose text has other ids."""
+        numbers = sorted({i for change in changes for i in change.pairs})
+        ids = [(part.source[i].tolist(), part.target[i].tolist()) for i in numbers]
+        decode = self._tokenizer.decode
+        pairs = [
+            SentencePair(source=decode(source), target=decode(target))
+            for source, target in ids
+        ]
+        again = zip(*self._encode(pairs), strict=True)
+        return {
+            i: pair
+            for i, pair, before, after in zip(numbers, pairs, ids, again, strict=True)
+            if before == after
+        }
+
+    def _encode(
+        self, pairs: Sequence[SentencePair]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        return (
+            self._tokenizer.encode_sources([pair.source for pair in pairs]),
+            self._tokenizer.encode_targets([pair.target for pair in pairs]),
+        )
+
+    def _changed(
+        self, change: "_Change", pairs: Mapping[int, SentencePair], draw: Random
+    ) -> SentencePair | None:
+        """Make a change; None if a pair cannot be decoded, or two cannot be joined."""
+        if not all(i in pairs for i in change.pairs):
+            return None
+        pair: SentencePair | None = pairs[change.first]
+        if change.second is not None and pair is not None:
+            pair = joined(pair, pairs[change.second])
+        if pair is None:
+            return None
+        if change.case is not None:
+            languages = self._languages
+            pair = SentencePair(
+                source=in_case(pair.source, change.case, languages.source),
+                target=in_case(pair.target, change.case, languages.target),
+            )
+        if change.loses_end:
+            pair = without_end(pair)
+        if change.has_typos:
+            pair = replace(pair, source=with_typos(pair.source, draw))
+        return pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """Changes of one pair, or of two that are joined."""
+
+    first: int
+    second: int | None
+    case: Case | None
+    loses_end: bool
+    has_typos: bool
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        return (self.first,) if self.second is None else (self.first, self.second)
+
+
+def _draw_changes(
+    number: int, config: TextAugmentationConfig, random: np.random.Generator
+) -> list[_Change]:
+    """Draw the changes of each pair; pairs without one are left out."""
+    bounds = np.cumsum([getattr(config, case) for case in CASES])
+    cases = np.searchsorted(bounds, random.random(number), side="right")
+    loses_end, has_typos, is_joined = (
+        random.random(number) < share
+        for share in (config.no_end, config.typos, config.joined)
+    )
+    twos = np.flatnonzero(is_joined)
+    second_of = dict(zip(twos[::2].tolist(), twos[1::2].tolist(), strict=False))
+    seconds = set(second_of.values())
+    is_changed = (cases < len(CASES)) | loses_end | has_typos | is_joined
+    return [
+        _Change(
+            first=i,
+            second=second_of.get(i),
+            case=CASES[cases[i]] if cases[i] < len(CASES) else None,
+            loses_end=bool(loses_end[i]),
+            has_typos=bool(has_typos[i]),
+        )
+        for i in np.flatnonzero(is_changed).tolist()
+        if i not in seconds
+    ]
+
+
+def _generator(seed: Seed) -> np.random.Generator:
+    first, *others = seed
+    return np.random.default_rng(np.random.SeedSequence(first, spawn_key=others))
+
+
+def _side(sentences: Sequence[Sequence[int]]) -> EncodedSide:
+    ends = np.cumsum([0, *map(len, sentences)], dtype=OFFSET_TYPE)
+    ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
+    return EncodedSide(ids=ids, offsets=ends)
+
+
+def _appended(*sides: EncodedSide) -> EncodedSide:
+    """Return the sentences of all sides, one side after the other."""
+    lengths = np.concatenate([np.diff(side.offsets) for side in sides])
+    return EncodedSide(
+        ids=np.concatenate([side.ids for side in sides]),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(OFFSET_TYPE),
+    )
+
+
+class Augmentation:
+    """Augmentation of the parts of a corpus, by processes in the background.
+
+    Call `close` at the end, or use it as a context manager.
+    """
+
+    def __init__(self, augment: PairAugmenter, num_processes: int) -> None:
+        """Augment in that many processes; in this one, when a part is used, for 0."""
+        self._augment = augment
+        self._coming: dict[Seed, list[Future[AugmentedPart]]] = {}
+        self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
+        self._idle = SimpleQueue[_Worker]()
+        self._workers = [_Worker(augment) for _ in range(num_processes)]
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._is_closed = False
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a changed sentence in tokens, with the end token."""
+        return self._augment.max_length
+
+    def begin(self, part: Dataset, seed: Seed) -> None:
+        """Begin to augment a part in the background, to use it later."""
+        if self._threads is not None and seed not in self._coming:
+            self._coming[seed] = [
+                self._threads.submit(self._by_worker, chunk, (*seed, number))
+                for number, chunk in enumerate(_chunks(part))
+            ]
+
+    def augmented(self, part: Dataset, seed: Seed) -> AugmentedPart:
+        """Return the augmented part; wait for it if it is not finished."""
+        self.begin(part, seed)
+        if self._threads is None:
+            chunks = enumerate(_chunks(part))
+            return _joined([self._augment(c, (*seed, number)) for number, c in chunks])
+        return _joined([future.result() for future in self._coming.pop(seed)])
+
+    def close(self) -> None:
+        """End the processes."""
+        self._is_closed = True
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.end()
+
+    def __enter__(self) -> "Augmentation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _by_worker(self, chunk: Dataset, seed: Seed) -> AugmentedPart:
+        worker = self._idle.get()
+        try:
+            return worker(chunk, seed)
+        except (EOFError, OSError):
+            if self._is_closed:
+                raise CancelledError from None
+            warnings.warn(
+                "A process that augments was killed, as happens when memory runs out; "
+                "training goes on, but waits for its corpus.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return self._augment(chunk, seed)
+        finally:
+            self._idle.put(worker)
+
+
+def default_processes(processes_here: int) -> int:
+    """Return how many processes augment for each of the trainings on this machine."""
+    most = (num_cores() or 1) // (CORES_PER_PROCESS * processes_here)
+    return max(min(most, MAX_PROCESSES), 1)
+
+
+class _Worker:
+    """Process that augments chunks, one after the other."""
+
+    def __init__(self, augment: PairAugmenter) -> None:
+        package = Path(__file__).parents[2]
+        known = os.environ.get("PYTHONPATH")
+        self._process = subprocess.Popen(
+            # Unlike multiprocessing, this does not run the user's script again.
+            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [known])]),
+                "TOKENIZERS_PARALLELISM": "false",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        self._augment: PairAugmenter | None = augment  # sent with the first chunk
+
+    def __call__(self, chunk: Dataset, seed: Seed) -> AugmentedPart:
+        """Return the augmented chunk; `EOFError` or `OSError` if the process ended."""
+        tasks, results = self._process.stdin, self._process.stdout
+        assert tasks is not None
+        assert results is not None
+        if self._augment is not None:
+            pickle.dump(self._augment, tasks)
+            self._augment = None
+        pickle.dump((chunk, seed), tasks)
+        tasks.flush()
+        result: AugmentedPart | Exception = pickle.load(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def serve() -> None:
+    """Augment the chunks that come from standard input, in a process of its own."""
+    # Signals reach all processes of a group; only the first one handles them.
+    for number in (signal.SIGINT, *terminations()):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
+    with suppress(EOFError, OSError):  # the first process has ended
+        augment: PairAugmenter = pickle.load(tasks)
+        while True:
+            chunk, seed = pickle.load(tasks)
+            try:
+                result: AugmentedPart | Exception = augment(chunk, seed)
+            except Exception as error:  # raised again in the first process
+                error.add_note(traceback.format_exc())
+                result = error
+            pickle.dump(result, results)
+            results.flush()
+
+
+def _chunks(part: Dataset) -> Iterator[Dataset]:
+    for start in range(0, len(part), CHUNK_PAIRS):
+        yield part.picked(np.arange(start, min(start + CHUNK_PAIRS, len(part))))
+
+
+def _joined(chunks: Sequence[AugmentedPart]) -> AugmentedPart:
+    starts = CHUNK_PAIRS * np.arange(len(chunks))
+    numbers = [
+        start + chunk.numbers for start, chunk in zip(starts, chunks, strict=True)
+    ]
+    return AugmentedPart(
+        pairs=Dataset(
+            source=_appended(*(chunk.pairs.source for chunk in chunks)),
+            target=_appended(*(chunk.pairs.target for chunk in chunks)),
+        ),
+        numbers=np.concatenate(numbers),
+    )

@@ -1,0 +1,243 @@
+"""Changes of sentence pairs during training: case, typos, missing full stops.
+
+A model translates text as it has seen it in training. Changed copies of its pairs, new
+in each epoch, make it robust against text in capitals, with typos, without a full stop,
+or of two sentences on a line. Tags such as >>de<< or <bt> are never changed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+from transduce.errors import ConfigError
+from transduce.settings import require_between
+from transduce.text.corpus import SentencePair
+from transduce.text.languages import UNSPACED_LETTERS, base
+from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
+from transduce.text.subword_sampling import TAG
+
+Sides = Literal["both", "source", "target"]
+Case = Literal["upper", "title", "lower"]
+CASES: tuple[Case, ...] = get_args(Case)
+SHARES = (*CASES, "typos", "no_end", "joined")
+"""Settings that are shares of the pairs."""
+MAX_ALPHA = 10
+"""Largest `subword_alpha`: the likeliest segmentation is nearly always drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAugmentationConfig:
+    """Settings of the changes of training pairs, new in each epoch.
+
+    By default there are none.
+    """
+
+    upper: float = 0.0
+    """Share of pairs in ALL CAPS, both sides."""
+    title: float = 0.0
+    """Share of pairs in Title Case, both sides."""
+    lower: float = 0.0
+    """Share of pairs in lower case, both sides."""
+    typos: float = 0.0
+    """Share of pairs with typos in the source: in about one of ten words, at least
+    one."""
+    no_end: float = 0.0
+    """Share of pairs that lose the full stop, or another mark, at the end of both
+    sides."""
+    joined: float = 0.0
+    """Share of pairs that are joined with another one to a line of two sentences."""
+    subword_dropout: float = 0.0
+    """Probability with which a merge of byte-pair encoding is dropped, so that words
+    are cut differently in each epoch (Provilkov et al., 2020, have 0.1)."""
+    subword_alpha: float = 0.0
+    """Exponent of the probabilities by which segmentations of a SentencePiece tokenizer
+    are sampled (Kudo, 2018, has 0.1 to 0.5); the smaller, the more varied they are. 0
+    for no sampling."""
+    subword_sides: Sides = "both"
+    """Sides with dropout or sampling of sub-words: "both", "source" or "target"."""
+
+    def __post_init__(self) -> None:
+        for name in (*SHARES, "subword_dropout"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ConfigError(
+                    f"`augmentation.{name}` must be from 0 to 1, but is {share:g}."
+                )
+        if (total := sum(getattr(self, case) for case in CASES)) > 1 + 1e-9:
+            raise ConfigError(
+                "`augmentation.upper`, `augmentation.title` and `augmentation.lower` "
+                f"are shares of the same pairs and must sum up to at most 1, but do to "
+                f"{total:g}."
+            )
+        require_between("augmentation.subword_alpha", self.subword_alpha, 0, MAX_ALPHA)
+        if self.subword_sides not in get_args(Sides):
+            raise ConfigError(
+                '`augmentation.subword_sides` must be "both", "source" or "target", '
+                f'but is "{self.subword_sides}".'
+            )
+
+    @property
+    def used(self) -> dict[str, float]:
+        """Shares and rates that are not 0, by name."""
+        names = (*SHARES, "subword_dropout", "subword_alpha")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+    @property
+    def changes_text(self) -> bool:
+        """Whether text changes, not only its segmentation into sub-words."""
+        return any(getattr(self, name) for name in SHARES)
+
+
+DOTTED = ("az", "crh", "tr")
+"""Languages that write i with and without a dot, also as capitals."""
+WORD_START = re.compile(r"(?<!\S)[^\W\d_]|(?<!\S)\W+[^\W\d_]")
+
+
+def in_case(text: str, case: Case, language: str | None = None) -> str:
+    """Return a text in another case by Unicode's rules; tags stay.
+
+    German ß becomes SS. `language` is a BCP 47 tag: the capital of the Turkish i has a
+    dot. Scripts without case do not change.
+    """
+    has_dots = language is not None and base(language) in DOTTED
+    if case == "title":
+        return _outside_tags(text, lambda part: _titled(part, has_dots))
+    if case == "upper":
+        return _outside_tags(text, lambda part: _upper(part, has_dots))
+    return _outside_tags(text, lambda part: _lower(part, has_dots))
+
+
+def _upper(text: str, has_dots: bool) -> str:
+    return (text.replace("i", "İ") if has_dots else text).upper()
+
+
+def _lower(text: str, has_dots: bool) -> str:
+    if has_dots:
+        text = text.replace("İ", "i").replace("I", "ı")
+    return text.lower()
+
+
+def _titled(text: str, has_dots: bool) -> str:
+    """Capitalize the first letter of each word; the others stay, as in "McDonald's"."""
+
+    def capitalized(match: re.Match[str]) -> str:
+        signs, letter = match[0][:-1], match[0][-1]
+        return signs + ("İ" if has_dots and letter == "i" else letter.title())
+
+    return WORD_START.sub(capitalized, text)
+
+
+def _outside_tags(text: str, change: Callable[[str], str]) -> str:
+    parts, end = [], 0
+    for tag in TAG.finditer(text):
+        parts += [change(text[end : tag.start()]), tag[0]]
+        end = tag.end()
+    return "".join([*parts, change(text[end:])])
+
+
+KEYBOARDS = (
+    ("qwertyuiop", "asdfghjkl", "zxcvbnm"),
+    ("йцукенгшщзхъ", "фывапролджэ", "ячсмитьбю"),
+)
+"""Rows of the keys of letters, each half a key to the right of the one above."""
+TYPO_SHARE = 0.1
+"""Share of the words of a text with typos that have one."""
+TYPED_WORD = re.compile(rf"(?:(?![{UNSPACED_LETTERS}])[^\W\d_]){{3,}}")
+"""Pattern of words that may have a typo: three letters of a script with spaces."""
+
+
+def with_typos(text: str, random: Random) -> str:
+    """Return a text with a typo in about every tenth word, and in at least one.
+
+    Two letters are swapped, one is left out, doubled, or that of a neighbouring key.
+    Tags, digits and scripts without spaces between words stay.
+    """
+    tags = [tag.span() for tag in TAG.finditer(text)]
+    words = [
+        word.span()
+        for word in TYPED_WORD.finditer(text)
+        if not any(start <= word.start() < end for start, end in tags)
+    ]
+    if not words:
+        return text
+    number = max(sum(random.random() < TYPO_SHARE for _ in words), 1)
+    for start, end in sorted(random.sample(words, number), reverse=True):
+        text = text[:start] + _mistyped(text[start:end], random) + text[end:]
+    return text
+
+
+def _mistyped(word: str, random: Random) -> str:
+    place = random.randrange(len(word) - 1)
+    first, second, rest = word[place], word[place + 1], word[place + 2 :]
+    match random.choice(("swap", "drop", "double", "neighbour")):
+        case "swap" if first != second:
+            typed = second + first
+        case "drop":
+            typed = second
+        case "neighbour" if keys := NEIGHBOURS.get(first.lower()):
+            key = random.choice(keys)
+            typed = (key.upper() if first.isupper() else key) + second
+        case _:
+            typed = first + first + second
+    return word[:place] + typed + rest
+
+
+def _neighbours() -> dict[str, str]:
+    """Return the letters of the keys around each letter's."""
+    found: dict[str, str] = {}
+    for rows in KEYBOARDS:
+        at = {
+            (row, column): letter
+            for row, letters in enumerate(rows)
+            for column, letter in enumerate(letters)
+        }
+        for (row, column), letter in at.items():
+            around = [(row, column - 1), (row, column + 1)]
+            around += [(row - 1, column), (row - 1, column + 1)]
+            around += [(row + 1, column - 1), (row + 1, column)]
+            found[letter] = "".join(at[place] for place in around if place in at)
+    return found
+
+
+NEIGHBOURS = _neighbours()
+"""Letters of neighbouring keys, by lower-case letter."""
+
+END = re.compile(rf"\s*[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]+$")
+"""Pattern of the marks at the end of a text."""
+
+
+def without_end(pair: SentencePair) -> SentencePair:
+    """Return a pair without the marks at its end, if both sides end with one."""
+    source, target = END.sub("", pair.source), END.sub("", pair.target)
+    is_possible = source and target
+    if not is_possible or source == pair.source or target == pair.target:
+        return pair
+    return SentencePair(source=source, target=target)
+
+
+LEADING_TAGS = re.compile(rf"(?:(?:{TAG.pattern})\s*)*")
+
+
+def joined(first: SentencePair, second: SentencePair) -> SentencePair | None:
+    """Return two pairs as one line a side; None if their sources have other tags.
+
+    A space separates the sentences, except between scripts without spaces. The tags at
+    the beginning of the second source are left out.
+    """
+    tags, others = (_leading_tags(pair.source) for pair in (first, second))
+    if tags.split() != others.split():
+        return None
+    return SentencePair(
+        source=_beside(first.source, second.source[len(others) :]),
+        target=_beside(first.target, second.target),
+    )
+
+
+def _leading_tags(text: str) -> str:
+    match = LEADING_TAGS.match(text)
+    return match[0] if match else ""
+
+
+def _beside(first: str, second: str) -> str:
+    return first + space_between(first, second) + second
