@@ -47,7 +47,8 @@ from transduce.text.subword_sampling import (
     UnigramSampler,
     can_drop_merges,
 )
-from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
@@ -63,17 +64,26 @@ NICENESS = 5
 Seed = tuple[int, ...]
 
 
-def require_suitable(config: TextAugmentationConfig, tokenizer: Tokenizer) -> None:
-    """Raise `ConfigError` if the tokenizer does not allow these settings."""
+def require_suitable(
+    config: TextAugmentationConfig, tokenizer: Tokenizer | TokenizerConfig
+) -> None:
+    """Raise `ConfigError` if a tokenizer, or one to be learned, does not allow the
+    settings."""
     is_foreign = isinstance(tokenizer, SentencePieceTokenizer)
-    if config.used and isinstance(tokenizer, WordTokenizer):
+    if isinstance(tokenizer, TokenizerConfig):
+        has_words, has_merges = tokenizer.kind == "word", tokenizer.kind == "bpe"
+    else:
+        has_words = isinstance(tokenizer, WordTokenizer)
+        has_merges = not isinstance(
+            tokenizer, SentencePieceTokenizer
+        ) and can_drop_merges(tokenizer)
+    if config.used and has_words:
         [name, *_] = config.used
         raise ConfigError(
             f"`augmentation.{name}` needs a vocabulary of sub-words or characters, as "
             "most changed words would be unknown, but this one is of words; set it to "
             '0, or `tokenizer.kind` to "bpe".'
         )
-    has_merges = isinstance(tokenizer, SubwordTokenizer) and can_drop_merges(tokenizer)
     if config.subword_dropout and not has_merges:
         instead = "set `augmentation.subword_alpha`" if is_foreign else "set it to 0"
         raise ConfigError(
@@ -317,12 +327,11 @@ class Augmentation:
     def __init__(self, augment: PairAugmenter, num_processes: int) -> None:
         """Augment in that many processes; in this one, when a part is used, for 0."""
         self._augment = augment
-        self._coming: dict[Seed, list[Future[AugmentedPart]]] = {}
+        self._num_processes = num_processes
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
+        self._workers: list[_Worker] = []
         self._idle = SimpleQueue[_Worker]()
-        self._workers = [_Worker(augment) for _ in range(num_processes)]
-        for worker in self._workers:
-            self._idle.put(worker)
+        self._coming: dict[Seed, list[Future[AugmentedPart]]] = {}
         self._is_closed = False
 
     @property
@@ -331,20 +340,28 @@ class Augmentation:
         return self._augment.max_length
 
     def begin(self, part: Dataset, seed: Seed) -> None:
-        """Begin to augment a part in the background, to use it later."""
-        if self._threads is not None and seed not in self._coming:
-            self._coming[seed] = [
-                self._threads.submit(self._by_worker, chunk, (*seed, number))
-                for number, chunk in enumerate(_chunks(part))
-            ]
+        """Begin to augment a part in the background, to use it next."""
+        if self._threads is None or seed in self._coming:
+            return
+        while len(self._workers) < self._num_processes:
+            self._workers.append(_Worker(self._augment))
+            self._idle.put(self._workers[-1])
+        self._coming[seed] = [
+            self._threads.submit(self._by_worker, chunk, (*seed, number))
+            for number, chunk in enumerate(_chunks(part))
+        ]
 
     def augmented(self, part: Dataset, seed: Seed) -> AugmentedPart:
         """Return the augmented part; wait for it if it is not finished."""
-        self.begin(part, seed)
         if self._threads is None:
             chunks = enumerate(_chunks(part))
             return _joined([self._augment(c, (*seed, number)) for number, c in chunks])
-        return _joined([future.result() for future in self._coming.pop(seed)])
+        self.begin(part, seed)
+        chunks_of_part = self._coming.pop(seed)
+        for unused in chain.from_iterable(self._coming.values()):
+            unused.cancel()
+        self._coming.clear()
+        return _joined([chunk.result() for chunk in chunks_of_part])
 
     def close(self) -> None:
         """End the processes."""

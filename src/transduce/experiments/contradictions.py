@@ -21,6 +21,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import NO_DEV, RunFiles
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.text.augmentation import TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
@@ -82,6 +83,12 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
         yield (
             f"A mixture must be of text, but the corpora {config.corpora[0].name}... "
             "are given beside trees; leave out --trees, or the corpora."
+        )
+    if is_parser and config.augmentation.used:
+        yield (
+            f"`augmentation.{next(iter(config.augmentation.used))}` changes text, but "
+            "this run trains on trees; leave it out, or set "
+            "`treebank.augmentation.copies` for variants of the trees."
         )
     yield from _contradictions_of_schedule(training)
     yield from _contradictions_of_plateau(training)
@@ -298,6 +305,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
     yield from _augmentation_without_effect(config.treebank.augmentation)
+    yield from _text_augmentation_without_effect(config.augmentation)
     model = config.model
     near = model.neighbourhood if isinstance(model, ModelConfig) else None
     if near is not None and near >= batching.max_length:
@@ -372,6 +380,17 @@ def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[s
         yield (
             f"`treebank.augmentation.{name}` has no effect, as "
             "`treebank.augmentation.copies` is 0."
+        )
+
+
+def _text_augmentation_without_effect(
+    augmentation: TextAugmentationConfig,
+) -> Iterator[str]:
+    rates = augmentation.subword_dropout, augmentation.subword_alpha
+    if augmentation.subword_sides != "both" and not any(rates):
+        yield (
+            "`augmentation.subword_sides` has no effect, as "
+            "`augmentation.subword_dropout` and `augmentation.subword_alpha` are 0."
         )
 
 

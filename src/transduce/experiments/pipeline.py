@@ -6,7 +6,7 @@ Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in i
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,19 @@ import torch
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, built, load_model, save_model
-from transduce.data.batches import Batcher, open_dataset, require_ids_below
+from transduce.data.augmentation import (
+    Augmentation,
+    PairAugmenter,
+    default_processes,
+    largest_length,
+    require_suitable,
+)
+from transduce.data.batches import (
+    Batcher,
+    Dataset,
+    open_dataset,
+    require_ids_below,
+)
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.mixture import CorpusMixture, with_absolute_files
 from transduce.data.prepared_corpus import PreparedCorpus, corpus_sizes
@@ -214,8 +226,10 @@ def train(
         folder, config = RunFolder.open(out)
     limit = math.inf if consent.is_chosen else float(WEEK)
     try:
-        with _locked(folder, processes):
-            run = _Run(folder, config, hardware, observers, processes)
+        with (
+            _locked(folder, processes),
+            closing(_Run(folder, config, hardware, observers, processes)) as run,
+        ):
             run.train(corpus, advice, limit)
     except TooLongTrainingError:
         if processes.is_first:
@@ -235,8 +249,11 @@ def resume(
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
-    with _locked(folder, processes):
-        _Run(folder, config, hardware, observers, processes).train()
+    with (
+        _locked(folder, processes),
+        closing(_Run(folder, config, hardware, observers, processes)) as run,
+    ):
+        run.train()
 
 
 def _resolved(
@@ -254,6 +271,8 @@ def _resolved(
             config = without_patience(config)
     require_memory(model, hardware)
     _require_consistent(files, config)
+    tokenizer = start.model.tokenizer if start else config.tokenizer
+    require_suitable(config.augmentation, tokenizer)
     return config
 
 
@@ -334,6 +353,12 @@ class _Run:
             self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
+        self._augmentation: Augmentation | None = None
+
+    def close(self) -> None:
+        """End the processes that augment the corpus."""
+        if self._augmentation is not None:
+            self._augmentation.close()
 
     def train(
         self,
@@ -384,8 +409,14 @@ class _Run:
         require_ids_below(
             dataset, self._folder.corpus, model_config.vocab_size, target_size
         )
-        seed = self._config.training.seed
-        batcher = Batcher(dataset, self._config.batching, seed, self._mixture())
+        self._augmentation = self._augmentation_of(dataset)
+        batcher = Batcher(
+            dataset,
+            self._config.batching,
+            self._config.training.seed,
+            self._mixture(),
+            self._augmentation,
+        )
         trainer = Trainer(
             model,
             batcher,
@@ -403,6 +434,19 @@ class _Run:
             return None
         sizes = corpus_sizes(self._folder.path)
         return CorpusMixture(self._config.corpora, self._config.stages, sizes)
+
+    def _augmentation_of(self, dataset: Dataset) -> Augmentation | None:
+        """Augmentation of the training corpus, if the run has one."""
+        config = self._config
+        if not config.augmentation.used:
+            return None
+        augment = PairAugmenter(
+            config.augmentation,
+            self._tokenizer,
+            config.languages,
+            largest_length(dataset, config.batching.max_length),
+        )
+        return Augmentation(augment, default_processes(self._processes.count_here))
 
     def _start(
         self, *, has_diverged: bool = False
@@ -500,6 +544,7 @@ class _Run:
         if step >= self._config.training.steps:
             return
         environment = current_environment(self._hardware, self._processes.count)
+        used = self._config.augmentation.used
         self._folder.log(
             "start",
             step=step,
@@ -509,6 +554,7 @@ class _Run:
             max_positions=fitted.max_positions,
             was_cut=fitted.was_cut,
             computing=asdict(environment),
+            **({"augmentation": used} if used else {}),
         )
         self._meter = WaitingMeter()
 

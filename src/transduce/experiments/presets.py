@@ -26,6 +26,7 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
+from transduce.text.augmentation import TextAugmentationConfig
 from transduce.text.languages import LanguagesConfig
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
@@ -45,6 +46,8 @@ class RunConfig:
     """Optimizer, learning rate, regularization and checkpoints (section 5)."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """Beam search, kept in the model as its default (section 6.1)."""
+    augmentation: TextAugmentationConfig = field(default_factory=TextAugmentationConfig)
+    """Changes of the training pairs, new in each epoch; by default none."""
     treebank: TreebankConfig = field(default_factory=TreebankConfig)
     """Settings of a parser's training; not used for translation (section 6.3)."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

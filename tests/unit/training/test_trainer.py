@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.batches import Batcher, BatchingConfig, Dataset
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.sampler import refinement_of
 from transduce.model.sizes import update_flops
@@ -185,13 +185,13 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset):
 def test_the_next_batch_is_loaded_while_one_is_in_use(
     make_trainer, dataset, monkeypatch
 ):
-    loads, load, form = [], Batcher.load, BatchLoss.forward
+    loads, load, form = [], Dataset.load, BatchLoss.forward
     counts = [len(each.batches) for each in Batcher(dataset, BATCHING, seed=1).epoch(0)]
     formed = []
 
-    def counted(batcher, indices):
+    def counted(dataset, indices):
         loads.append(indices)
-        return load(batcher, indices)
+        return load(dataset, indices)
 
     def once_there_is_more(batch_loss, batch):
         formed.append(batch)
@@ -199,7 +199,7 @@ def test_the_next_batch_is_loaded_while_one_is_in_use(
         return form(batch_loss, batch)
 
     trainer = make_trainer(replace(CONFIG, steps=len(counts) - 1))
-    monkeypatch.setattr(Batcher, "load", counted)
+    monkeypatch.setattr(Dataset, "load", counted)
     monkeypatch.setattr(BatchLoss, "forward", once_there_is_more)
     run(trainer)
     assert len(loads) == sum(counts[:-1]) + 1
