@@ -410,6 +410,7 @@ def train(
 
         transduce train --source my.en --target my.de --preset multi30k --out mine
         transduce train --out mine --resume
+        transduce train --out mine --resume --set training.steps=20000
         transduce train --from mine --source new.en --target new.de --out adapted
 
     Parameters
@@ -460,7 +461,8 @@ def train(
     force
         Replace the run in the output folder by a new one.
     resume
-        Continue the run in the output folder.
+        Continue the run in the output folder. With --set training.steps=NUMBER it makes
+        that number of updates, also after its end.
     device
         auto, cpu or cuda.
     precision
@@ -504,10 +506,9 @@ def train(
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    if resume:
-        _refuse_changes(out, run, files)
-    elif files is None:
+    if not resume and files is None:
         raise ConfigError(NO_CORPUS)
+    steps = _steps_of_resumed(out, run, files, config, settings) if resume else None
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
         naming_resume_command(out, device, devices),
@@ -517,7 +518,7 @@ def train(
     ):
         observers = (display, *log)
         if resume or files is None:
-            resume_run(out, hardware, *observers, processes=processes)
+            resume_run(out, hardware, *observers, processes=processes, steps=steps)
         else:
             consent = Consent(
                 is_chosen=preset is not None or start is not None or however_long,
@@ -630,9 +631,27 @@ def _run_config(
     return run_config(preset or large, config, settings)
 
 
-def _refuse_changes(out: Path, run: RunConfig, files: RunFiles | None) -> None:
-    """Raise `ConfigError` if a resumed run was started with different input or
-    settings."""
+def _steps_of_resumed(
+    out: Path,
+    run: RunConfig,
+    files: RunFiles | None,
+    config: Path | None,
+    settings: tuple[str, ...],
+) -> int:
+    """Number of updates that a resumed run is to make.
+
+    Raises `ConfigError` if the run was started with different input or settings, or if
+    the number follows from a preset, not from --set or --config.
+    """
+    recorded = settings_of(out)
     refuse_changed_settings(out, run)
     if files is not None:
         refuse_changed_files(out, files)
+    steps = changed_by_options(recorded, config, settings).training.steps
+    if run.training.steps != steps:
+        raise ConfigError(
+            f"{out}: `training.steps` of the run to resume is "
+            f"{recorded.training.steps:,}, but {run.training.steps:,} in the preset; "
+            "leave the preset out, or add --set training.steps=NUMBER."
+        )
+    return steps

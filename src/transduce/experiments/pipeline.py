@@ -5,8 +5,8 @@ Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in i
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -55,6 +55,7 @@ from transduce.experiments.environment import (
 )
 from transduce.experiments.presets import RunConfig, Task
 from transduce.experiments.run_folder import (
+    LENGTHENED,
     PICTURE,
     RunFiles,
     RunFolder,
@@ -91,8 +92,10 @@ from transduce.training.device_setup import MicroBatch, require_memory
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import GuidedAttention, word_beginnings
 from transduce.training.optimizer import require_moments
+from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
+    Progress,
     StepReport,
     Trainer,
     TrainingState,
@@ -100,6 +103,8 @@ from transduce.training.trainer import (
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
+RISE_OF_RATE = 1.5
+"""Rise of the learning rate from one update to the next that is told."""
 DIVERGED_RATE_FACTOR = 0.5
 """Factor on the learning rate after the loss has diverged."""
 
@@ -242,18 +247,94 @@ def resume(
     hardware: Hardware,
     *observers: RunObserver,
     processes: Processes = ALONE,
+    steps: int | None = None,
 ) -> None:
     """Continue the run in the folder `out` from its newest usable checkpoint.
 
-    Raises `ConfigError` if the run was started in another precision.
+    With `steps` its number of updates is changed, also that of a finished run. Raises
+    `ConfigError` if the run was started in another precision, or if it has made more
+    updates.
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
-    with (
-        _locked(folder, processes),
-        closing(_Run(folder, config, hardware, observers, processes)) as run,
-    ):
-        run.train()
+    with _locked(folder, processes):
+        if steps is not None and steps != config.training.steps:
+            if processes.is_first:
+                _lengthen(folder, config, steps, observers)
+            processes.barrier()
+            folder, config = RunFolder.open(out)
+        with closing(_Run(folder, config, hardware, observers, processes)) as run:
+            run.train()
+
+
+def _lengthen(
+    folder: RunFolder,
+    config: RunConfig,
+    steps: int,
+    observers: Sequence[RunObserver],
+) -> None:
+    """Record another number of updates of a run, and tell what follows from it."""
+    progress, before = _newest_progress(folder), config.training
+    training = _lengthened(before, steps, progress, folder.path)
+    now = replace(config, training=training)
+    folder.lengthen(progress.step, config, now)
+    for message in _changes_of_rate(now, before, progress.step):
+        for observer in observers:
+            observer.warned(message)
+
+
+def _lengthened(
+    training: TrainingConfig, steps: int, progress: Progress, run: Path
+) -> TrainingConfig:
+    """Settings for another number of updates; `ConfigError` if it is impossible."""
+    made, by_reward = progress.step, training.reward_steps
+    if steps < made:
+        raise ConfigError(
+            f"{run}: `training.steps` must be at least the {made:,} updates that the "
+            f"run has made, but is {steps:,}; `transduce average` makes a model of "
+            "earlier checkpoints."
+        )
+    rate = (training.learning_rate or math.inf) * progress.plateau_factor
+    if training.schedule == "plateau" and rate < training.least_rate:
+        raise ConfigError(
+            f"{run}: the schedule plateau has ended the run, as its learning rate is "
+            "below `training.least_rate`; start a new run from it by --from."
+        )
+    if training.reward == "none" or by_reward is None:
+        return replace(training, steps=steps)
+    if made > training.likelihood_steps:  # the updates added are by reward, too
+        by_reward += steps - training.steps
+    elif steps - by_reward < made:
+        raise ConfigError(
+            f"{run}: `training.steps` must leave room for the {by_reward:,} updates "
+            f"by reward after the {made:,} made, but is {steps:,}; take "
+            f"{made + by_reward:,} at least."
+        )
+    return replace(training, steps=steps, reward_steps=by_reward)
+
+
+def _newest_progress(folder: RunFolder) -> Progress:
+    """Progress of the newest undamaged checkpoint; no updates if there is none."""
+    for path in newest_first(folder.path):
+        with suppress(CheckpointError):
+            return load_training_state(path).progress
+    return Progress()
+
+
+def _changes_of_rate(
+    config: RunConfig, before: TrainingConfig, made: int
+) -> Iterator[str]:
+    """Warning that the learning rate rises again after a cool-down."""
+    if 0 < made < config.training.steps:
+        d_model = config.model.d_model
+        old = scheduled_rate(made, d_model, before)
+        new = scheduled_rate(made + 1, d_model, config.training)
+        if new > old * RISE_OF_RATE:
+            yield (
+                f"The learning rate rises from {old:.2g} to {new:.2g} at step "
+                f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
+                f"at the end of {config.training.steps:,} updates."
+            )
 
 
 def _resolved(
@@ -392,6 +473,7 @@ class _Run:
             observer.started(start)
         if self._processes.is_first:
             self._warn_of_changed_environment()
+            self._save_last_if_missed(trainer)
             self._score_if_missed(trainer)
             self._log_start(trainer.progress.step, start.micro_batch)
         self._train_to_the_end(trainer)
@@ -632,6 +714,14 @@ class _Run:
             dictionary=self._dictionary,
         )
 
+    def _save_last_if_missed(self, trainer: Trainer) -> None:
+        """Save a last checkpoint, if the run was stopped where it is now to end."""
+        step = trainer.progress.step
+        is_over = step == self._config.training.steps
+        if is_over and not self._folder.checkpoint(step).exists():
+            checkpoint = self._checkpoint(trainer.model, step)
+            self._checkpoints.save(checkpoint, trainer.state())
+
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the newest checkpoint, if the run was stopped before it was scored."""
         step = trainer.progress.step
@@ -701,7 +791,12 @@ class _Run:
         has_more = training.reward != "none" and not training.is_by_reward(step)
         if training.patience is None or has_more:
             return False
-        return self._history(step).since_best() >= training.patience
+        lengthened = self._folder.entries(LENGTHENED)
+        since = max((entry["step"] for entry in lengthened), default=-1)
+        history = self._history(step)
+        # The checkpoints before a run was lengthened have already ended it.
+        num_after = sum(entry["step"] > since for entry in history.entries)
+        return min(history.since_best(), num_after) >= training.patience
 
     def _finish(self, trainer: Trainer) -> RunResult:
         """Average the last checkpoints (section 6.1), and score the average.

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from itertools import chain
@@ -49,6 +49,8 @@ from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 RUN_FORMAT = 1
 """Format of the record."""
 RUN_CONFIG, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+LENGTHENED, EARLIER_FINAL = "lengthened", "earlier final"
+"""Kinds of log entries of a run that is trained longer than it was to be."""
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
@@ -292,6 +294,28 @@ class RunFolder:
                     )
         return entries
 
+    def lengthen(self, made: int, before: RunConfig, config: RunConfig) -> None:
+        """Record another number of updates, after the updates `made`.
+
+        Results that were final before are renamed in the log.
+        """
+        entries = [
+            {**entry, "kind": EARLIER_FINAL} if entry["kind"] == "final" else entry
+            for entry in self.read_log()
+        ]
+        steps = {"before": before.training.steps, "now": config.training.steps}
+        entries.append({"kind": LENGTHENED, "step": made, **steps})
+        self._write_log(entries)
+        # Log first. A crash before the next line leaves a line that changes little.
+        record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
+        with atomic_file(self.path / RUN_CONFIG) as new:
+            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    def _write_log(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        with atomic_file(self.path / LOG) as new:
+            new.write_text(text, encoding="utf-8")
+
     def forget_log_after(self, step: int) -> None:
         """Drop the entries that a run resumed at this step will write again."""
         kept = [
@@ -300,9 +324,7 @@ class RunFolder:
             if entry["step"] <= step
             and (entry["kind"], entry["step"]) != ("start", step)
         ]
-        text = "".join(json.dumps(entry) + "\n" for entry in kept)
-        with atomic_file(self.path / LOG) as new:
-            new.write_text(text, encoding="utf-8")
+        self._write_log(kept)
 
 
 NUMBERS = {
@@ -432,11 +454,11 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a run to resume has other settings."""
     recorded = settings_of(out)
-    asked, known = architecture_of(config.model), architecture_of(recorded.model)
-    if asked != known:
+    kind, kind_before = architecture_of(config.model), architecture_of(recorded.model)
+    if kind != kind_before:
         raise ConfigError(
-            f"{out}: the architecture of the run to resume is {known}, but {asked} is "
-            "requested; leave the preset out, or start another run."
+            f"{out}: the architecture of the run to resume is {kind_before}, but "
+            f"{kind} is requested; leave the preset out, or start another run."
         )
     # The sizes follow from the tokenizer; the caller cannot choose them.
     model = replace(
@@ -449,8 +471,12 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         source=config.languages.source or recorded.languages.source,
         target=config.languages.target or recorded.languages.target,
     )
+    # The number of updates may change while a run is resumed.
+    training = replace(config.training, steps=recorded.training.steps)
     corpora = with_absolute_files(config.corpora)
-    config = replace(config, model=model, languages=languages, corpora=corpora)
+    config = replace(
+        config, model=model, languages=languages, training=training, corpora=corpora
+    )
     for name in ("corpora", "stages"):
         if getattr(config, name) != getattr(recorded, name):
             raise ConfigError(

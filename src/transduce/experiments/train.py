@@ -148,17 +148,20 @@ def train(
 def resume(
     out: str | PathLike[str],
     *,
+    steps: int | None = None,
     device: str = "auto",
     observers: Sequence[RunObserver] = (),
 ) -> RunResult:
     """Continue the run in a folder from its newest checkpoint, in its own precision.
 
-    Raises `CheckpointError` if the folder holds no run.
+    With `steps` the run makes that number of updates, also after its end. Raises
+    `CheckpointError` if the folder holds no run, and `ConfigError` if the run has made
+    more updates.
     """
     run = Path(out)
     reporter = _Reporter()
     hardware = choose_hardware(device, precision_of(run))
-    resume_run(run, hardware, reporter, *observers)
+    resume_run(run, hardware, reporter, *observers, steps=steps)
     return reporter.result()
 
 

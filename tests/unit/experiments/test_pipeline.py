@@ -645,7 +645,7 @@ def test_resuming_with_the_same_settings_is_accepted(
     ("part", "name", "value"),
     [
         ("model", "dropout", 0.3),
-        ("training", "steps", 13),
+        ("training", "warmup_steps", 13),
         ("batching", "max_length", 3),
         ("search", "beam_size", 3),
         ("tokenizer", "vocab_size", 500),

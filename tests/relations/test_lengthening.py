@@ -1,0 +1,173 @@
+"""A run that is trained longer equals one that was to be as long from the start."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transduce
+from transduce.checkpoint import load_model
+from transduce.cli import main
+from transduce.data.corpus_files import CorpusFiles
+from transduce.device import Hardware
+from transduce.errors import ConfigError
+from transduce.experiments.pipeline import resume, train
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.training.trainer import TrainingStoppedError
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+
+
+def tiny(**training: Any) -> RunConfig:
+    """Settings of a run with a checkpoint every five of ten updates."""
+    settings = PRESETS["tiny"]
+    batching = replace(
+        settings.batching, source_tokens=50, target_tokens=50, batch_tokens=30
+    )
+    changes = {"steps": 10, "checkpoint_steps": 5, "keep_checkpoints": 2, **training}
+    return replace(
+        settings, batching=batching, training=replace(settings.training, **changes)
+    )
+
+
+class Warnings:
+    """Observer that keeps the warnings, and may stop the run at a step."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.messages: list[str] = []
+        self._stop_at = stop_at
+
+    def started(self, start: object) -> None: ...
+    def stepped(self, report: Any) -> None:
+        if report.step == self._stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def scored(self, score: object) -> None: ...
+    def warned(self, message: str) -> None:
+        self.messages.append(message)
+
+    def went_back(self, step: int) -> None: ...
+    def finished(self, result: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
+    sides = [(path,) for path in corpus_files]
+    return CorpusFiles(
+        source=sides[0], target=sides[1], dev_source=sides[0], dev_target=sides[1]
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finished run of ten updates."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    train(files, tiny(), out, CPU)
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def equal(one: Path, other: Path) -> bool:
+    ours, theirs = load_model(one).weights, load_model(other).weights
+    return all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def kinds(run: Path) -> list[str]:
+    return [entry["kind"] for entry in RunFolder(run).read_log()]
+
+
+def test_a_finished_run_trained_longer_equals_a_longer_one(files, run, tmp_path):
+    train(files, tiny(steps=20), tmp_path / "longer", CPU)
+    resume(run, CPU, steps=20)
+    assert settings_of(run) == settings_of(tmp_path / "longer")
+    for name in ("averaged", "checkpoints/step-00000020"):
+        assert equal(run / name, tmp_path / "longer" / name)
+    assert kinds(run).count("final") == 1
+    assert kinds(run).count("earlier final") == 1
+
+
+def test_a_stopped_run_may_end_where_it_is(files, tmp_path):
+    with pytest.raises(TrainingStoppedError):
+        train(files, tiny(), tmp_path / "run", CPU, Warnings(stop_at=7))
+    result = transduce.resume(tmp_path / "run", steps=7, device="cpu")
+    assert load_model(result.model).step == 7
+    steps = [path.name for path in RunFolder(tmp_path / "run").checkpoints()]
+    assert steps == ["step-00000005", "step-00000007"]
+    scored = [entry["step"] for entry in RunFolder(tmp_path / "run").entries("dev")]
+    assert scored == [5, 7]
+
+
+def test_fewer_updates_than_made_are_refused(run):
+    before = (run / "config.json").read_text(), kinds(run)
+    with pytest.raises(ConfigError, match=r"at least the 10 updates .* but is 9;"):
+        resume(run, CPU, steps=9)
+    assert ((run / "config.json").read_text(), kinds(run)) == before
+
+
+def test_a_run_ended_by_its_patience_is_trained_longer(files, tmp_path):
+    # Its rate is so low that no checkpoint is a gain after the first.
+    config = tiny(steps=50, patience=2, learning_rate_scale=1e-9)
+    train(files, config, tmp_path / "run", CPU)
+    last = RunFolder(tmp_path / "run").checkpoints()[-1]
+    assert last.name == "step-00000015"
+    resume(tmp_path / "run", CPU, steps=60)
+    last = RunFolder(tmp_path / "run").checkpoints()[-1]
+    assert last.name == "step-00000025"  # two more without a gain
+
+
+def test_a_rise_of_the_learning_rate_is_told(files, tmp_path):
+    train(files, tiny(cooldown_share=0.5), tmp_path / "run", CPU)
+    warnings = Warnings()
+    resume(tmp_path / "run", CPU, warnings, steps=20)
+    [message] = [each for each in warnings.messages if "learning rate" in each]
+    assert message.startswith("The learning rate rises from 0.0")
+    assert "at step 11, as the cool-down" in message
+
+
+def test_updates_added_to_those_by_reward_are_by_reward(files, tmp_path):
+    config = tiny(reward="gleu", reward_steps=3, reward_samples=2)
+    train(files, config, tmp_path / "run", CPU)
+    resume(tmp_path / "run", CPU, steps=12)
+    training = settings_of(tmp_path / "run").training
+    assert (training.steps, training.reward_steps) == (12, 5)
+
+
+def test_updates_by_reward_must_come_after_those_made(files, tmp_path):
+    config = tiny(steps=20, reward="gleu", reward_steps=5, reward_samples=2)
+    with pytest.raises(TrainingStoppedError):
+        train(files, config, tmp_path / "run", CPU, Warnings(stop_at=8))
+    with pytest.raises(ConfigError, match=r"5 updates by reward .* take 13 at least"):
+        resume(tmp_path / "run", CPU, steps=10)
+
+
+def test_a_plateau_that_has_ended_a_run_is_told(files, tmp_path):
+    config = tiny(schedule="plateau", learning_rate=1e-3, least_rate=9e-4, steps=50)
+    train(files, config, tmp_path / "run", CPU)
+    state = tmp_path / "run/checkpoints"
+    [newest] = sorted(state.glob("step-*"))[-1:]
+    progress = json.loads((newest / "training.json").read_text())
+    progress["plateau_factor"] = 0.1
+    (newest / "training.json").write_text(json.dumps(progress))
+    with pytest.raises(ConfigError, match="the schedule plateau has ended the run"):
+        resume(tmp_path / "run", CPU, steps=60)
+
+
+def test_the_command_trains_longer(run: Path, capsys: Callable[..., Any]) -> None:
+    main(["train", "--out", str(run), "--resume", "--set", "training.steps=15"])
+    assert "Continuing after step 10." in capsys.readouterr().out
+    assert load_model(run / "checkpoints/step-00000015").step == 15
+    assert settings_of(run).training.steps == 15
