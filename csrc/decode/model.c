@@ -9,13 +9,20 @@
 #include "alloc.h"
 #include "checks.h"
 #include "gemm/pack.h"
+#include "gemm/quantize.h"
 
 #define UNLIMITED ((int64_t)1 << 62)
 
-/* Parameters of a linear map or a layer norm, in arrays of the caller. */
+/* Parameters of a linear map, a layer norm or an embedding, in arrays of the caller.
+ * The weight may be in int8: values [rows, columns] times scales [rows]. */
 typedef struct {
-    const float *weight, *bias;
+    const float *weight; /* NULL if it is in int8 */
+    const int8_t *values;
+    const float *scales;
+    const float *bias;
 } Affine;
+
+_Static_assert(offsetof(Affine, weight) == 0, "affine_of() subtracts nothing");
 
 typedef struct {
     Affine query, key_value, output;
@@ -98,23 +105,25 @@ typedef struct {
     size_t offset; /* in RawLayer or Loading, of the pointer to its values */
     Size rows, columns;
     int conditions;
+    int may_be_int8; /* 1: the weight of an Affine that is a matrix */
 } Parameter;
 
 #define AFFINE(type, name, field, rows, columns, conditions)                           \
-    {name ".weight", offsetof(type, field.weight), rows, columns, conditions},         \
-    {                                                                                  \
-        name ".bias", offsetof(type, field.bias), rows, ONE, conditions                \
-    }
+    {name ".weight",  offsetof(type, field.weight), rows, columns, conditions,         \
+     (columns) != ONE},                                                                \
+        {name ".bias", offsetof(type, field.bias), rows, ONE, conditions, 0}
 #define ATTENTION(name, field, conditions)                                             \
     AFFINE(RawLayer, name ".project_query", field.query, KEYS, D_MODEL, conditions),   \
         AFFINE(RawLayer, name ".project_key_value", field.key_value, KEY_VALUES,       \
                D_MODEL, conditions),                                                   \
         AFFINE(RawLayer, name ".project_output", field.output, D_MODEL, VALUES,        \
                conditions),                                                            \
-    {                                                                                  \
-        name ".additive_weight", offsetof(RawLayer, field.additive), HEADS, D_K,       \
-            (conditions) | IF_ADDITIVE                                                 \
-    }
+        {name ".additive_weight",                                                      \
+         offsetof(RawLayer, field.additive),                                           \
+         HEADS,                                                                        \
+         D_K,                                                                          \
+         (conditions) | IF_ADDITIVE,                                                   \
+         0}
 
 /* Parameters of a layer; their names follow "encoder_layers.N." or
  * "decoder_layers.N.". */
@@ -128,21 +137,23 @@ static const Parameter layer_parameters[] = {
     AFFINE(RawLayer, "feed_forward.outer", outer, D_MODEL, D_FF, ALWAYS),
     AFFINE(RawLayer, "after_feed_forward.norm", feed_forward_norm, D_MODEL, ONE,
            ALWAYS),
-    {NULL, 0, ONE, ONE, 0},
+    {NULL, 0, ONE, ONE, 0, 0},
 };
 
 static const Parameter model_parameters[] = {
-    {"embedding.weight", offsetof(Loading, embedding.weight), VOCAB, D_MODEL, ALWAYS},
+    {"embedding.weight", offsetof(Loading, embedding.weight), VOCAB, D_MODEL, ALWAYS,
+     1},
     {"embedding.bias", offsetof(Loading, embedding.bias), VOCAB, ONE,
-     IF_SHARED | IF_BIAS},
+     IF_SHARED | IF_BIAS, 0},
     {"target_embedding.weight", offsetof(Loading, target_embedding.weight),
-     TARGET_VOCAB, D_MODEL, IF_TARGET},
+     TARGET_VOCAB, D_MODEL, IF_TARGET, 1},
     {"target_embedding.bias", offsetof(Loading, target_embedding.bias), TARGET_VOCAB,
-     ONE, IF_TARGET | IF_BIAS},
-    {"positions.weight", offsetof(Loading, positions), POSITIONS, D_MODEL, IF_LEARNED},
+     ONE, IF_TARGET | IF_BIAS, 0},
+    {"positions.weight", offsetof(Loading, positions), POSITIONS, D_MODEL, IF_LEARNED,
+     0},
     AFFINE(Loading, "encoder_norm", encoder_norm, D_MODEL, ONE, IF_PRE_NORM),
     AFFINE(Loading, "decoder_norm", decoder_norm, D_MODEL, ONE, IF_PRE_NORM),
-    {NULL, 0, ONE, ONE, 0},
+    {NULL, 0, ONE, ONE, 0, 0},
 };
 
 static const float **numbers_of(void *owner, const Parameter *parameter)
@@ -150,28 +161,53 @@ static const float **numbers_of(void *owner, const Parameter *parameter)
     return (const float **)((char *)owner + parameter->offset);
 }
 
+/* Affine of a parameter that may be in int8. */
+static Affine *affine_of(void *owner, const Parameter *parameter)
+{
+    return (Affine *)((char *)owner + parameter->offset);
+}
+
+/* Numbers of a parameter: floats, or values in int8 and their scales. */
+typedef struct {
+    const float *numbers; /* NULL in int8 */
+    const int8_t *values;
+    const float *scales;
+    int64_t rows, columns;
+} Numbers;
+
 /* Set the parameter of a table that has this name, if the model has it. */
 static td_status set_parameter(const Parameter *table, const td_model_config *config,
                                int conditions, void *owner, const char *name,
-                               const float *values, int64_t rows, int64_t columns)
+                               const Numbers *numbers)
 {
     for (const Parameter *parameter = table; parameter->name; parameter++) {
         if (strcmp(parameter->name, name) != 0)
             continue;
         if (parameter->conditions & ~conditions ||
-            rows != size_of(config, parameter->rows) ||
-            columns != size_of(config, parameter->columns))
+            numbers->rows != size_of(config, parameter->rows) ||
+            numbers->columns != size_of(config, parameter->columns) ||
+            (numbers->values && !parameter->may_be_int8))
             return TD_BAD_ARGUMENT;
-        *numbers_of(owner, parameter) = values;
+        *numbers_of(owner, parameter) = numbers->numbers;
+        if (parameter->may_be_int8) {
+            affine_of(owner, parameter)->values = numbers->values;
+            affine_of(owner, parameter)->scales = numbers->scales;
+        }
         return TD_OK;
     }
     return TD_BAD_ARGUMENT;
 }
 
+static int is_set(const Parameter *parameter, void *owner)
+{
+    return *numbers_of(owner, parameter) ||
+           (parameter->may_be_int8 && affine_of(owner, parameter)->values);
+}
+
 static int are_set(const Parameter *table, int conditions, void *owner)
 {
     for (const Parameter *parameter = table; parameter->name; parameter++)
-        if (!(parameter->conditions & ~conditions) && !*numbers_of(owner, parameter))
+        if (!(parameter->conditions & ~conditions) && !is_set(parameter, owner))
             return 0;
     return 1;
 }
@@ -254,6 +290,12 @@ static void free_stack(Stack *stack)
     free_norm(&stack->final_norm);
 }
 
+static void free_embedding(Embedding *embedding)
+{
+    free((void *)embedding->tokens);
+    free((void *)embedding->rounded);
+}
+
 static void model_free(td_model *model)
 {
     if (!model)
@@ -261,9 +303,9 @@ static void model_free(td_model *model)
     free_loading(model->loading);
     free_stack(&model->encoder);
     free_stack(&model->decoder);
-    if (model->target_embedding.tokens != model->source_embedding.tokens)
-        free((void *)model->target_embedding.tokens);
-    free((void *)model->source_embedding.tokens);
+    if (model->config.target_vocab_size)
+        free_embedding(&model->target_embedding);
+    free_embedding(&model->source_embedding);
     free_linear(&model->output);
     positions_free(model->positions);
     free(model);
@@ -322,10 +364,9 @@ static td_status model_new(const td_model_config *config, td_model **model)
     return TD_OK;
 }
 
-static td_status model_set(td_model *model, const char *name, const float *values,
-                           int64_t rows, int64_t columns)
+static td_status set_numbers(td_model *model, const char *name, const Numbers *numbers)
 {
-    if (!model || !model->loading || !name || !values)
+    if (!model || !model->loading || !name)
         return TD_BAD_ARGUMENT;
     const td_model_config *config = &model->config;
     Loading *loading = model->loading;
@@ -334,15 +375,29 @@ static td_status model_set(td_model *model, const char *name, const float *value
     const char *rest = after_number(name, "encoder_layers.", &layer);
     if (rest && layer < config->encoder_layers)
         return set_parameter(layer_parameters, config, conditions,
-                             loading->encoder_layers + layer, rest, values, rows,
-                             columns);
+                             loading->encoder_layers + layer, rest, numbers);
     rest = after_number(name, "decoder_layers.", &layer);
     if (rest && layer < config->decoder_layers)
         return set_parameter(layer_parameters, config, conditions | IN_DECODER,
-                             loading->decoder_layers + layer, rest, values, rows,
-                             columns);
-    return set_parameter(model_parameters, config, conditions, loading, name, values,
-                         rows, columns);
+                             loading->decoder_layers + layer, rest, numbers);
+    return set_parameter(model_parameters, config, conditions, loading, name, numbers);
+}
+
+static td_status model_set(td_model *model, const char *name, const float *values,
+                           int64_t rows, int64_t columns)
+{
+    const Numbers numbers = {.numbers = values, .rows = rows, .columns = columns};
+    return values ? set_numbers(model, name, &numbers) : TD_BAD_ARGUMENT;
+}
+
+static td_status model_set_int8(td_model *model, const char *name, const int8_t *values,
+                                const float *scales, int64_t rows, int64_t columns)
+{
+    const Numbers numbers = {
+        .values = values, .scales = scales, .rows = rows, .columns = columns};
+    if (!model || model->config.precision != TD_INT8 || !values || !scales)
+        return TD_BAD_ARGUMENT;
+    return set_numbers(model, name, &numbers);
 }
 
 /* ---- Packing ------------------------------------------------------------------ */
@@ -360,11 +415,22 @@ static float *copy_floats(const float *from, int64_t count)
     return copy;
 }
 
+static Weights weights_of(const Affine *affine, int64_t outputs, float factor)
+{
+    return (Weights){.outputs = outputs,
+                     .weight = affine->weight,
+                     .values = affine->values,
+                     .scales = affine->scales,
+                     .bias = affine->bias,
+                     .factor = factor};
+}
+
 static td_status pack_affine(const Packer *packer, const Affine *affine,
                              int64_t outputs, int64_t inputs, Linear *into)
 {
-    return pack_linear(affine->weight, affine->bias, outputs, inputs,
-                       packer->config->precision, packer->num_threads, into);
+    const Weights weights = weights_of(affine, outputs, 1.0f);
+    return pack_linear(&weights, 1, inputs, packer->config->precision,
+                       packer->num_threads, into);
 }
 
 static td_status copy_norm(const Packer *packer, const Affine *affine, Norm *into)
@@ -391,27 +457,12 @@ static td_status pack_queries(const Packer *packer, const Affine *query,
 {
     const td_model_config *config = packer->config;
     const int64_t queries = config->num_heads * config->d_k;
-    const int64_t others = key_value ? queries + config->num_heads * config->d_v : 0;
-    const int64_t outputs = queries + others, inputs = config->d_model;
-    const float scale = query_scale(config);
-    float *weight =
-        allocate_lines((double)outputs * (double)(inputs + 1) * (double)sizeof *weight);
-    if (!weight)
-        return TD_OUT_OF_MEMORY;
-    float *bias = weight + outputs * inputs;
-    for (int64_t i = 0; i < queries * inputs; i++)
-        weight[i] = query->weight[i] * scale;
-    for (int64_t i = 0; i < queries; i++)
-        bias[i] = query->bias[i] * scale;
-    if (key_value) {
-        memcpy(weight + queries * inputs, key_value->weight,
-               (size_t)(others * inputs) * sizeof *weight);
-        memcpy(bias + queries, key_value->bias, (size_t)others * sizeof *bias);
-    }
-    const td_status status = pack_linear(weight, bias, outputs, inputs,
-                                         config->precision, packer->num_threads, into);
-    free(weight);
-    return status;
+    Weights parts[2] = {weights_of(query, queries, query_scale(config))};
+    if (key_value)
+        parts[1] =
+            weights_of(key_value, queries + config->num_heads * config->d_v, 1.0f);
+    return pack_linear(parts, key_value ? 2 : 1, config->d_model, config->precision,
+                       packer->num_threads, into);
 }
 
 static td_status copy_additive(const Packer *packer, const Attention *attention,
@@ -483,14 +534,50 @@ static td_status pack_stack(const Packer *packer, const RawLayer *raw,
     return status;
 }
 
-static td_status copy_embedding(const Packer *packer, const float *tokens,
+/* Values [vocab_size, d_model], and behind them their scales. */
+static td_status round_embedding(const Packer *packer, const Affine *tokens,
+                                 Embedding *into)
+{
+    const int64_t width = packer->config->d_model, count = into->vocab_size;
+    const int64_t bytes = round_up(count * width, CACHE_LINE);
+    int8_t *values =
+        allocate_lines((double)bytes + (double)count * (double)sizeof(float));
+    if (!values)
+        return TD_OUT_OF_MEMORY;
+    float *scales = (float *)(values + bytes);
+    into->rounded = values;
+    into->token_scales = scales;
+    if (tokens->weight) {
+        for (int64_t i = 0; i < count; i++)
+            scales[i] =
+                quantize_output(tokens->weight + i * width, width, values + i * width);
+    } else {
+        memcpy(values, tokens->values, (size_t)(count * width));
+        memcpy(scales, tokens->scales, (size_t)count * sizeof *scales);
+    }
+    return TD_OK;
+}
+
+static td_status copy_embedding(const Packer *packer, const Affine *tokens,
                                 int64_t vocab_size, Embedding *into)
 {
     const int64_t width = packer->config->d_model;
-    into->tokens = copy_floats(tokens, vocab_size * width);
     into->vocab_size = vocab_size;
     into->scale = (float)sqrt((double)width);
+    if (packer->config->precision == TD_INT8)
+        return round_embedding(packer, tokens, into);
+    into->tokens = copy_floats(tokens->weight, vocab_size * width);
     return into->tokens ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+/* Weights of logits: those of the target's embedding, which may be rounded by now. */
+static Affine output_weights(const Affine *affine, const Embedding *embedding)
+{
+    if (!embedding->rounded)
+        return *affine;
+    return (Affine){.values = embedding->rounded,
+                    .scales = embedding->token_scales,
+                    .bias = affine->bias};
 }
 
 static td_status pack_embeddings(const Packer *packer, td_model *model)
@@ -498,18 +585,20 @@ static td_status pack_embeddings(const Packer *packer, td_model *model)
     const td_model_config *config = packer->config;
     const Loading *loading = model->loading;
     const int has_target = config->target_vocab_size > 0;
-    const Affine *output =
+    const Affine *target =
         has_target ? &loading->target_embedding : &loading->embedding;
-    td_status status = copy_embedding(packer, loading->embedding.weight,
-                                      config->vocab_size, &model->source_embedding);
+    td_status status = copy_embedding(packer, &loading->embedding, config->vocab_size,
+                                      &model->source_embedding);
     if (!status && has_target)
-        status = copy_embedding(packer, output->weight, config->target_vocab_size,
+        status = copy_embedding(packer, target, config->target_vocab_size,
                                 &model->target_embedding);
     if (!status && !has_target)
         model->target_embedding = model->source_embedding;
-    if (!status)
-        status = pack_affine(packer, output, target_vocab_size(model), config->d_model,
-                             &model->output);
+    if (status)
+        return status;
+    const Affine output = output_weights(target, &model->target_embedding);
+    status = pack_affine(packer, &output, target_vocab_size(model), config->d_model,
+                         &model->output);
     if (status)
         return status;
     model->positions =

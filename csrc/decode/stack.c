@@ -83,8 +83,15 @@ TD_INTERNAL void embed_row(const Workspace *work, const Embedding *embedding,
                            int64_t id, const float *position, int64_t row)
 {
     const int64_t width = work->stack->d_model;
-    const float *token = embedding->tokens + id * width;
     float *x = row_of(&work->x, row);
+    if (embedding->rounded) {
+        const int8_t *token = embedding->rounded + id * width;
+        const float scale = embedding->token_scales[id] * embedding->scale;
+        for (int64_t i = 0; i < width; i++)
+            x[i] = (float)token[i] * scale + position[i];
+        return;
+    }
+    const float *token = embedding->tokens + id * width;
     for (int64_t i = 0; i < width; i++)
         x[i] = token[i] * embedding->scale + position[i];
 }

@@ -34,7 +34,9 @@ typedef struct {
 
 /* Embedding of tokens (section 3.4). */
 typedef struct {
-    const float *tokens; /* [vocab_size, d_model] */
+    const float *tokens;   /* [vocab_size, d_model]; NULL in int8 */
+    const int8_t *rounded; /* [vocab_size, d_model] in int8: tokens / token_scales */
+    const float *token_scales; /* [vocab_size] in int8 */
     int64_t vocab_size;
     float scale; /* of the vectors: sqrt(d_model) */
 } Embedding;

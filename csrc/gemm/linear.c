@@ -176,8 +176,10 @@ static td_status linear_new(const float *weight, const float *bias, int64_t outp
     td_linear *made = calloc(1, sizeof *made);
     if (!made)
         return TD_OUT_OF_MEMORY;
+    const Weights weights = {
+        .outputs = outputs, .weight = weight, .bias = bias, .factor = 1.0f};
     const td_status status =
-        pack_linear(weight, bias, outputs, inputs, precision, num_threads, &made->map);
+        pack_linear(&weights, 1, inputs, precision, num_threads, &made->map);
     if (status) {
         free(made);
         return status;

@@ -6,23 +6,35 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "gemm/quantize.h"
 #include "gemm/tiles.h"
 #include "parallel.h"
 
 #define MIN_BLOCKS 4 /* of outputs, in a part of parallel_for */
 
-#define MAX_INT8 127.0f /* largest rounded weight */
 /* Largest sum of rounded weights whose products are added in 16 bits. 255 * 128 fits;
  * rounding may add 2 to a sum. */
-#define MAX_INT16_SUM 126.0
-#define MIN_MAX_WEIGHT 1e-8 /* keeps scales above zero */
+#define MAX_INT16_SUM 126.0f
 
 typedef struct {
-    const float *weight; /* [outputs, inputs] */
+    const Weights *parts;
+    int num_parts;
     int64_t outputs, inputs;
     char *packed;
     float *scales, *sums; /* of each output, in int8 */
+    int8_t *rows;         /* [workers, row_bytes] rounded weights of an output */
+    int64_t row_bytes;    /* whole groups of inputs */
 } Packing;
+
+/* Return the part that has an output, and the number of the output in it. */
+static const Weights *part_of(const Packing *p, int64_t output, int64_t *number)
+{
+    const Weights *part = p->parts;
+    while (output >= part->outputs)
+        output -= part++->outputs;
+    *number = output;
+    return part;
+}
 
 static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worker)
 {
@@ -31,87 +43,126 @@ static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worke
     for (int64_t block = first; block < end; block++) {
         const int64_t output = block * BLOCK_OUTPUTS;
         const int64_t count = min_i64(p->outputs - output, BLOCK_OUTPUTS);
-        const float *from = p->weight + output * p->inputs;
+        const float *from[BLOCK_OUTPUTS];
+        float factors[BLOCK_OUTPUTS];
+        for (int64_t column = 0; column < count; column++) {
+            int64_t number;
+            const Weights *part = part_of(p, output + column, &number);
+            from[column] = part->weight + number * p->inputs;
+            factors[column] = part->factor;
+        }
         float *to = (float *)(p->packed + block * block_bytes(p->inputs, 0));
         for (int64_t i = 0; i < p->inputs; i++, to += BLOCK_OUTPUTS) {
             for (int64_t column = 0; column < count; column++)
-                to[column] = from[column * p->inputs + i];
+                to[column] = from[column][i] * factors[column];
             for (int64_t column = count; column < BLOCK_OUTPUTS; column++)
                 to[column] = 0.0f;
         }
     }
 }
 
-/* Bytes from the beginning of an output's block to the weight of an input. */
-static int64_t int8_offset(int64_t output, int64_t input)
-{
-    const int64_t half = output % BLOCK_OUTPUTS / LANES, lane = output % LANES;
-    const int64_t in_group = input % INT8_GROUP;
-    return input / INT8_GROUP * step_bytes(1) + half * (step_bytes(1) / 2) +
-           in_group / DOT_INPUTS * (LANES * DOT_INPUTS) + lane * DOT_INPUTS +
-           in_group % DOT_INPUTS;
-}
-
-static float max_weight(const float *row, int64_t inputs)
-{
-    float max = (float)MIN_MAX_WEIGHT;
-    for (int64_t i = 0; i < inputs; i++)
-        max = fmaxf(max, fabsf(row[i]));
-    return max;
-}
-
-/* Largest sum of weights of one sign whose products are added in 16 bits: those of the
+/* Largest sum of values of one sign whose products are added in 16 bits: those of the
  * first two, or the last two, inputs of a group of four and of the next group. */
-static double max_int16_sum(const float *row, int64_t inputs)
+static int64_t max_int16_sum(const int8_t *row, int64_t inputs)
 {
-    double max = MIN_MAX_WEIGHT;
+    int64_t max = 0;
     for (int64_t first = 0; first < inputs; first += first % DOT_INPUTS ? 6 : 2) {
-        double above = 0, below = 0;
+        int64_t above = 0, below = 0;
         for (int64_t i = 0; i < 4; i++) {
             const int64_t input = first + i % 2 + i / 2 * DOT_INPUTS;
-            const double weight = input < inputs ? row[input] : 0;
-            above += fmax(weight, 0);
-            below -= fmin(weight, 0);
+            const int64_t value = input < inputs ? row[input] : 0;
+            above += max_i64(value, 0);
+            below -= min_i64(value, 0);
         }
-        max = fmax(max, fmax(above, below));
+        max = max_i64(max, max_i64(above, below));
     }
     return max;
 }
 
-/* Scale of an output's rounded weights. */
-static float int8_scale(const float *row, int64_t inputs)
+/* Round values once more, so coarsely that sums of products fit in 16 bits. Returns the
+ * factor of the scale. */
+static float round_for_16_bits(int8_t *row, int64_t inputs)
 {
-    return SUMS_IN_16_BITS ? (float)(max_int16_sum(row, inputs) / MAX_INT16_SUM)
-                           : max_weight(row, inputs) / MAX_INT8;
+    const float factor = fmaxf(1.0f, (float)max_int16_sum(row, inputs) / MAX_INT16_SUM);
+    for (int64_t i = 0; i < inputs; i++)
+        row[i] = (int8_t)lrintf((float)row[i] / factor);
+    return factor;
 }
 
-static void pack_int8_outputs(void *shared, int64_t first, int64_t end, int worker)
+/* Put the rounded weights of an output into its block. */
+static void place_int8_row(const int8_t *row, int64_t inputs, int64_t output, char *to)
 {
-    (void)worker;
+    const int64_t half = output % BLOCK_OUTPUTS / LANES, lane = output % LANES;
+    to += half * (step_bytes(1) / 2) + lane * DOT_INPUTS;
+    for (int64_t i = 0; i < inputs; i += INT8_GROUP, to += step_bytes(1))
+        for (int64_t k = 0; k < INT8_GROUP; k += DOT_INPUTS)
+            memcpy(to + k * LANES, row + i + k, DOT_INPUTS);
+}
+
+static void pack_int8_output(const Packing *p, int64_t output, int8_t *row, char *to)
+{
+    int64_t number, sum = 0;
+    const Weights *part = part_of(p, output, &number);
+    float scale;
+    if (part->weight) {
+        scale = quantize_output(part->weight + number * p->inputs, p->inputs, row);
+    } else {
+        memcpy(row, part->values + number * p->inputs, (size_t)p->inputs);
+        scale = part->scales[number];
+    }
+    if (SUMS_IN_16_BITS)
+        scale *= round_for_16_bits(row, p->inputs);
+    for (int64_t i = 0; i < p->inputs; i++)
+        sum += row[i];
+    place_int8_row(row, p->inputs, output, to);
+    p->scales[output] = scale * part->factor;
+    p->sums[output] = (float)sum * p->scales[output];
+}
+
+static void pack_int8_blocks(void *shared, int64_t first, int64_t end, int worker)
+{
     const Packing *p = shared;
-    for (int64_t output = first; output < end; output++) {
-        const float *row = p->weight + output * p->inputs;
-        char *to = p->packed + output / BLOCK_OUTPUTS * block_bytes(p->inputs, 1);
-        const float scale = int8_scale(row, p->inputs);
-        int64_t sum = 0, is_nan = 0;
-        for (int64_t i = 0; i < p->inputs; i++) {
-            const float steps = row[i] / scale;
-            const int is_number = isfinite(steps) != 0;
-            const long number = is_number ? lrintf(steps) : 0;
-            is_nan |= !is_number;
-            to[int8_offset(output, i)] = (char)number;
-            sum += number;
-        }
-        p->scales[output] = is_nan ? NAN : scale;
-        p->sums[output] = (float)sum * p->scales[output];
+    int8_t *row = p->rows + worker * p->row_bytes;
+    const int64_t bytes = block_bytes(p->inputs, 1);
+    memset(row, 0, (size_t)p->row_bytes);
+    for (int64_t block = first; block < end; block++) {
+        char *to = p->packed + block * bytes;
+        const int64_t begin = block * BLOCK_OUTPUTS;
+        const int64_t left = min_i64(p->outputs - begin, BLOCK_OUTPUTS);
+        if (left < BLOCK_OUTPUTS)
+            memset(to, 0, (size_t)bytes);
+        for (int64_t output = begin; output < begin + left; output++)
+            pack_int8_output(p, output, row, to);
     }
 }
 
-TD_INTERNAL td_status pack_linear(const float *weight, const float *bias,
-                                  int64_t outputs, int64_t inputs,
+static td_status pack_int8(Packing *packing, int num_threads)
+{
+    packing->row_bytes = round_up(packing->inputs, CACHE_LINE);
+    packing->rows = allocate_lines((double)num_threads * (double)packing->row_bytes);
+    if (!packing->rows)
+        return TD_OUT_OF_MEMORY;
+    parallel_for(pack_int8_blocks, packing, num_blocks(packing->outputs), MIN_BLOCKS,
+                 num_threads);
+    free(packing->rows);
+    return TD_OK;
+}
+
+/* Write the biases of all parts one after another. */
+static void copy_biases(const Packing *p, float *to)
+{
+    for (const Weights *part = p->parts; part < p->parts + p->num_parts; part++)
+        for (int64_t i = 0; i < part->outputs; i++)
+            *to++ = part->bias ? part->bias[i] * part->factor : 0.0f;
+}
+
+TD_INTERNAL td_status pack_linear(const Weights *parts, int num_parts, int64_t inputs,
                                   td_precision precision, int num_threads, Linear *into)
 {
     const int is_int8 = precision == TD_INT8;
+    int64_t outputs = 0;
+    for (int i = 0; i < num_parts; i++)
+        outputs += parts[i].outputs;
     const size_t bytes = (size_t)(num_blocks(outputs) * block_bytes(inputs, is_int8));
     const int64_t padded = num_blocks(outputs) * BLOCK_OUTPUTS;
     /* Weights in whole cache lines, then scales and sums in int8, then the bias. */
@@ -121,21 +172,27 @@ TD_INTERNAL td_status pack_linear(const float *weight, const float *bias,
         return TD_OUT_OF_MEMORY;
     float *vector = (float *)(packed + bytes);
     memset(vector, 0, vectors);
-    Packing packing = {weight, outputs, inputs, packed, vector, vector + padded};
+    Packing packing = {.parts = parts,
+                       .num_parts = num_parts,
+                       .outputs = outputs,
+                       .inputs = inputs,
+                       .packed = packed,
+                       .scales = vector,
+                       .sums = vector + padded};
     *into = (Linear){.outputs = outputs, .inputs = inputs, .packed = packed};
     if (is_int8) {
-        memset(packed, 0, bytes);
         into->scales = packing.scales;
         into->sums = packing.sums;
         vector += 2 * padded;
-        parallel_for(pack_int8_outputs, &packing, outputs, MIN_BLOCKS * BLOCK_OUTPUTS,
-                     num_threads);
+        if (pack_int8(&packing, num_threads)) {
+            free_linear(into);
+            return TD_OUT_OF_MEMORY;
+        }
     } else {
         parallel_for(pack_fp32_blocks, &packing, num_blocks(outputs), MIN_BLOCKS,
                      num_threads);
     }
-    if (bias)
-        memcpy(vector, bias, (size_t)outputs * sizeof *bias);
+    copy_biases(&packing, vector);
     into->bias = vector;
     return TD_OK;
 }

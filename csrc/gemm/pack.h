@@ -5,11 +5,21 @@
 #include "gemm/linear.h"
 #include "transduce.h"
 
-/* Pack weight [outputs, inputs] and bias [outputs] (NULL: zeros) into a copy that
- * free_linear() frees. In int8, each output's weights are rounded with their own scale.
- */
-TD_INTERNAL td_status pack_linear(const float *weight, const float *bias,
-                                  int64_t outputs, int64_t inputs,
+/* Weights [outputs, inputs] of a linear map, in arrays of the caller: either floats, or
+ * values of 8 bits, which stand for value * scale. */
+typedef struct {
+    int64_t outputs;
+    const float *weight;  /* NULL: the weights are the values */
+    const int8_t *values; /* for int8 only */
+    const float *scales;  /* [outputs] of the values */
+    const float *bias;    /* [outputs]; NULL: zeros */
+    float factor;         /* of weights and bias */
+} Weights;
+
+/* Pack a map whose outputs are those of all `parts`, one after another, into a copy
+ * that free_linear() frees. In int8, each output's weights are rounded with their own
+ * scale, by quantize_output(), before they are multiplied by the factor. */
+TD_INTERNAL td_status pack_linear(const Weights *parts, int num_parts, int64_t inputs,
                                   td_precision precision, int num_threads,
                                   Linear *into);
 

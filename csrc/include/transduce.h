@@ -266,9 +266,11 @@ typedef struct td_nn_api {
 
 /* ---- Decoding ---------------------------------------------------------------- */
 
-/* Precision of matrix products. In TD_INT8, weights are rounded when they are packed,
- * with a scale for each output; rows of activations are rounded in each product, with a
- * scale and a minimum for each row. */
+/* Precision of matrix products. In TD_INT8, weights and embeddings are rounded when
+ * they are packed, with a scale for each output or token: 1 / 127 of its largest
+ * absolute weight. Rows of activations are rounded in each product, with a scale and a
+ * minimum for each row. Instruction sets that add products in 16 bits round the weights
+ * of linear maps once more, with larger scales. */
 typedef enum td_precision { TD_FP32 = 0, TD_INT8 = 1 } td_precision;
 
 /* Layer norm of the sum behind each sub-layer (the paper), or of a sub-layer's input.
@@ -392,6 +394,11 @@ typedef struct td_decode_api {
      * are read by model_finish and must stay until then. */
     td_status (*model_set)(td_model *model, const char *name, const float *values,
                            int64_t rows, int64_t columns);
+    /* Set the weight of a linear map or an embedding that is rounded already, in a
+     * model whose precision is TD_INT8: weights are values [rows, columns] * scales
+     * [rows]. The arrays must stay until model_finish. */
+    td_status (*model_set_int8)(td_model *model, const char *name, const int8_t *values,
+                                const float *scales, int64_t rows, int64_t columns);
     /* Copy and pack the parameters. TD_BAD_ARGUMENT: a parameter is not set.
      * TD_OUT_OF_MEMORY: the model can only be freed then. */
     td_status (*model_finish)(td_model *model, int num_threads);
@@ -431,8 +438,8 @@ typedef struct td_decode_api {
     /* Number of sentences and of hypotheses of each; 0 for NULL. */
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);
-    /* Positions of a sentence whose keys and values fit into the allocated memory; 0 for
-     * NULL. Restricted attention keeps only those of a neighbourhood. */
+    /* Positions of a sentence whose keys and values fit into the allocated memory; 0
+     * for NULL. Restricted attention keeps only those of a neighbourhood. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 

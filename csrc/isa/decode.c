@@ -27,6 +27,7 @@ const td_decode_api TD_NAME(td_decode) = {
     .linear_free = linear_free,
     .model_new = model_new,
     .model_set = model_set,
+    .model_set_int8 = model_set_int8,
     .model_finish = model_finish,
     .model_free = model_free,
     .encode = encode,

@@ -3,11 +3,8 @@
 A folder appears whole or not at all.
 """
 
-import errno
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,29 +14,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.architectures.config import (
-    ArchitectureConfig,
-    architecture_of,
-    require_transformer,
-)
+from transduce.architectures.config import ArchitectureConfig, require_transformer
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
-    MODEL_CONFIG,
-    MODEL_FORMAT,
     WEIGHTS,
     Array,
     damaged,
     open_model,
+    unsaved,
+    write_description,
 )
 from transduce.search_config import SearchConfig
-from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
+from transduce.text.dictionary import WordDictionary
+from transduce.text.tokenizer import Tokenizer
+from transduce.trees.linearization import SymbolVocabulary
 
 EXPORT = "An export"
 """Task in the error about a model that is no Transformer."""
@@ -142,25 +135,7 @@ def save_model(checkpoint: Checkpoint, folder: Path) -> None:
 
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     """Write the files of a model into an existing folder."""
-    config = {
-        "format": MODEL_FORMAT,
-        "architecture": architecture_of(checkpoint.config),
-        "step": checkpoint.step,
-        "run": checkpoint.run,
-        "source_language": checkpoint.source_language,
-        "target_language": checkpoint.target_language,
-        "model": asdict(checkpoint.config),
-    }
-    if checkpoint.search is not None:
-        config["search"] = asdict(checkpoint.search)
-    (folder / MODEL_CONFIG).write_text(
-        json.dumps(config, indent=2) + "\n", encoding="utf-8"
-    )
-    checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
-    if checkpoint.symbols is not None:
-        checkpoint.symbols.save(folder / SYMBOLS_FILE)
-    if checkpoint.dictionary is not None:
-        checkpoint.dictionary.save(folder / DICTIONARY_FILE)
+    write_description(checkpoint, folder)
     weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
     save_tensors(weights, folder / WEIGHTS)
 
@@ -168,9 +143,15 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
 def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model.
 
-    Raises `CheckpointError` if it is missing or damaged.
+    Raises `CheckpointError` if it is missing or damaged, and `RequestError` if it is
+    quantized: rounded weights are for decoding only.
     """
     stored = open_model(path)
+    if stored.is_quantized:
+        raise RequestError(
+            f"{path}: a model must be in fp32 to be trained, averaged, exported or "
+            "quantized, but this one is quantized; take the one from which it was made."
+        )
     return Checkpoint(
         config=stored.config,
         weights={n: torch.from_numpy(w) for n, w in stored.arrays.items()},
@@ -190,9 +171,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
-        # The library has the system's error only in its message.
-        number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
-        raise OSError(number, os.strerror(number)) from None
+        raise unsaved(error) from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

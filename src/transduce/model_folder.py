@@ -5,21 +5,30 @@ also holds `target_tokenizer.json`, and a translator's whose vocabulary is of wo
 hold `dictionary.json`. Its `config.json` (`MODEL_CONFIG`) describes one
 model; the file of the same name in a run's folder holds the settings of the run
 (`RUN_CONFIG` in `transduce.experiments.run_folder`). Loading never unpickles.
+
+The weights are in fp32 or, in a quantized folder, in int8 with scales in fp32.
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int8
 from safetensors import SafetensorError, safe_open
 
-from transduce.architectures.config import CONFIGS, TRANSFORMER, ArchitectureConfig
+from transduce.architectures.config import (
+    CONFIGS,
+    TRANSFORMER,
+    ArchitectureConfig,
+    architecture_of,
+)
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.files import atomic_file, read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
@@ -34,6 +43,8 @@ from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 MODEL_FORMAT = 5
 """Format version of model folders, raised when older code could not read newer ones."""
+QUANTIZED_FORMAT = 6
+"""Format version of quantized model folders, whose config has a `precision`."""
 DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
     1: {
@@ -48,6 +59,7 @@ FORMATS = {
     3: DROPOUTS,
     4: set[str](),
     MODEL_FORMAT: set[str](),
+    QUANTIZED_FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
 MAX_UPDATES = 10**12
@@ -59,12 +71,40 @@ SUMMED_WORDS = 1 << 17
 """Number of words of weights covered by one sum."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
+FP32, INT8 = "F32", "I8"
+"""Types of numbers, as safetensors names them."""
+SCALES = ".scales"
+"""Ending of the name of an int8 weight's scales."""
+MIN_MAX_WEIGHT, PER_MAX_INT8 = np.float32(1e-8), np.float32(1) / np.float32(127)
+"""Least largest weight of an output, and 1 / the largest int8 weight."""
 
 Array = Float[np.ndarray, "..."]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """Weight of a linear map or an embedding in int8: `values * scales[:, None]`."""
+
+    values: Int8[np.ndarray, "outputs inputs"]
+    """Whole numbers from -127 to 127."""
+    scales: Float32[np.ndarray, " outputs"]
+    """Scale of each output or token."""
+
+    @staticmethod
+    def of(weight: Float32[np.ndarray, "outputs inputs"]) -> "QuantizedWeight":
+        """Round a weight as int8 decoding does (`csrc/gemm/quantize.c`), bit by bit."""
+        largest = np.maximum(np.abs(weight).max(axis=1), MIN_MAX_WEIGHT)
+        scales = largest * PER_MAX_INT8
+        values = np.rint(weight / scales[:, None]).astype(np.int8)
+        return QuantizedWeight(values, scales)
+
+    def dequantized(self) -> Float32[np.ndarray, "outputs inputs"]:
+        """Return the weight in fp32."""
+        return self.values * self.scales[:, None]
+
+
 class StoredWeights(Mapping[str, Array]):
-    """Weights of a safetensors file, each read on access.
+    """Weights of a safetensors file in fp32, each read on access.
 
     The open file stays valid if another file replaces it. Raises `CheckpointError` if
     it is missing, damaged, or overwritten in place.
@@ -75,28 +115,47 @@ class StoredWeights(Mapping[str, Array]):
         try:
             require_file(path)
             self._file = cast(Any, safe_open(path, framework="np"))
-            stored = self._file.keys()
-            self._stored = {current_name(name): name for name in stored}
-            self._shapes = {
-                name: tuple(self._file.get_slice(stored).get_shape())
+            self._stored = {current_name(name): name for name in self._file.keys()}
+            slices = {
+                name: self._file.get_slice(stored)
                 for name, stored in self._stored.items()
+            }
+            self._tensors = {
+                name: (each.get_dtype(), tuple(each.get_shape()))
+                for name, each in slices.items()
             }
             self._kept = _identity(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each weight."""
-        return self._shapes
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of each tensor of the file; scales are tensors, too."""
+        return self._tensors
 
-    @property
-    def are_fp32(self) -> bool:
-        """Whether all weights are fp32."""
-        stored = self._stored.values()
-        return all(self._file.get_slice(each).get_dtype() == "F32" for each in stored)
+    def is_quantized(self, name: str) -> bool:
+        """Whether a weight is in int8."""
+        return self._tensors[name][0] == INT8
+
+    def quantized(self, name: str) -> QuantizedWeight:
+        """Read a weight that is in int8."""
+        self._require_unchanged()
+        values = self._file.get_tensor(self._stored[name])
+        return QuantizedWeight(values, self._read_fp32(name + SCALES))
+
+    def as_stored(self) -> dict[str, Array | QuantizedWeight]:
+        """Read all weights, in the types that they have in the file."""
+        return {
+            name: self.quantized(name) if self.is_quantized(name) else self[name]
+            for name in self
+        }
 
     def __getitem__(self, name: str) -> Array:
+        if self.is_quantized(name):
+            return self.quantized(name).dequantized()
+        return self._read_fp32(name)
+
+    def _read_fp32(self, name: str) -> Array:
         self._require_unchanged()
         array: Array = self._file.get_tensor(self._stored[name])
         # The sum is faster to check; it is not finite if any weight is not.
@@ -110,10 +169,10 @@ class StoredWeights(Mapping[str, Array]):
         return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
+        return (name for name in self._tensors if not name.endswith(SCALES))
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return sum(1 for _ in self)
 
     def _require_unchanged(self) -> None:
         with suppress(FileNotFoundError):
@@ -171,6 +230,91 @@ class ModelFolder:
     """BCP 47 tag of the target language; None if unknown."""
     dictionary: WordDictionary | None = None
     """Translations of unknown words; None if there is no dictionary."""
+    is_quantized: bool = False
+    """Whether weights and embeddings are in int8."""
+
+
+class DescribedModel(Protocol):
+    """A model as `write_description` writes it: a `ModelFolder` or a `Checkpoint`."""
+
+    @property
+    def config(self) -> ArchitectureConfig: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def symbols(self) -> SymbolVocabulary | None: ...
+    @property
+    def run(self) -> str | None: ...
+    @property
+    def search(self) -> SearchConfig | None: ...
+    @property
+    def source_language(self) -> str | None: ...
+    @property
+    def target_language(self) -> str | None: ...
+    @property
+    def dictionary(self) -> WordDictionary | None: ...
+
+
+def write_description(
+    model: DescribedModel, folder: Path, *, is_quantized: bool = False
+) -> None:
+    """Write all files of a model but the weights into an existing folder."""
+    content: dict[str, Any] = {
+        "format": QUANTIZED_FORMAT if is_quantized else MODEL_FORMAT,
+        "architecture": architecture_of(model.config),
+        "step": model.step,
+        "run": model.run,
+        "source_language": model.source_language,
+        "target_language": model.target_language,
+        "model": asdict(model.config),
+    }
+    if is_quantized:
+        content["precision"] = "int8"
+    if model.search is not None:
+        content["search"] = asdict(model.search)
+    (folder / MODEL_CONFIG).write_text(
+        json.dumps(content, indent=2) + "\n", encoding="utf-8"
+    )
+    model.tokenizer.save(folder / TOKENIZER_FILE)
+    if model.symbols is not None:
+        model.symbols.save(folder / SYMBOLS_FILE)
+    if model.dictionary is not None:
+        model.dictionary.save(folder / DICTIONARY_FILE)
+
+
+def unsaved(error: SafetensorError) -> OSError:
+    """Return the error of a safetensors file that cannot be written."""
+    # The library has the system's error only in its message.
+    number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
+    return OSError(number, os.strerror(number))
+
+
+def quantized_names(config: ModelConfig) -> set[str]:
+    """Return the names of the weights that are in int8 in a quantized folder.
+
+    They are those that int8 decoding multiplies, and embeddings. Biases, layer norms,
+    additive attention's vectors and learned positions stay in fp32.
+    """
+    return {
+        name
+        for name, shape in parameter_shapes(config).items()
+        if len(shape) == 2 and name.endswith(".weight") and name != "positions.weight"
+    }
+
+
+def _tensors_of(
+    config: ModelConfig, *, is_quantized: bool
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each tensor of a Transformer's file."""
+    rounded = quantized_names(config) if is_quantized else set[str]()
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, shape in parameter_shapes(config).items():
+        tensors[name] = (INT8 if name in rounded else FP32, shape)
+        if name in rounded:
+            tensors[name + SCALES] = (FP32, shape[:1])
+    return tensors
 
 
 def open_model(path: Path) -> ModelFolder:
@@ -187,10 +331,13 @@ def open_model(path: Path) -> ModelFolder:
         )
     symbols = _load_symbols(folder, config)
     weights = StoredWeights(folder / WEIGHTS)
-    is_fitting = not isinstance(config, ModelConfig) or (
-        weights.shapes == parameter_shapes(config)
-    )
-    if not (is_fitting and weights.are_fp32):
+    is_quantized = _is_quantized(content, config, folder / MODEL_CONFIG)
+    if isinstance(config, ModelConfig):
+        expected = _tensors_of(config, is_quantized=is_quantized)
+        is_fitting = weights.tensors == expected
+    else:
+        is_fitting = all(kind == FP32 for kind, _ in weights.tensors.values())
+    if not is_fitting:
         raise CheckpointError(
             f"{folder / WEIGHTS}: the weights must fit the settings beside them, but "
             "do not; the files are of different models."
@@ -206,7 +353,24 @@ def open_model(path: Path) -> ModelFolder:
         source_language=_language(content, "source_language", folder / MODEL_CONFIG),
         target_language=_language(content, "target_language", folder / MODEL_CONFIG),
         dictionary=load_dictionary(folder),
+        is_quantized=is_quantized,
     )
+
+
+def _is_quantized(
+    content: dict[str, Any], config: ArchitectureConfig, path: Path
+) -> bool:
+    """Read whether a model folder is quantized."""
+    if content["format"] < QUANTIZED_FORMAT:
+        return False
+    precision = content.get("precision")
+    if precision != "int8" or not isinstance(config, ModelConfig):
+        raise CheckpointError(
+            f'{path}: `precision` must be "int8" and the architecture "{TRANSFORMER}" '
+            f"in a quantized model, but are {shown(precision)} and "
+            f'"{architecture_of(config)}"; use another checkpoint.'
+        )
+    return True
 
 
 def load_dictionary(folder: Path) -> WordDictionary | None:

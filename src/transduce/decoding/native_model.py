@@ -13,6 +13,7 @@ from transduce.decoding.search import Decoder, log_likelihoods
 from transduce.machine import num_threads
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
+from transduce.model_folder import QuantizedWeight
 from transduce.native import (
     api,
     check,
@@ -53,10 +54,13 @@ class NativeModel:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Float[np.ndarray, "..."]],
+        weights: Mapping[str, Float[np.ndarray, "..."] | QuantizedWeight],
         precision: NativePrecision,
     ) -> None:
-        """Pack weights, which have the parameter names of `Transformer`."""
+        """Pack weights, which have the parameter names of `Transformer`.
+
+        In int8, weights that are rounded already are packed as they are.
+        """
         native = api()
         assert native is not None
         self.config = config
@@ -144,9 +148,20 @@ class NativeModel:
         return scores
 
     def _set(
-        self, name: str, values: Float[np.ndarray, "..."]
-    ) -> Float32[np.ndarray, "rows columns"]:
-        """Pass a parameter to the library; return the array that it will read."""
+        self, name: str, values: Float[np.ndarray, "..."] | QuantizedWeight
+    ) -> Float32[np.ndarray, "rows columns"] | QuantizedWeight:
+        """Pass a parameter to the library; return the arrays that it will read."""
+        if isinstance(values, QuantizedWeight):
+            check(
+                self._api.model_set_int8(
+                    self._handle,
+                    name.encode(),
+                    pointer(values.values, "int8_t *"),
+                    pointer(values.scales, "float *"),
+                    *values.values.shape,
+                )
+            )
+            return values
         values = np.ascontiguousarray(values, dtype=np.float32)
         values = values.reshape(len(values), -1)
         numbers = pointer(values, "float *")
