@@ -227,6 +227,136 @@ static void wrong_calls_change_nothing(const td_api *api)
     tiny_free(second);
 }
 
+static int is_rounded(const Tensor *tensor)
+{
+    const char *end = strrchr(tensor->name, '.');
+    return tensor->columns > 1 && strcmp(end, ".weight") == 0 &&
+           strncmp(tensor->name, "positions", 9) != 0;
+}
+
+/* Round a tensor as quantized model folders have it. */
+static void round_tensor(const Tensor *tensor, int8_t *values, float *scales)
+{
+    for (int64_t row = 0; row < tensor->rows; row++) {
+        const float *numbers = tensor->values + row * tensor->columns;
+        float largest = 1e-8f;
+        for (int64_t i = 0; i < tensor->columns; i++)
+            largest = fmaxf(largest, fabsf(numbers[i]));
+        scales[row] = largest * (1.0f / 127.0f);
+        for (int64_t i = 0; i < tensor->columns; i++)
+            values[row * tensor->columns + i] = (int8_t)rintf(numbers[i] / scales[row]);
+    }
+}
+
+/* Model in int8 from the tensors of another, which are rounded here. */
+static td_model *rounded_model(const TinyModel *tiny)
+{
+    const td_decode_api *decode = tiny->decode;
+    int8_t *values[MAX_TENSORS];
+    float *scales[MAX_TENSORS];
+    td_model *model = NULL;
+    CHECK_STATUS(decode->model_new(&tiny->config, &model), TD_OK);
+    for (int i = 0; i < tiny->count; i++) {
+        const Tensor *t = tiny->tensors + i;
+        values[i] = malloc((size_t)(t->rows * t->columns));
+        scales[i] = malloc((size_t)t->rows * sizeof *scales[i]);
+        round_tensor(t, values[i], scales[i]);
+        CHECK_STATUS(decode->model_set(model, t->name, t->values, t->rows, t->columns),
+                     TD_OK);
+        CHECK_STATUS(decode->model_set_int8(model, t->name, values[i], scales[i],
+                                            t->rows, t->columns),
+                     is_rounded(t) ? TD_OK : TD_BAD_ARGUMENT);
+    }
+    CHECK_STATUS(decode->model_finish(model, 2), TD_OK);
+    for (int i = 0; i < tiny->count; i++) {
+        free(values[i]);
+        free(scales[i]);
+    }
+    return model;
+}
+
+/* Encode a sentence, read some tokens and return the states and the last logits. */
+static float *run_model(const TinyModel *tiny, const td_model *model)
+{
+    const td_decode_api *decode = tiny->decode;
+    const int64_t ids[] = {1, 7, 22, 0, 3}, length = 5;
+    const int64_t count = length * tiny->config.d_model;
+    float *numbers = malloc((size_t)(count + vocab_of(tiny)) * sizeof *numbers);
+    td_decoder *decoder = NULL;
+    CHECK_STATUS(decode->encode(model, ids, &length, 1, numbers, 1), TD_OK);
+    CHECK_STATUS(decode->decoder_new(model, numbers, &length, 1, 0, 1, &decoder),
+                 TD_OK);
+    for (int i = 0; i < 5; i++)
+        CHECK_STATUS(decode->decoder_step(decoder, ids + i, numbers + count, 1), TD_OK);
+    decode->decoder_free(decoder);
+    return numbers;
+}
+
+static void rounded_weights_give_the_same_model(const td_api *api)
+{
+    td_model_config configs[4] = {tiny_config(), tiny_config(), tiny_config(),
+                                  tiny_config()};
+    configs[1].target_vocab_size = 29;
+    configs[1].output_bias = 1;
+    configs[2].norm = TD_PRE_NORM;
+    configs[2].max_positions = 16;
+    configs[2].d_k = 5; /* its root is no power of two */
+    configs[2].d_v = 11;
+    configs[3].scores = TD_ADDITIVE;
+    for (int i = 0; i < 4; i++) {
+        configs[i].precision = TD_INT8;
+        TinyModel *tiny = tiny_new(api->decode, configs[i], 7 + (uint32_t)i);
+        td_model *rounded = rounded_model(tiny);
+        float *expected = run_model(tiny, tiny->model);
+        float *found = run_model(tiny, rounded);
+        const int64_t count = 5 * configs[i].d_model + vocab_of(tiny);
+        CHECK(memcmp(found, expected, (size_t)count * sizeof *found) == 0);
+        free(expected);
+        free(found);
+        api->decode->model_free(rounded);
+        tiny_free(tiny);
+    }
+}
+
+static void wrong_rounded_weights_are_refused(const td_api *api)
+{
+    const td_decode_api *decode = api->decode;
+    static const int8_t values[23 * 16];
+    static const float scales[23];
+    td_model_config config = tiny_config();
+    td_model *model = NULL;
+    CHECK_STATUS(decode->model_new(&config, &model), TD_OK);
+    CHECK_STATUS(
+        decode->model_set_int8(model, "embedding.weight", values, scales, 23, 16),
+        TD_BAD_ARGUMENT); /* a model in fp32 */
+    decode->model_free(model);
+    config.precision = TD_INT8;
+    CHECK_STATUS(decode->model_new(&config, &model), TD_OK);
+    CHECK_STATUS(
+        decode->model_set_int8(NULL, "embedding.weight", values, scales, 23, 16),
+        TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->model_set_int8(model, NULL, values, scales, 23, 16),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(
+        decode->model_set_int8(model, "embedding.weight", NULL, scales, 23, 16),
+        TD_BAD_ARGUMENT);
+    CHECK_STATUS(
+        decode->model_set_int8(model, "embedding.weight", values, NULL, 23, 16),
+        TD_BAD_ARGUMENT);
+    CHECK_STATUS(
+        decode->model_set_int8(model, "embedding.weight", values, scales, 16, 23),
+        TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->model_set_int8(model,
+                                        "encoder_layers.0.feed_forward.inner.bias",
+                                        values, scales, 24, 1),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(
+        decode->model_set_int8(model, "embedding.weight", values, scales, 23, 16),
+        TD_OK);
+    CHECK_STATUS(decode->model_finish(model, 1), TD_BAD_ARGUMENT);
+    decode->model_free(model);
+}
+
 static void incomplete_models_are_refused(const td_api *api)
 {
     const td_decode_api *decode = api->decode;
@@ -294,6 +424,8 @@ int main(void)
     for_each_isa(every_configuration);
     for_each_isa(joined_sentences_go_on);
     for_each_isa(wrong_calls_change_nothing);
+    for_each_isa(rounded_weights_give_the_same_model);
+    for_each_isa(wrong_rounded_weights_are_refused);
     for_each_isa(incomplete_models_are_refused);
     for_each_isa(refused_memory_is_a_status);
     return check_result();

@@ -11,11 +11,16 @@ static float *random_floats(uint32_t *seed, int64_t count, float scale, float me
     return numbers;
 }
 
-/* Largest error that rounding weights and a row to bytes can cause. */
+/* Largest error that rounding weights and a row to bytes can cause. Weights whose scale
+ * is larger than a 127th of the largest were rounded to such 127ths before. */
 static double rounding_of(const float *weight, const float *x, int64_t inputs,
                           double weight_step)
 {
-    double low = x[0], high = x[0], weights = 0, numbers = 0;
+    double low = x[0], high = x[0], weights = 0, numbers = 0, largest = 0;
+    for (int64_t i = 0; i < inputs; i++)
+        largest = fmax(largest, fabs(weight[i]));
+    if (weight_step > 1.001 * largest / 127)
+        weight_step += largest / 127;
     for (int64_t i = 0; i < inputs; i++) {
         low = fmin(low, x[i]);
         high = fmax(high, x[i]);

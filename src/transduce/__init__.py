@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transduce.decoding.quantization import quantize
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
     from transduce.errors import TransduceError
@@ -22,6 +23,7 @@ __all__ = [
     "__version__",
     "back_translate",
     "load",
+    "quantize",
     "resume",
     "train",
 ]
@@ -34,6 +36,7 @@ _HOMES = {
     "Translator": "transduce.decoding.translator",
     "back_translate": "transduce.experiments.synthetic_text",
     "load": "transduce.decoding.translator",
+    "quantize": "transduce.decoding.quantization",
     "resume": "transduce.experiments.train",
     "train": "transduce.experiments.train",
 }

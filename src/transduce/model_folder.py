@@ -115,7 +115,8 @@ class StoredWeights(Mapping[str, Array]):
         try:
             require_file(path)
             self._file = cast(Any, safe_open(path, framework="np"))
-            self._stored = {current_name(name): name for name in self._file.keys()}
+            stored = self._file.keys()
+            self._stored = {current_name(name): name for name in stored}
             slices = {
                 name: self._file.get_slice(stored)
                 for name, stored in self._stored.items()

@@ -114,6 +114,7 @@ GROUPS = {
         "export": "Write a model for another library, if the two prove to be the same.",
         "import": "Import a Marian model of Hugging Face, if the two prove to be the "
         "same.",
+        "quantize": "Write a model a quarter as large, with weights in 8 bits.",
     },
 }
 """Descriptions of the commands by group, in the order of the help."""

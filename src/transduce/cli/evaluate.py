@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.lines import require_no_search, search_of
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.metrics.bleu import (
@@ -52,7 +52,7 @@ def evaluate(
     tokenized: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Score translations against references: sacreBLEU, the paper's BLEU, chrF.
@@ -90,8 +90,9 @@ def evaluate(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
 from transduce.data.treebank import read_both, read_treebank
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ def evaluate_parses(
     allow_dropped: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
@@ -84,8 +84,9 @@ def evaluate_parses(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.

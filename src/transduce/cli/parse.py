@@ -17,7 +17,7 @@ from transduce.cli.lines import (
     source_lines,
 )
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.parser import Parse
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translator import load
@@ -42,7 +42,7 @@ def parse(
     pretty: Annotated[bool, Parameter(negative="")] = False,
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Parse sentences: one tree per line, in order, over exactly their words.
@@ -85,8 +85,9 @@ def parse(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
@@ -119,7 +120,7 @@ def parse(
             "pretty": pretty,
             "drawn": svg_file is not None,
             "device": translator.device,
-            "precision": precision,
+            "precision": translator.precision,
         }
 
     together = translator.interdependent_lines(with_scores=False)

@@ -17,7 +17,7 @@ from transduce.cli.lines import (
     source_lines,
     write_translations,
 )
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
@@ -42,7 +42,7 @@ def sample(
     extra_length: int = 50,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Sample translations of each line, token by token from the model's distribution.
@@ -85,8 +85,9 @@ def sample(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
@@ -112,7 +113,7 @@ def sample(
             "models": [model_sum(each) for each in (model, *ensemble)],
             "sampling": asdict(config),
             "device": translator.device,
-            "precision": precision,
+            "precision": translator.precision,
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

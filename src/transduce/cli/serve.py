@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.processes import default_processes
 from transduce.decoding.translator import choose_device, load
 from transduce.errors import ConfigError, packages_for
@@ -32,7 +32,7 @@ def serve(
     cors_origins: Names = (),
     trusted_proxies: Names = (),
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Serve translators and parsers over HTTP, with a web page at /.
@@ -89,8 +89,9 @@ def serve(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.

@@ -18,7 +18,7 @@ from transduce.cli.lines import (
     source_lines,
     write_translations,
 )
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
@@ -50,7 +50,7 @@ def translate(
     nbest: int | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Translate raw text line by line, in order.
@@ -115,8 +115,9 @@ def translate(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
@@ -160,7 +161,7 @@ def translate(
             "search": asdict(config),
             "prefixes": prefixes is not None,
             "device": translator.device,
-            "precision": precision,
+            "precision": translator.precision,
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

@@ -12,7 +12,7 @@ from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console, table_console
 from transduce.data.treebank import read_treebank
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (
@@ -51,7 +51,7 @@ def tune(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Choose beam size and length penalty on the development set (section 6.1).
@@ -89,7 +89,8 @@ def tune(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products; choose the one in which the model will be used.
+        Precision of matrix products, as in translate; choose the one in which the model
+        will be used.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.

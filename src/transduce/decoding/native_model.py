@@ -27,6 +27,8 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Precision of matrix products in decoding; fp32 is exact, bf16 is PyTorch's."""
+PrecisionChoice = Literal["auto", "fp32", "bf16", "int8"]
+"""The same, or "auto": fp32, and int8 for quantized models on a CPU."""
 NativePrecision = Literal["fp32", "int8"]
 """Precision of matrix products in the native library."""
 STEP_OVERHEAD = 4

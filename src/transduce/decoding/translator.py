@@ -19,6 +19,7 @@ from transduce.decoding.native_model import (
     DecodingPrecision,
     NativeModel,
     NativePrecision,
+    PrecisionChoice,
 )
 from transduce.decoding.native_search import start_search
 from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
@@ -98,7 +99,7 @@ class Translator:
         checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
         device: "str | torch.device",
         *others: "ModelFolder | transduce.checkpoint.Checkpoint",
-        precision: DecodingPrecision = "fp32",
+        precision: PrecisionChoice = "auto",
         num_processes: int = 1,
     ) -> None:
         """Prepare models for decoding; with `others` they form an ensemble.
@@ -108,15 +109,17 @@ class Translator:
         used by several processes.
         """
         _require_same_vocabularies(checkpoint, others)
-        if precision not in get_args(DecodingPrecision):
+        if precision not in get_args(PrecisionChoice):
             raise ConfigError(
-                f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
+                '`precision` must be "auto", "fp32", "bf16" or "int8", but is '
+                f'"{precision}".'
             )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         """Tokenizer of all models."""
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """Name of the device in PyTorch, such as "cpu" or "cuda"."""
-        self.precision: DecodingPrecision = precision
+        self._checkpoints = (checkpoint, *others)
+        self.precision: DecodingPrecision = self._chosen(precision)
         """Precision of matrix products."""
         self.config: ArchitectureConfig = checkpoint.config
         """Config of the first model."""
@@ -130,7 +133,6 @@ class Translator:
         """BCP 47 tag of the source language; None if unknown."""
         self.target_language = checkpoint.target_language
         """BCP 47 tag of the target language; None if unknown."""
-        self._checkpoints = (checkpoint, *others)
         if self.device == "cpu":
             keep_freed_memory()  # each step allocates the logits of all hypotheses
         if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
@@ -502,6 +504,15 @@ class Translator:
         if self._pool is not None:
             self._pool.close()
 
+    def _chosen(self, precision: PrecisionChoice) -> DecodingPrecision:
+        """Return the precision for "auto": int8 if it rounds no weights."""
+        if precision != "auto":
+            return precision
+        can_multiply = self.device == "cpu" and api() is not None
+        return (
+            "int8" if can_multiply and all(map(_is_int8, self._checkpoints)) else "fp32"
+        )
+
     def _is_native(
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> bool:
@@ -521,6 +532,8 @@ class Translator:
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
+            if precision == "int8" and isinstance(checkpoint, ModelFolder):
+                return NativeModel(config, checkpoint.arrays.as_stored(), precision)
             return NativeModel(config, checkpoint.arrays, precision)
         if self.device != "cpu":
             needed_for = f"Device {self.device}"
@@ -610,6 +623,11 @@ class Translator:
         )
 
 
+def _is_int8(checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint") -> bool:
+    """Return whether a model is quantized."""
+    return isinstance(checkpoint, ModelFolder) and checkpoint.is_quantized
+
+
 def _require_same_vocabularies(
     checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
     others: "Sequence[ModelFolder | transduce.checkpoint.Checkpoint]",
@@ -670,7 +688,7 @@ def load(
     path: str | Path,
     *others: str | Path,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
 ) -> Translator:
     """Load a translator or a parser from a model folder or a run folder.
@@ -689,7 +707,8 @@ def load(
         "auto" (a GPU if there is one), "cpu" or "cuda".
     precision
         Precision of matrix products. "fp32" is exact; "int8" (on a CPU) and "bf16" are
-        faster on processors made for them, and approximate.
+        faster on processors made for them, and approximate. "auto" is "int8" if all
+        models are quantized and the device is a CPU, otherwise "fp32".
     num_processes
         Processes that translate, forks of this one with one thread each; faster if
         there are many sentences. Only under Linux and on a CPU. None: one for each
