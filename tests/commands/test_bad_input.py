@@ -332,10 +332,19 @@ def test_a_model_that_lacks_a_file_is_refused(
     ("change", "message"),
     [
         (
-            {"format": 6},
-            "the format must be from 1 to 5, but is 6; the model was saved by another",
+            {"format": 7},
+            "the format must be from 1 to 6, but is 7; the model was saved by another",
         ),
-        ({"format": None}, "the format must be from 1 to 5, but is None"),
+        ({"format": None}, "the format must be from 1 to 6, but is None"),
+        (
+            {"format": 6},
+            '`precision` must be "int8" and the architecture "transformer" in a '
+            'quantized model, but are None and "transformer"',
+        ),
+        (
+            {"format": 6, "precision": "int8"},
+            "the weights must fit the settings beside them",
+        ),
         ({"model": None}, "`model` must hold the settings activation, "),
         ({"model": {"colour": "red"}}, "`model` must hold the settings activation, "),
         ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),

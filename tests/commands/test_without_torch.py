@@ -13,6 +13,7 @@ import pytest
 
 from serving_client import Answer, fetch
 from transduce.decoding.native_model import NativeModel
+from transduce.decoding.quantization import quantize
 from transduce.decoding.translator import load
 
 HIDING = """
@@ -37,6 +38,7 @@ OF_SERVING = {"fastapi", "h11", "prometheus_client", "starlette", "uvicorn"}
 TREES = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ runs))))\n"
 SENTENCES = "one two\n\nthree four five\n"
 SAMPLE = ("sample", "{model}", "--number", "3", "--seed", "4")
+IN_FP32 = ("--precision", "fp32", "--device", "cpu")
 INT8 = ("translate", "{model}", "--precision", "int8", "--device", "cpu")
 WORKING = {
     "translate": ("translate", "{model}"),
@@ -47,6 +49,9 @@ WORKING = {
     "translate in processes": ("translate", "{model}", "--processes", "2"),
     "translate after prefixes": ("translate", "{model}", "--prefixes", "{sentences}"),
     "translate in int8": INT8,
+    "translate a quantized model": ("translate", "{quantized}", "--device", "cpu"),
+    "translate a quantized model in fp32": ("translate", "{quantized}", *IN_FP32),
+    "quantize": ("quantize", "{model}", "--out", "{tmp}/quantized", "--force"),
     "translate by several": ("translate", "{model}", "--ensemble", "{model}"),
     "sample": SAMPLE,
     "sample the likeliest": (*SAMPLE, "--top-k", "5", "--top-p", "0.8"),
@@ -100,8 +105,10 @@ def places(
     trees, sentences = folder / "trees", folder / "sentences"
     trees.write_text(TREES)
     sentences.write_text(SENTENCES)
+    quantize(model, folder / "int8")
     return {
         "model": model,
+        "quantized": folder / "int8",
         "parser": parsing_model,
         "source": corpus_files[0],
         "target": corpus_files[1],

@@ -247,11 +247,11 @@ def test_a_config_that_is_not_an_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 6, "1", None, {}, True, 1.0])
+@pytest.mark.parametrize("value", [0, 7, "1", None, {}, True, 1.0])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
     message = (
-        f"format must be from 1 to 5, but is {value!r}; .* another version of transduce"
+        f"format must be from 1 to 6, but is {value!r}; .* another version of transduce"
     )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)

@@ -1,14 +1,25 @@
 """Weights are read from their file when needed, and equal the saved ones."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from transduce.checkpoint import Checkpoint, save_model
-from transduce.errors import CheckpointError
-from transduce.model_folder import WEIGHTS, open_model
+import transduce
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.errors import CheckpointError, RequestError
+from transduce.model.config import ModelConfig
+from transduce.model_folder import (
+    WEIGHTS,
+    QuantizedWeight,
+    open_model,
+    quantized_names,
+    write_search,
+)
+from transduce.search_config import SearchConfig
 
 
 @pytest.fixture
@@ -52,3 +63,137 @@ def test_a_file_that_is_overwritten_is_refused(folder: Path) -> None:
     message = "must stay as they are while they are in use, but were overwritten"
     with pytest.raises(CheckpointError, match=message):
         _ = opened.arrays["embedding.weight"]
+
+
+def test_a_rounded_weight_is_near_and_has_the_whole_range() -> None:
+    weight = np.random.default_rng(1).normal(size=(9, 50)).astype(np.float32)
+    weight *= np.logspace(-3, 3, 9, dtype=np.float32)[:, None]
+    rounded = QuantizedWeight.of(weight)
+    largest = np.abs(weight).max(axis=1)
+    assert (np.abs(rounded.values.astype(int)).max(axis=1) == 127).all()
+    np.testing.assert_allclose(rounded.scales, largest / 127, rtol=1e-6)
+    error = np.abs(rounded.dequantized() - weight)
+    assert (error <= 0.501 * rounded.scales[:, None]).all()
+
+
+def test_halves_are_rounded_to_even_and_zeros_stay() -> None:
+    weight = np.array([[127, 0.5, 1.5, -2.5], [0, 0, 0, 0]], dtype=np.float32)
+    rounded = QuantizedWeight.of(weight)
+    assert rounded.values.tolist() == [[127, 0, 2, -2], [0, 0, 0, 0]]
+    assert (rounded.scales > 0).all()
+
+
+@pytest.mark.parametrize("scores", ["scaled", "additive"])
+def test_the_int8_weights_are_matrices_of_maps_and_embeddings(scores: str) -> None:
+    config = ModelConfig(
+        vocab_size=30, num_layers=1, target_vocab_size=20, norm="pre",
+        positions="learned", scores=scores, output_bias=True,
+    )  # fmt: skip
+    maps = [
+        *(f"{each}.{way}" for each in ("encoder_layers.0", "decoder_layers.0")
+          for way in ("feed_forward.inner", "feed_forward.outer")),
+        *(f"{each}.project_{what}"
+          for each in ("encoder_layers.0.self_attention",
+                       "decoder_layers.0.self_attention",
+                       "decoder_layers.0.cross_attention")
+          for what in ("query", "key_value", "output")),
+    ]  # fmt: skip
+    expected = {f"{each}.weight" for each in ["embedding", "target_embedding", *maps]}
+    assert quantized_names(config) == expected
+
+
+@pytest.fixture
+def quantized(folder: Path, tmp_path: Path) -> Path:
+    transduce.quantize(folder, tmp_path / "int8")
+    return tmp_path / "int8"
+
+
+def test_weights_of_a_quantized_folder_are_read_rounded(
+    quantized: Path, trained_checkpoint: Checkpoint
+) -> None:
+    opened = open_model(quantized)
+    assert opened.is_quantized
+    assert set(opened.arrays) == set(trained_checkpoint.arrays)
+    assert len(opened.arrays) == len(trained_checkpoint.arrays)
+    stored = opened.arrays.as_stored()
+    for name, array in trained_checkpoint.arrays.items():
+        if name not in quantized_names(opened.config):
+            assert np.array_equal(opened.arrays[name], array)
+            continue
+        weight, expected = stored[name], QuantizedWeight.of(array)
+        assert isinstance(weight, QuantizedWeight)
+        assert np.array_equal(weight.values, expected.values)
+        assert np.array_equal(weight.scales, expected.scales)
+        assert np.array_equal(opened.arrays[name], expected.dequantized())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.pop("embedding.weight.scales"),
+        lambda t: t.update({"embedding.weight.scales": np.ones(3, np.float32)}),
+        lambda t: t.update({"another.scales": np.ones(3, np.float32)}),
+        lambda t: t.update(
+            {"embedding.weight": t["embedding.weight"].astype(np.float32)}
+        ),
+        lambda t: t.update(
+            {"embedding.weight": t["embedding.weight"].astype(np.uint8)}
+        ),
+        lambda t: t.update({"embedding.weight": t["embedding.weight"].T.copy()}),
+    ],
+    ids=["no scales", "few scales", "more scales", "in fp32", "unsigned", "turned"],
+)
+def test_a_quantized_folder_with_other_tensors_is_refused(
+    quantized: Path, change: Callable[[dict[str, np.ndarray]], object]
+) -> None:
+    tensors = load_file(quantized / WEIGHTS)
+    change(tensors)
+    save_file(tensors, quantized / WEIGHTS)
+    with pytest.raises(CheckpointError, match="must fit the settings beside them"):
+        open_model(quantized)
+
+
+def test_scales_that_are_not_finite_are_refused(quantized: Path) -> None:
+    tensors = load_file(quantized / WEIGHTS)
+    tensors["embedding.weight.scales"][3] = np.inf
+    save_file(tensors, quantized / WEIGHTS)
+    message = "must be finite numbers, but those of embedding.weight.scales are not"
+    with pytest.raises(CheckpointError, match=message):
+        transduce.load(quantized, device="cpu").get_ready()
+
+
+def test_a_truncated_quantized_file_is_refused(quantized: Path) -> None:
+    content = (quantized / WEIGHTS).read_bytes()
+    for size in (0, 7, 100, len(content) // 2, len(content) - 1):
+        (quantized / WEIGHTS).write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match="are missing or damaged"):
+            open_model(quantized)
+
+
+def test_fp32_weights_under_a_quantized_config_are_refused(
+    folder: Path, quantized: Path
+) -> None:
+    shutil.copy(folder / WEIGHTS, quantized / WEIGHTS)
+    with pytest.raises(CheckpointError, match="must fit the settings beside them"):
+        open_model(quantized)
+
+
+def test_int8_weights_under_an_fp32_config_are_refused(
+    folder: Path, quantized: Path
+) -> None:
+    shutil.copy(quantized / WEIGHTS, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match="must fit the settings beside them"):
+        open_model(folder)
+
+
+def test_a_quantized_model_cannot_be_loaded_for_training(quantized: Path) -> None:
+    message = "must be in fp32 to be trained, averaged, exported or quantized, but"
+    with pytest.raises(RequestError, match=message):
+        load_model(quantized)
+
+
+def test_search_settings_of_a_quantized_folder_can_be_replaced(quantized: Path) -> None:
+    write_search(quantized, SearchConfig(beam_size=7))
+    opened = open_model(quantized)
+    assert opened.search == SearchConfig(beam_size=7)
+    assert opened.is_quantized

@@ -82,7 +82,7 @@ def quantize(
             f"{source}: a model must be in fp32 to be quantized, but this one is "
             "quantized already."
         )
-    config = require_transformer(stored.config, "Quantization")
+    config = require_transformer(stored.config, f"{source}: Quantization")
     tensors: dict[str, Array] = {}
     rounded = quantized_names(config)
     for name, weight in stored.arrays.items():

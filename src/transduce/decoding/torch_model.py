@@ -42,7 +42,7 @@ from transduce.machine import processor_flags
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Transformer
-from transduce.model_folder import ModelFolder
+from transduce.model_folder import ModelFolder, QuantizedWeight
 from transduce.native import api
 from transduce.nn.fuse import fuse
 from transduce.search_config import SamplingConfig
@@ -174,9 +174,11 @@ def prepared(
     if precision == "int8":
         require_transformer(model.config, "Precision int8", "use fp32 or bf16")
         _require_int8(device)
-        return _packed(
+        packed = _packed(
             cast(Transformer, model), _natively("int8") or _by_torch_in_int8()
         )
+        _round_embeddings(packed.model)
+        return packed
     model.to(device)
     if precision == "fp32" and device.type == "cpu" and is_transformer:
         natively = _natively("fp32")
@@ -311,6 +313,15 @@ def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
     name = "embedding" if model.target_embedding is None else "target_embedding"
     model.add_module(name, PackedEmbedding(model.output_embedding, make_map))
     return model
+
+
+def _round_embeddings(model: TransductionModel) -> None:
+    """Replace embeddings by their int8 values times scales, as the library does."""
+    for module in model.modules():
+        if isinstance(module, SharedEmbedding):
+            rounded = QuantizedWeight.of(module.weight.detach().float().numpy())
+            numbers = torch.from_numpy(rounded.dequantized())
+            module.weight = nn.Parameter(numbers, requires_grad=False)
 
 
 LOGIT_POSITIONS = 256

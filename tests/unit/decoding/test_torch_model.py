@@ -17,6 +17,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import processor_flags
 from transduce.model.transformer import Transformer
+from transduce.model_folder import QuantizedWeight
 from transduce.native import api
 
 CPU = torch.device("cpu")
@@ -123,13 +124,16 @@ def test_a_decoding_step_has_all_weights_in_bf16(tiny, scores):
 
 
 @needs_int8
-def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
+def test_the_output_matrix_and_the_embedding_are_in_8_bits(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
     assert isinstance(model.embedding.output, Int8Linear | PackedMap)
     ids = torch.tensor([[5, 6]])
-    expected = trained_checkpoint.build().embedding(ids)
-    assert torch.equal(model.embedding(ids), expected)
+    exact = trained_checkpoint.build().embedding
+    rounded = QuantizedWeight.of(exact.weight.detach().numpy()).dequantized()
+    expected = torch.from_numpy(rounded)[ids] * exact.d_model**0.5
+    torch.testing.assert_close(model.embedding(ids), expected)
+    assert not torch.equal(model.embedding(ids), exact(ids))
 
 
 @pytest.mark.usefixtures("no_kernels")

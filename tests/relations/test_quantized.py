@@ -1,0 +1,200 @@
+"""A quantized folder decodes exactly as the original does in int8."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transduce
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.native_model import NativeModel
+from transduce.decoding.translator import Translator
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.model_folder import (
+    SCALES,
+    WEIGHTS,
+    Array,
+    QuantizedWeight,
+    open_model,
+    quantized_names,
+)
+from transduce.native import api
+from transduce.search_config import SamplingConfig, SearchConfig
+
+pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
+
+SOURCES = ["one two three", "", "four", "two two five six one", "seven eight nine ten"]
+TARGETS = ["eins zwei drei", "", "vier", "zwei zwei", "sieben acht neun zehn"]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Folders of a model in fp32 and of its quantized copy."""
+    folder = tmp_path_factory.mktemp("quantized")
+    save_model(trained_checkpoint, folder / "fp32")
+    transduce.quantize(folder / "fp32", folder / "int8")
+    return folder / "fp32", folder / "int8"
+
+
+def streamed(config: SearchConfig, *prefixes: str) -> Callable[[Translator], Any]:
+    given = list(prefixes) or None
+    return lambda each: list(each.translate_stream(SOURCES, config, given))
+
+
+def one_by_one(translator: Translator) -> list[Any]:
+    return [translator.translate(source) for source in SOURCES]
+
+
+WAYS: dict[str, Callable[[Translator], Any]] = {
+    "batches": lambda each: each.translate(SOURCES),
+    "one by one": one_by_one,
+    "greedy": lambda each: each.translate(SOURCES, beam_size=1),
+    "a wide beam": lambda each: each.translate(SOURCES * 9, beam_size=12),
+    "several best": streamed(SearchConfig(num_best=3)),
+    "coverage": streamed(SearchConfig(coverage_penalty=0.3)),
+    "prefixes": streamed(SearchConfig(), "eins", "", "vier", "zwei", ""),
+    "samples": lambda each: each.sample(SOURCES, SamplingConfig(number=3, seed=4)),
+    "scores": lambda each: each.score(SOURCES, TARGETS),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_translations_and_scores_are_those_of_int8(
+    folders: tuple[Path, Path], way: str
+) -> None:
+    original = transduce.load(folders[0], device="cpu", precision="int8")
+    quantized = transduce.load(folders[1], device="cpu")
+    assert quantized.precision == "int8"
+    assert WAYS[way](quantized) == WAYS[way](original)
+
+
+def test_they_are_equal_with_each_instruction_set(
+    isa: str, folders: tuple[Path, Path]
+) -> None:
+    original = transduce.load(folders[0], device="cpu", precision="int8")
+    quantized = transduce.load(folders[1], device="cpu")
+    assert quantized.translate(SOURCES) == original.translate(SOURCES)
+    assert quantized.score(SOURCES, TARGETS) == original.score(SOURCES, TARGETS)
+
+
+@pytest.mark.parametrize("members", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_an_ensemble_may_have_quantized_members(
+    folders: tuple[Path, Path], members: Sequence[int]
+) -> None:
+    paths = [folders[i] for i in members]
+    original = transduce.load(folders[0], folders[0], device="cpu", precision="int8")
+    ensemble = transduce.load(*paths, device="cpu", precision="int8")
+    assert ensemble.translate(SOURCES) == original.translate(SOURCES)
+    chosen = transduce.load(*paths, device="cpu").precision
+    assert chosen == ("int8" if all(members) else "fp32")
+
+
+def test_several_processes_translate_alike(folders: tuple[Path, Path]) -> None:
+    alone = transduce.load(folders[1], device="cpu")
+    together = transduce.load(folders[1], device="cpu", num_processes=2)
+    try:
+        assert together.translate(SOURCES * 4) == alone.translate(SOURCES * 4)
+    finally:
+        together.close()
+
+
+def test_a_quantized_parser_parses_as_in_int8(
+    parsing_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(parsing_checkpoint, tmp_path / "fp32")
+    transduce.quantize(tmp_path / "fp32", tmp_path / "int8")
+    original = transduce.load(tmp_path / "fp32", device="cpu", precision="int8")
+    quantized = transduce.load(tmp_path / "int8", device="cpu")
+    texts = ["one two", "three four five"]
+    assert quantized.parse(texts) == original.parse(texts)
+
+
+def arrays_of(model: Transformer) -> dict[str, Array]:
+    return {name: weight.numpy() for name, weight in model.state_dict().items()}
+
+
+def test_every_configuration_has_the_same_states_and_logits(
+    isa: str, model: Transformer
+) -> None:
+    """The library rounds weights as `QuantizedWeight` does, whatever the model."""
+    arrays = arrays_of(model)
+    rounded: dict[str, Array | QuantizedWeight] = dict(arrays)
+    for name in quantized_names(model.config):
+        rounded[name] = QuantizedWeight.of(arrays[name])
+    sources, found = [[3, 4, 5, 2], [7, 2]], []
+    for weights in (arrays, rounded):
+        native = NativeModel(model.config, weights, "int8")
+        encoded = native.encode(sources)
+        decoder = native.start(encoded)
+        found.append([encoded.states])
+        for token in (1, 5, 9):
+            found[-1].append(decoder.step(np.full((2, 1), token)))
+    for one, other in zip(*found, strict=True):
+        assert np.isfinite(one).all()
+        assert np.array_equal(one, other)
+
+
+def test_fp32_decodes_the_rounded_weights(folders: tuple[Path, Path]) -> None:
+    translator = transduce.load(folders[1], device="cpu", precision="fp32")
+    stored = open_model(folders[1])
+    checkpoint = Checkpoint(
+        config=stored.config,
+        weights={name: torch.from_numpy(w) for name, w in stored.arrays.items()},
+        tokenizer=stored.tokenizer,
+        step=stored.step,
+    )
+    expected = Translator(checkpoint, "cpu", precision="fp32").translate(SOURCES)
+    assert translator.translate(SOURCES) == expected
+
+
+def test_pytorch_decodes_the_rounded_weights(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    natively = transduce.load(folders[1], device="cpu", precision="fp32")
+    expected = [each.text for each in natively.translate(SOURCES)]
+    for module in ("translator", "torch_model"):
+        monkeypatch.setattr(f"transduce.decoding.{module}.api", lambda: None)
+    translator = transduce.load(folders[1], device="cpu")
+    assert translator.precision == "fp32"
+    assert [each.text for each in translator.translate(SOURCES)] == expected
+
+
+def test_a_quantized_base_model_has_a_quarter_of_the_size(tmp_path: Path) -> None:
+    """Its bytes, counted from the shapes, as a file of them would be too large."""
+    config = ModelConfig(vocab_size=37_000)
+    from transduce.model.sizes import parameter_shapes
+
+    shapes = parameter_shapes(config)
+    rounded = quantized_names(config)
+    whole = sum(4 * int(np.prod(shape)) for shape in shapes.values())
+    small = sum(
+        int(np.prod(shape)) + 4 * shape[0] if name in rounded else 4 * shape[0]
+        for name, shape in shapes.items()
+    )
+    assert small / whole == pytest.approx(0.25, rel=0.02)
+
+
+def test_a_stored_model_has_a_quarter_of_the_size(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    config = replace(trained_checkpoint.config, d_model=128, d_ff=512, num_layers=2)
+    model = Transformer(config)
+    wide = replace(trained_checkpoint, config=config, weights=model.state_dict())
+    save_model(wide, tmp_path / "fp32")
+    made = transduce.quantize(tmp_path / "fp32", tmp_path / "int8")
+    assert made.bytes_before == (tmp_path / "fp32" / WEIGHTS).stat().st_size
+    assert made.num_bytes == (tmp_path / "int8" / WEIGHTS).stat().st_size
+    assert made.num_bytes / made.bytes_before == pytest.approx(0.25, rel=0.3)
+    tensors = open_model(tmp_path / "int8").arrays.tensors
+    in_int8 = {name for name, (kind, _) in tensors.items() if kind == "I8"}
+    assert in_int8 == quantized_names(config)
+    assert {name for name in tensors if name.endswith(SCALES)} == {
+        name + SCALES for name in in_int8
+    }
