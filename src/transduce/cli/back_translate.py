@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from transduce.cli.files import Files, Force, print_message
 from transduce.cli.lines import OutputKeptError
 from transduce.cli.terminal import ProgressDisplay, plain_console
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.errors import ConfigError, counted
 from transduce.experiments.synthetic_text import (
     MAX_RATIO,
@@ -43,7 +43,7 @@ def back_translate(
     max_ratio: float = MAX_RATIO,
     drop_worst: float = 0.0,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
     """Translate text of the target language back, as pairs to train on.
@@ -92,8 +92,9 @@ def back_translate(
     device
         auto, cpu or cuda.
     precision
-        Precision of matrix products: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.

@@ -177,7 +177,7 @@ def prepared(
         packed = _packed(
             cast(Transformer, model), _natively("int8") or _by_torch_in_int8()
         )
-        _round_embeddings(packed.model)
+        _round_embeddings(cast(Transformer, packed.model))
         return packed
     model.to(device)
     if precision == "fp32" and device.type == "cpu" and is_transformer:
@@ -315,7 +315,7 @@ def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
     return model
 
 
-def _round_embeddings(model: TransductionModel) -> None:
+def _round_embeddings(model: Transformer) -> None:
     """Replace embeddings by their int8 values times scales, as the library does."""
     for module in model.modules():
         if isinstance(module, SharedEmbedding):

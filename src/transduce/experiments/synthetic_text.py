@@ -470,7 +470,7 @@ def back_translate(
     max_ratio: float = MAX_RATIO,
     drop_worst: float = 0.0,
     device: str = "auto",
-    precision: Literal["fp32", "bf16", "int8"] = "fp32",
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto",
     num_processes: int | None = 1,
     overwrite: bool = False,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
