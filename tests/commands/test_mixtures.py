@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import transduce
+from transduce.cli import main
+from transduce.data.batches import open_dataset
 
 STEPS = (
     *("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--set"),
@@ -168,3 +170,111 @@ def test_a_mixture_beside_one_corpus_or_trees_is_refused(refuses, texts, tmp_pat
         "train", *given, "--trees", trees, *STEPS, "--out", tmp_path / "run"
     )
     assert "Either a mixture of corpora" in message
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run of a model into two languages, with back-translations of one."""
+    folder = tmp_path_factory.mktemp("several")
+    for name, target in (("de", "Mann"), ("fr", "homme"), ("back", "Mann")):
+        texts = {"en": "man", "fr" if name == "fr" else "de": target}
+        for side, word in texts.items():
+            lines = [f"{word} {i} {'x ' * (i % 5)}" for i in range(60)]
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{name}.{side}").write_text(text)
+    given = []
+    for name, side, *more in (("de", "de"), ("fr", "fr"), ("back", "de", "tag=bt")):
+        given += ["--corpus", name, f"{folder}/{name}.en", f"{folder}/{name}.{side}"]
+        given += more
+    main(["train", *given, *STEPS, "--out", f"{folder}/run"])
+    return folder
+
+
+def test_the_sources_have_the_tags_of_corpus_and_language(several):
+    run = several / "run"
+    tokenizer = transduce.load(run, device="cpu").tokenizer
+    bt, de, fr = map(tokenizer.tag_id, ("<bt>", ">>de<<", ">>fr<<"))
+    dataset = open_dataset(run / "corpus/training")
+    [plain] = tokenizer.encode_sources(["man 0"])
+    assert dataset.source[0].tolist() == [de, *plain]
+    assert dataset.source[60].tolist() == [fr, *plain]
+    assert dataset.source[120].tolist() == [bt, de, *plain]
+    assert not {bt, de, fr} & set(dataset.target.ids.tolist())
+
+
+def test_the_target_language_is_chosen_by_option(several, succeeds, refuses):
+    run = several / "run"
+    translator = transduce.load(run, device="cpu")
+    assert translator.target_languages == ["de", "fr"]
+    lines = ["man 1", ">>de<< man 2", ""]
+    stdin = "".join(f"{line}\n" for line in lines).encode()
+    tagged = b">>fr<< man 1\n>>de<< man 2\n\n"
+    for command in ("translate", "sample"):
+        options = (command, run, "--device", "cpu", "--jsonl")
+        given = succeeds(*options, "--target-language", "fr", stdin=stdin)
+        assert given == succeeds(*options, stdin=tagged)
+        assert given != succeeds(*options, stdin=stdin)
+        message = refuses(*options, "--target-language", "nl", stdin=stdin)
+        assert message.endswith("'nl'; it has de (German), fr (French).")
+    into = translator.into("fra")
+    assert into.target_language == "fr"
+    assert into.translate("man 1") == translator.translate(">>fr<< man 1")
+
+
+def test_scores_are_of_the_chosen_language(several, succeeds):
+    files = ("--source", several / "fr.en", "--target", several / "fr.fr")
+    options = ("score", several / "run", *files, "--device", "cpu")
+    tagged = several / "tagged"
+    lines = (several / "fr.en").read_text().splitlines()
+    tagged.write_text("".join(f">>fr<< {line}\n" for line in lines))
+    found = succeeds(*options, "--target-language", "fr")
+    same = ("--source", tagged, "--target", several / "fr.fr", "--device", "cpu")
+    assert found == succeeds("score", several / "run", *same)
+    assert found != succeeds(*options)
+
+
+def test_a_dev_corpus_has_the_tag_of_its_language(several, succeeds, tmp_path):
+    given = []
+    for name in ("de", "fr"):
+        files = (f"{several}/{name}.en", f"{several}/{name}.{name}")
+        given += ["--corpus", name, *files]
+    dev = ("--dev-source", several / "fr.en", "--dev-target", several / "fr.fr")
+    succeeds("train", *given, *dev, *STEPS, "--out", tmp_path / "run")
+    tokenizer = transduce.load(tmp_path / "run", device="cpu").tokenizer
+    dataset = open_dataset(tmp_path / "run/corpus/dev")
+    assert dataset.source[0][0] == tokenizer.tag_id(">>fr<<")
+    config = json.loads((tmp_path / "run/averaged/config.json").read_text())
+    assert config["target_language"] == "fr"
+
+
+def test_a_corpus_of_unknown_language_beside_others_is_refused(
+    several, refuses, tmp_path
+):
+    given = []
+    for name in ("de", "fr"):
+        files = (f"{several}/{name}.en", f"{several}/{name}.{name}")
+        given += ["--corpus", name, *files]
+    given += ["--corpus", "x", several / "de.en", several / "de.en", "tag=x y"]
+    message = refuses("train", *given, *STEPS, "--out", tmp_path / "run")
+    assert "tag of a corpus must be letters" in message
+    (several / "other").write_text((several / "de.de").read_text())
+    given[-3:] = [several / "de.en", several / "other"]
+    message = refuses("train", *given, *STEPS, "--out", tmp_path / "run")
+    assert "there are several (de, fr), but x has none" in message
+
+
+def test_a_tag_that_the_model_to_start_from_lacks_is_refused(
+    several, refuses, succeeds, tmp_path
+):
+    files = (f"{several}/de.en", f"{several}/de.de")
+    start = ("train", "--from", several / "run", "--out", tmp_path / "run")
+    small = ("--set", "training.steps=2", "--device", "cpu", "--no-dev")
+    message = refuses(*start, "--corpus", "x", *files, "tag=new", *small)
+    assert "The tag <new> of corpus x must be a token of the model" in message
+    message = refuses(*start, "--corpus", "x", *files, "target_language=nl", *small)
+    assert message.endswith("it has de (German), fr (French).")
+    assert not (tmp_path / "run").exists()
+    succeeds(*start, "--source", files[0], "--target", files[1], *small)
+    dataset = open_dataset(tmp_path / "run/corpus/training")
+    tokenizer = transduce.load(several / "run", device="cpu").tokenizer
+    assert dataset.source[0][0] == tokenizer.tag_id(">>de<<")

@@ -72,7 +72,8 @@ def evaluate(
     hypothesis
         Existing translations, instead of a model.
     language
-        Target language as a BCP 47 tag, which selects the tokenizer. By default the
+        Target language as a BCP 47 tag, which selects the tokenizer, and the language
+        into which a model of several target languages translates. By default the
         model's, otherwise that of the reference's ending (.de, .zh).
     tokenize
         sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
@@ -116,6 +117,8 @@ def evaluate(
         translator = load(
             model, device=device, precision=precision, num_processes=processes
         )
+        if language is not None and translator.target_languages:
+            translator = translator.into(language)
         language = language or translator.target_language
     language = language or guess_all(reference)
     tokenization = choose_tokenization(tokenize, language, references)

@@ -38,6 +38,7 @@ from transduce.decoding.streaming import (
     full_windows,
 )
 from transduce.decoding.translations import Translation
+from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
 from transduce.search_config import SearchConfig
@@ -49,6 +50,13 @@ Resume = Annotated[bool, Parameter(negative="")]
 Origin = Mapping[str, Any]
 """Everything that the records depend on besides the input's lines, as JSON."""
 Item = TypeVar("Item")
+
+
+def language_of(translator: Translator) -> Origin:
+    """Return the tag of the target language, if one of several is chosen."""
+    tag = translator.language_tag
+    return {"language_tag": tag} if tag else {}
+
 
 FORMAT = 1
 PART, RECORD = ".part", ".part.record"

@@ -14,6 +14,7 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
+    language_of,
     source_lines,
     write_translations,
 )
@@ -40,6 +41,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 1,
     extra_length: int = 50,
+    target_language: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
@@ -80,6 +82,9 @@ def sample(
         Seed of the samples; the same seed gives a line the same translations.
     extra_length
         Maximum length of a translation minus that of its source, in tokens.
+    target_language
+        Language to translate into, of a model with several target languages: its tag,
+        such as >>de<<, is put before each line that does not begin with one.
     jsonl
         Write one JSON object per line, with scores and tokens.
     device
@@ -104,7 +109,12 @@ def sample(
     destination.require_usable(input)
     source = source_lines(input)
     translator = load(
-        model, *ensemble, device=device, precision=precision, num_processes=processes
+        model,
+        *ensemble,
+        device=device,
+        precision=precision,
+        num_processes=processes,
+        target_language=target_language,
     )
 
     def origin() -> Origin:
@@ -114,6 +124,7 @@ def sample(
             "sampling": asdict(config),
             "device": translator.device,
             "precision": translator.precision,
+            **language_of(translator),
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

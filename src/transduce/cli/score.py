@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
-from transduce.cli.lines import Destination, Origin, Resume
+from transduce.cli.lines import Destination, Origin, Resume, language_of
 from transduce.decoding.streaming import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
@@ -26,6 +26,7 @@ def score(
     output: Path | None = None,
     force: Force = False,
     resume: Resume = False,
+    target_language: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
 ) -> None:
@@ -50,6 +51,9 @@ def score(
         Overwrite the output if it exists.
     resume
         Continue an interrupted output of the same model, input and options.
+    target_language
+        Language to translate into, of a model with several target languages: its tag,
+        such as >>de<<, is put before each line that does not begin with one.
     jsonl
         Write one JSON object per line, and one for the total.
     device
@@ -57,7 +61,7 @@ def score(
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
-    translator = load(model, device=device)
+    translator = load(model, device=device, target_language=target_language)
 
     def origin() -> Origin:
         return {
@@ -65,6 +69,7 @@ def score(
             "model": model_sum(model),
             "jsonl": jsonl,
             "device": translator.device,
+            **language_of(translator),
         }
 
     with destination.opened(origin, WINDOW_LINES) as out:

@@ -14,6 +14,7 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
+    language_of,
     search_of,
     source_lines,
     write_translations,
@@ -48,6 +49,7 @@ def translate(
     extra_length: int | None = None,
     max_length: int | None = None,
     nbest: int | None = None,
+    target_language: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
@@ -110,6 +112,9 @@ def translate(
         Number of different translations of each line, best first, one per line. Blank
         lines stand for missing ones; a line translated in parts has only one. The
         default is 1, whatever the model's settings.
+    target_language
+        Language to translate into, of a model with several target languages: its tag,
+        such as >>de<<, is put before each line that does not begin with one.
     jsonl
         Write one JSON object per line, with scores and tokens.
     device
@@ -131,7 +136,12 @@ def translate(
     destination.require_usable(input, prefixes)
     source = source_lines(input)
     translator = load(
-        model, *ensemble, device=device, precision=precision, num_processes=processes
+        model,
+        *ensemble,
+        device=device,
+        precision=precision,
+        num_processes=processes,
+        target_language=target_language,
     )
     width = translator.search.beam_size if beam_size is None else beam_size
     if nbest is not None and not 1 <= nbest <= max(width, 1):
@@ -162,6 +172,7 @@ def translate(
             "prefixes": prefixes is not None,
             "device": translator.device,
             "precision": translator.precision,
+            **language_of(translator),
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

@@ -16,6 +16,8 @@ from jaxtyping import Integer
 
 from transduce.errors import ConfigError, counted
 from transduce.settings import require_between
+from transduce.text.languages import canonical, guess_all
+from transduce.text.tags import corpus_tag, language_tag
 
 MAX_STEPS = 10**9
 """Maximum number of updates of a stage."""
@@ -34,8 +36,18 @@ class CorpusConfig:
     weight: float | None = None
     """Share of the training pairs, relative to the other weights; without any weight,
     each corpus has the share of its size."""
+    tag: str | None = None
+    """Token before each source, such as <bt> for back-translations; None for none."""
+    target_language: str | None = None
+    """Language of the target, as BCP 47 tag, whose token such as >>de<< is put before
+    each source; None if all corpora have one target language."""
 
     def __post_init__(self) -> None:
+        if self.tag is not None:
+            object.__setattr__(self, "tag", corpus_tag(self.tag))
+        if self.target_language is not None:
+            language = canonical(self.target_language)
+            object.__setattr__(self, "target_language", language)
         if not self.name.strip():
             raise ConfigError("Each corpus must have a name, but one is empty.")
         for side in ("source", "target"):
@@ -80,6 +92,45 @@ def with_absolute_files(corpora: Sequence[CorpusConfig]) -> tuple[CorpusConfig, 
         )
         for corpus in corpora
     )
+
+
+def with_target_languages(
+    corpora: Sequence[CorpusConfig],
+) -> tuple[CorpusConfig, ...]:
+    """Return the corpora with their target languages, if these are several.
+
+    A language that is not given is guessed from the files' endings. Raises
+    `ConfigError` if one is unknown beside others.
+    """
+    languages = [
+        corpus.target_language or guess_all(corpus.target_files) for corpus in corpora
+    ]
+    given = [corpus.target_language for corpus in corpora]
+    known = sorted(language for language in set(languages) if language is not None)
+    if not any(given) and len(known) < 2:
+        return tuple(corpora)
+    if None in languages:
+        name = corpora[languages.index(None)].name
+        raise ConfigError(
+            "Each corpus must have a target language if one has, or if there are "
+            f"several ({', '.join(known)}), but {name} has none; add "
+            "target_language=LANGUAGE to it."
+        )
+    return tuple(
+        replace(corpus, target_language=language)
+        for corpus, language in zip(corpora, languages, strict=True)
+    )
+
+
+def tags_of(corpora: Sequence[CorpusConfig]) -> list[str]:
+    """Return the different tags that the sources of corpora have."""
+    tags = [corpus.tag for corpus in corpora]
+    tags += [
+        language_tag(corpus.target_language)
+        for corpus in corpora
+        if corpus.target_language is not None
+    ]
+    return [tag for tag in dict.fromkeys(tags) if tag is not None]
 
 
 def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:

@@ -32,8 +32,14 @@ from transduce.data.corpus_files import (
     read_corpora,
     read_through,
 )
-from transduce.data.mixture import CorpusConfig
-from transduce.errors import CheckpointError, DataError, TransduceError, counted
+from transduce.data.mixture import CorpusConfig, tags_of
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TransduceError,
+    counted,
+)
 from transduce.files import read_json
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.dictionary import (
@@ -41,6 +47,7 @@ from transduce.text.dictionary import (
     WordDictionary,
     learn_dictionary,
 )
+from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
@@ -83,20 +90,35 @@ class PairCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEncoder:
-    """Encoder of pairs: the tokenizer, and a vocabulary of symbols for a parser's
-    target."""
+    """Encoder of pairs: the tokenizer, a vocabulary of symbols for a parser's target,
+    and tags before the sources."""
 
     tokenizer: Tokenizer
     symbols: SymbolVocabulary | None = None
+    tag: int | None = None
+    """Id of the corpus's tag; None for none."""
+    language: int | None = None
+    """Id of the tag of the target language, which comes after the corpus's tag, unless
+    a source has one of its own."""
 
     def encode(self, pairs: Sequence[SentencePair]) -> list[EncodedPair]:
-        sources = self.tokenizer.encode_sources([pair.source for pair in pairs])
+        texts = [pair.source for pair in pairs]
+        sources = self.tokenizer.encode_sources(texts)
+        if self.tag is not None or self.language is not None:
+            sources = list(map(self._tagged, texts, sources))
         target = self.symbols or self.tokenizer
         targets = target.encode_targets([pair.target for pair in pairs])
         return [
             EncodedPair(source=source, target=target)
             for source, target in zip(sources, targets, strict=True)
         ]
+
+    def _tagged(self, text: str, source: list[int]) -> list[int]:
+        """Put the tags before a source that is not empty."""
+        if not source:
+            return source
+        language = None if self.tokenizer.language(text) else self.language
+        return [*(i for i in (self.tag, language) if i is not None), *source]
 
 
 def encode_corpus(
@@ -194,13 +216,17 @@ def prepare(
     folder: Path,
     sibling_runs: Iterable[Path] = (),
     symbols: SymbolVocabulary | None = None,
+    target_language: str | None = None,
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
     A tokenizer given in place of its settings is used as it is. `symbols` is a parser's
-    target vocabulary. If one of `sibling_runs` was prepared from the same input, its
-    files are shared. All files are read through before anything is written. Raises
-    `DataError` if one cannot be used, or no pair is left to train on.
+    target vocabulary. `target_language` is that of the dev corpus, and of the only
+    training corpus; a tokenizer with tags of languages puts its tag before the sources.
+    If one of `sibling_runs` was prepared from the same input, its files are shared. All
+    files are read through before anything is written. Raises `DataError` if one cannot
+    be used, or no pair is left to train on, and `ConfigError` or `RequestError` if a
+    given tokenizer lacks a tag.
     """
     training, sizes = read_corpora(files.sides)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
@@ -212,6 +238,7 @@ def prepare(
         symbols=symbols,
         corpora=files.corpora,
         sizes=sizes,
+        target_language=target_language,
     )
     for sibling in sibling_runs:
         if _share(sibling, folder, key):
@@ -256,6 +283,8 @@ class _CorpusKey:
     corpora: tuple[CorpusConfig, ...]
     sizes: tuple[int, ...]
     """Number of pairs of each corpus in its files."""
+    target_language: str | None
+    """Language of the dev corpus, and of the only training corpus."""
 
     @property
     def target_vocab_size(self) -> int | None:
@@ -288,6 +317,7 @@ class _CorpusKey:
             "dev": self.dev and self.dev.digest,
             **({"symbols": asdict(self.symbols)} if self.symbols else {}),
             **({"corpora": self._corpora()} if self.corpora else {}),
+            **({"language": self.target_language} if self._has_languages else {}),
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -297,10 +327,61 @@ class _CorpusKey:
             return {"tokenizer": asdict(self.tokenizer), "words": word_pattern(kind)}
         return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
 
+    @property
+    def _has_languages(self) -> bool:
+        """Whether sources may have tags of their target languages."""
+        if isinstance(self.tokenizer, TokenizerConfig):
+            return any(corpus.target_language for corpus in self.corpora)
+        return bool(self.tokenizer.language_tags)
+
     def _corpora(self) -> list[list[object]]:
-        """Names and sizes of the corpora; what they contain is in their digest."""
-        both = zip(self.corpora, self.sizes, strict=True)
-        return [[corpus.name, size] for corpus, size in both]
+        """Names, sizes and tags of the corpora; what they contain is in the digest."""
+        return [
+            [corpus.name, size, corpus.tag, corpus.target_language]
+            for corpus, size in zip(self.corpora, self.sizes, strict=True)
+        ]
+
+    def encoders(self, tokenizer: Tokenizer) -> list[PairEncoder]:
+        """Return the encoder of each corpus; `ConfigError` if a tag is missing."""
+        if not self.corpora:
+            return [self.plain_encoder(tokenizer)]
+        return [
+            PairEncoder(
+                tokenizer=tokenizer,
+                symbols=self.symbols,
+                tag=_tag_id(tokenizer, corpus),
+                language=_language_id(tokenizer, corpus.target_language),
+            )
+            for corpus in self.corpora
+        ]
+
+    def plain_encoder(self, tokenizer: Tokenizer) -> PairEncoder:
+        """Return the encoder of the dev corpus, or of the only training corpus."""
+        language = self.target_language if self._has_languages else None
+        return PairEncoder(
+            tokenizer=tokenizer,
+            symbols=self.symbols,
+            language=_language_id(tokenizer, language),
+        )
+
+
+def _tag_id(tokenizer: Tokenizer, corpus: CorpusConfig) -> int | None:
+    if corpus.tag is None:
+        return None
+    if (found := tokenizer.tag_id(corpus.tag)) is None:
+        raise ConfigError(
+            f"The tag {corpus.tag} of corpus {corpus.name} must be a token of the "
+            "model to start from, but its tokenizer lacks it; leave the tag out, or "
+            "train a new model."
+        )
+    return found
+
+
+def _language_id(tokenizer: Tokenizer, language: str | None) -> int | None:
+    """Return the id of a target language's tag; `RequestError` if it is missing."""
+    if language is None:
+        return None
+    return tokenizer.tag_id(find_language_tag(language, tokenizer.language_tags))
 
 
 def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
@@ -311,7 +392,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
             key.training.num_characters,
             source_only=key.symbols is not None,
         )
-        tokenizer = learn_tokenizer(texts, tokenizer)
+        tokenizer = learn_tokenizer(texts, tokenizer, tags_of(files.corpora))
     tokenizer.save(folder / TOKENIZER_FILE)
     if key.symbols is not None:
         key.symbols.save(folder / SYMBOLS_FILE)
@@ -320,10 +401,13 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
             lambda: read_pairs(files.source, files.target), tokenizer
         )
         dictionary.save(folder / DICTIONARY_FILE)
-    encoder = PairEncoder(tokenizer=tokenizer, symbols=key.symbols)
+    encoders = key.encoders(tokenizer)
     again = CorpusStatistics()
     counts = encode_corpora(
-        [(again.pairs(*sides), encoder) for sides in files.sides],
+        [
+            (again.pairs(*sides), encoder)
+            for sides, encoder in zip(files.sides, encoders, strict=True)
+        ],
         key.max_length,
         folder / TRAINING,
     )
@@ -337,7 +421,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     return PreparedCorpus(
         key=key.digest,
         training=_total(counts),
-        dev=_make_dev(files, key, encoder, folder / DEV),
+        dev=_make_dev(files, key, key.plain_encoder(tokenizer), folder / DEV),
         vocab_size=tokenizer.vocab_size,
         target_vocab_size=key.target_vocab_size,
         corpora=dict(zip(names, counts, strict=False)),

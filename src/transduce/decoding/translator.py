@@ -5,6 +5,7 @@ decode: on a GPU, in bf16, or without a C compiler at installation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
@@ -65,6 +66,8 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.text.languages import best_match
+from transduce.text.tags import find_language_tag, languages_of
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 
@@ -133,6 +136,8 @@ class Translator:
         """BCP 47 tag of the source language; None if unknown."""
         self.target_language = checkpoint.target_language
         """BCP 47 tag of the target language; None if unknown."""
+        self.language_tag = ""
+        """Tag put before each source, such as >>de<<; empty for none. See `into`."""
         if self.device == "cpu":
             keep_freed_memory()  # each step allocates the logits of all hypotheses
         if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
@@ -155,6 +160,32 @@ class Translator:
             f"{config.d_model}, {self.tokenizer.vocab_size:,} pieces"
             f"{several}, on {self.device} ({self.precision})>"
         )
+
+    @property
+    def target_languages(self) -> list[str]:
+        """Languages among which `into` chooses, as BCP 47 tags where they are such;
+        empty for a model of one target language."""
+        return languages_of(self.tokenizer.language_tags)
+
+    def into(self, language: str) -> "Translator":
+        """Return a translator into one of several target languages of the model.
+
+            transduce.load("opus-mt-en-roa").into("fr").translate("A man sleeps.")
+
+        It shares the weights with this one, and puts the language's tag (>>fr<<) before
+        each source that does not begin with such a tag. The language of a model with
+        only one may be named, too. Raises `RequestError`, which names the languages of
+        the model, if this is none of them.
+        """
+        tags = self.tokenizer.language_tags
+        known = self.target_language
+        if not tags and known is not None and best_match(language, [known]):
+            return self
+        self.get_ready()
+        other = copy(self)
+        other.language_tag = find_language_tag(language, tags)
+        [other.target_language] = languages_of([other.language_tag])
+        return other
 
     def get_ready(self) -> None:
         """Load the weights now; otherwise the first translation loads them."""
@@ -422,7 +453,7 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        source_ids = self.tokenizer.encode_sources(sources)
+        source_ids = self.tokenizer.encode_sources(list(map(self.tagged, sources)))
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(
             self.models[0], source_ids, target_ids, batch_positions(self.device)
@@ -469,6 +500,14 @@ class Translator:
                 "this one translates; use `transduce translate`."
             )
         return Parser(self, self.symbols)
+
+    def tagged(self, source: str) -> str:
+        """Return a source with the tag of the target language that `into` has set."""
+        if not self.language_tag or not source.strip():
+            return source
+        if self.tokenizer.language(source):
+            return source
+        return f"{self.language_tag} {source}"
 
     def require_translation(self) -> None:
         """Raise `RequestError` if the first model parses."""
@@ -564,7 +603,8 @@ class Translator:
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
-        for window in pace.windows(zip(count(pace.first_line), pairs)):
+        tagged = ((self.tagged(source), prefix) for source, prefix in pairs)
+        for window in pace.windows(zip(count(pace.first_line), tagged)):
             lines = encode_lines(window, self.tokenizer, self.source_language)
             parts = list(chain.from_iterable(lines))
             yield from join_lines(
@@ -690,6 +730,7 @@ def load(
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
+    target_language: str | None = None,
 ) -> Translator:
     """Load a translator or a parser from a model folder or a run folder.
 
@@ -713,6 +754,8 @@ def load(
         Processes that translate, forks of this one with one thread each; faster if
         there are many sentences. Only under Linux and on a CPU. None: one for each
         core, or OMP_NUM_THREADS, at most 16.
+    target_language
+        Language to translate into, of a model with several (`Translator.into`).
 
     Raises
     ------
@@ -721,13 +764,14 @@ def load(
     ConfigError
         `device`, `precision` or `num_processes` is not one of the values above.
     RequestError
-        The device is not available or cannot compute in the precision, or the models
-        have different tokenizers.
+        The device is not available or cannot compute in the precision, the models have
+        different tokenizers, or they have no such target language.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
     on = choose_device(device)
     number = default_processes(on) if num_processes is None else num_processes
-    return Translator(first, on, *rest, precision=precision, num_processes=number)
+    translator = Translator(first, on, *rest, precision=precision, num_processes=number)
+    return translator if target_language is None else translator.into(target_language)
 
 
 def choose_device(name: str) -> str:

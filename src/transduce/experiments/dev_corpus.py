@@ -256,6 +256,9 @@ def _translation_evaluation(folder: Path, config: RunConfig) -> Evaluate:
     )
 
     def evaluate(translator: Translator, search: SearchConfig) -> Quality:
+        language = config.languages.target
+        if language is not None and translator.target_languages:
+            translator = translator.into(language)
         translations = translator.translate_stream(sources, search)
         texts = [each.text for each in translations]
         bleu = corpus_bleu(texts, references, tokenization=tokenization)

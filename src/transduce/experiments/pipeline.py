@@ -31,7 +31,11 @@ from transduce.data.batches import (
     require_ids_below,
 )
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
-from transduce.data.mixture import CorpusMixture, with_absolute_files
+from transduce.data.mixture import (
+    CorpusMixture,
+    with_absolute_files,
+    with_target_languages,
+)
 from transduce.data.prepared_corpus import PreparedCorpus, corpus_sizes
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
@@ -204,7 +208,7 @@ def train(
     choose the settings, it is also raised if they are for much larger corpora, or if
     training would take more than a week.
     """
-    config = replace(config, corpora=with_absolute_files(config.corpora))
+    config, files = _with_mixture(config, files)
     config = _resolved(config, files, hardware, start)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
@@ -337,6 +341,14 @@ def _changes_of_rate(
             )
 
 
+def _with_mixture(config: RunConfig, files: RunFiles) -> tuple[RunConfig, RunFiles]:
+    """Return settings and files with the corpora of a mixture as a run records them."""
+    if not config.corpora or not isinstance(files, CorpusFiles):
+        return config, files
+    corpora = with_target_languages(with_absolute_files(config.corpora))
+    return replace(config, corpora=corpora), replace(files, corpora=corpora)
+
+
 def _resolved(
     config: RunConfig, files: RunFiles, hardware: Hardware, start: StartModel | None
 ) -> RunConfig:
@@ -352,9 +364,20 @@ def _resolved(
             config = without_patience(config)
     require_memory(model, hardware)
     _require_consistent(files, config)
+    _require_dev_language(files, config)
     tokenizer = start.model.tokenizer if start else config.tokenizer
     require_suitable(config.augmentation, tokenizer)
     return config
+
+
+def _require_dev_language(files: RunFiles, config: RunConfig) -> None:
+    """Raise `ConfigError` if the dev corpus is in an unknown one of several targets."""
+    has_several = any(corpus.target_language for corpus in config.corpora)
+    if has_several and files.has_dev and config.languages.target is None:
+        raise ConfigError(
+            "The target language of the dev corpus must be known, as the corpora have "
+            "several; name it by --target-language."
+        )
 
 
 def _warn_of_settings(

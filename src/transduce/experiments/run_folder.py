@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -18,7 +19,7 @@ from uuid import uuid4
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
 from transduce.data.corpus_files import CorpusFiles, hold_out_pairs
-from transduce.data.mixture import with_absolute_files
+from transduce.data.mixture import with_absolute_files, with_target_languages
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
@@ -405,13 +406,22 @@ def _prepare(
             sibling_runs,
             seed,
         )
+    language = config.languages.target
+    prepared = partial(
+        prepare,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        folder=folder,
+        sibling_runs=sibling_runs,
+        target_language=language,
+    )
     if seed is None:
-        return prepare(files, tokenizer, max_length, folder, sibling_runs)
+        return prepared(files)
     text = folder / "text"
     parts = hold_out_pairs(files, text, seed)
     if parts is None:
-        return prepare(files, tokenizer, max_length, folder, sibling_runs)
-    corpus = prepare(parts, tokenizer, max_length, folder, sibling_runs)
+        return prepared(files)
+    corpus = prepared(parts)
     shutil.rmtree(text)
     return replace(corpus, is_held_out=True)
 
@@ -420,9 +430,13 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
     """Fill in missing languages from the files' endings."""
     if isinstance(files, TreebankFiles):
         return replace(given, source=given.source or guess_all(files.trees))
+    target = guess_all(files.target)
+    if files.corpora and files.corpora[0].target_language is not None:
+        # The language of the dev corpus, which may be held out of the first corpus.
+        target = files.corpora[0].target_language
+        target = guess_all(files.dev_target) if files.has_dev else target
     return LanguagesConfig(
-        source=given.source or guess_all(files.source),
-        target=given.target or guess_all(files.target),
+        source=given.source or guess_all(files.source), target=given.target or target
     )
 
 
@@ -473,7 +487,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     )
     # The number of updates may change while a run is resumed.
     training = replace(config.training, steps=recorded.training.steps)
-    corpora = with_absolute_files(config.corpora)
+    corpora = with_target_languages(with_absolute_files(config.corpora))
     config = replace(
         config, model=model, languages=languages, training=training, corpora=corpora
     )

@@ -270,6 +270,8 @@ def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:
 
 def _language(start: StartModel, side: Side) -> str | None:
     model = start.model
+    if side == "target" and model.tokenizer.language_tags:
+        return None  # it has several, which corpora choose
     return model.source_language if side == "source" else model.target_language
 
 

@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import models
 
 from transduce.errors import CheckpointError
+from transduce.text.tags import LANGUAGE_TAG, is_tag, language_tags
 from transduce.text.vocabulary import EOS
 
 UNKNOWN = "<unk>"
@@ -29,8 +30,6 @@ SPACE = "\u2581"
 NO_PIECE = " "
 """String that no text contains once its spaces are replaced."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-LANGUAGE = re.compile(">>.*?<<", re.DOTALL)
-"""Code before a source that names the target language."""
 
 
 class CharacterMap:
@@ -143,16 +142,25 @@ class SentencePieceTokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
+    @property
+    def language_tags(self) -> tuple[str, ...]:
+        """Tags of target languages in the vocabulary, such as >>de<<."""
+        return language_tags(self._ids)
+
+    def tag_id(self, tag: str) -> int | None:
+        """Return the id of a tag; None if the vocabulary has no such tag."""
+        return self._ids.get(tag) if is_tag(tag) else None
+
     def language(self, text: str) -> str:
-        """Return the code before a text that names the target language, such as
+        """Return the tag before a text that names the target language, such as
         >>fr<<."""
-        match = LANGUAGE.match(text)
+        match = LANGUAGE_TAG.match(text)
         return match[0] if match else ""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a source's pieces, without special tokens.
 
-        A language code is one piece.
+        A language tag is one piece.
         """
         return self.encode_sources([text])[0]
 

@@ -30,11 +30,11 @@ from transduce.text.languages import (
     is_longer_than_a_word,
 )
 from transduce.text.sentence_pieces import SURROGATE, SentencePieceTokenizer
+from transduce.text.tags import LANGUAGE_TAG, is_tag, language_tags
 from transduce.text.vocabulary import (
     BYTE_PIECES,
     EOS,
     FIRST_BYTE,
-    NUM_RESERVED,
     PAD,
     READABLE_BYTES,
     SPECIAL_PIECES,
@@ -138,6 +138,11 @@ class SubwordTokenizer:
         self._known: dict[str, list[int]] = {}
         """Cache of words and their ids."""
         self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
+        self._tags = {
+            piece: i
+            for i, piece in enumerate(self._piece_of)
+            if i > EOS and is_tag(piece)
+        }
         self._readable = [READABLE_BYTES.get(each, each) for each in self._piece_of]
         alphabet = {p for p in vocabulary if len(p) == 1} - set(BYTE_PIECES)
         self._outside_alphabet = re.compile(
@@ -159,16 +164,41 @@ class SubwordTokenizer:
         """Splitter of text into words, whose borders no piece crosses."""
         return self._pieces.pre_tokenizer
 
+    @property
+    def language_tags(self) -> tuple[str, ...]:
+        """Tags of target languages in the vocabulary, such as >>de<<."""
+        return language_tags(self._tags)
+
+    def tag_id(self, tag: str) -> int | None:
+        """Return the id of a tag; None if the vocabulary has no such tag."""
+        return self._tags.get(tag)
+
     def language(self, text: str) -> str:
-        """Return "": no code before a text names the target language."""
-        return ""
+        """Return the tag before a text that names the target language, such as >>fr<<,
+        if the vocabulary has it; otherwise it is text."""
+        if not self._tags or (match := LANGUAGE_TAG.match(text)) is None:
+            return ""
+        return match[0] if match[0] in self._tags else ""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text's pieces, without special tokens."""
+        """Return the ids of a text's pieces, without special tokens.
+
+        A language tag before the text is one piece.
+        """
         return self.encode_sources([text])[0]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many sources at once; new words are split on all cores."""
+        if not self._tags:
+            return self._encode(texts)
+        tags = [self.language(text) for text in texts]
+        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        return [
+            [self._tags[tag], *ids] if tag else ids
+            for tag, ids in zip(tags, self._encode(rest), strict=True)
+        ]
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         words = [self._spell(text).split() for text in texts]
         ids_of = self._ids_of_words(set(chain.from_iterable(words)))
         return [list(chain.from_iterable(map(ids_of.__getitem__, of))) for of in words]
@@ -232,8 +262,11 @@ class WordTokenizer(SubwordTokenizer):
     def split(self, text: str) -> list[str]:
         """Return the words that `encode` gives an id each, with the spaces before."""
         cut = self._pieces.pre_tokenizer.pre_tokenize_str
-        words = self._spell(text).split()
-        return [piece for word in words for piece, _ in cut(" " + word)]
+        tag = self.language(text)
+        words = self._spell(text[len(tag) :]).split()
+        return [tag] * bool(tag) + [
+            piece for word in words for piece, _ in cut(" " + word)
+        ]
 
     def join(self, words: Iterable[str]) -> str:
         """Return the text of words, which have the spaces before them."""
@@ -321,21 +354,30 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
         raise ValueError(f"it must have no `{given[0]}`, which changes the text")
 
 
-def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTokenizer:
+def learn_tokenizer(
+    lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
+) -> SubwordTokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
+
+    It has the given tags of corpora and languages as its last pieces.
 
     Memory is bounded: the stream is read up to `LEARNING_CHARACTERS` characters, so
     interleave the languages. In scripts without spaces, a piece is at most
     about as long as a word (`Script.longest_piece`). Raises `ConfigError` for words if
     the text has scripts without spaces.
     """
+    learned_size = config.vocab_size - config.num_reserved - len(tags)
+    if learned_size < 1:
+        raise ConfigError(
+            "`tokenizer.vocab_size` must be larger than the number of special tokens "
+            f"and of the {len(tags)} tags, but is {config.vocab_size}."
+        )
     if config.kind == "word":
-        return _learn_words(lines, config.vocab_size - config.num_reserved)
+        return _learn_words(lines, learned_size, tags)
     if config.kind == "character":
-        return _learn_characters(lines, config.vocab_size - config.num_reserved)
+        return _learn_characters(lines, learned_size, tags)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
-    learned_size = config.vocab_size - NUM_RESERVED
     # Unlike the paper: the library learns word-pieces too by merging the most frequent
     # pair; Wu et al. (2016) choose by the likelihood of the text.
     text = _learning_text(lines)
@@ -354,10 +396,10 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
         show_progress=False,
     )
     learner.train_from_iterator(chain(head, text), trainer)
-    return _assemble(learner, config.kind, learned_size)
+    return _assemble(learner, config.kind, learned_size, tags)
 
 
-def _learn_words(lines: Iterable[str], size: int) -> WordTokenizer:
+def _learn_words(lines: Iterable[str], size: int, tags: Sequence[str]) -> WordTokenizer:
     """Learn the most frequent words; ties go by code point."""
     chunks: Counter[str] = Counter()
     for line in _learning_text(lines):
@@ -377,7 +419,7 @@ def _learn_words(lines: Iterable[str], size: int) -> WordTokenizer:
         for word, _ in splitter.pre_tokenize_str(" " + chunk):
             words[word] += number
     by_frequency = sorted(words, key=lambda word: (-words[word], word))
-    pieces = [*SPECIAL_PIECES, *UNKNOWN_PIECES, *by_frequency[:size]]
+    pieces = [*SPECIAL_PIECES, *UNKNOWN_PIECES, *by_frequency[:size], *tags]
     library = tokenizers.Tokenizer(
         models.WordLevel(
             vocab={piece: i for i, piece in enumerate(pieces)},
@@ -388,14 +430,16 @@ def _learn_words(lines: Iterable[str], size: int) -> WordTokenizer:
     return WordTokenizer(library)
 
 
-def _learn_characters(lines: Iterable[str], size: int) -> SubwordTokenizer:
+def _learn_characters(
+    lines: Iterable[str], size: int, tags: Sequence[str]
+) -> SubwordTokenizer:
     """Learn the most frequent characters, among them the space before each word."""
     counts: Counter[str] = Counter()
     for line in _learning_text(lines):
         counts.update(line)
     characters = _by_frequency(counts)[:size]
     # Without merges, byte-pair encoding cuts words into characters.
-    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *characters]
+    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *characters, *tags]
     return byte_pair_tokenizer(pieces, merges=[])
 
 
@@ -448,9 +492,12 @@ def _learning_text(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _assemble(
-    learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"], size: int
+    learner: tokenizers.Tokenizer,
+    kind: Literal["bpe", "word-piece"],
+    size: int,
+    tags: Sequence[str],
 ) -> SubwordTokenizer:
-    """Put special tokens and bytes before the learned pieces.
+    """Put special tokens and bytes before the learned pieces, and tags behind them.
 
     None is registered as special, so that text cannot contain one.
     """
@@ -460,7 +507,7 @@ def _assemble(
         for piece in sorted(learned, key=learned.__getitem__)
         if not is_longer_than_a_word(piece)
     ]
-    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *short[:size]]
+    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *short[:size], *tags]
     if kind == "bpe":
         known = set(pieces)
         merges = [

@@ -1,0 +1,128 @@
+"""Tags of corpora and of target languages: names, tokens, and their search."""
+
+import pytest
+
+from transduce.errors import ConfigError, RequestError
+from transduce.text.tags import (
+    corpus_tag,
+    find_language_tag,
+    is_tag,
+    language_tag,
+    languages_of,
+)
+from transduce.text.tokenizer import (
+    SubwordTokenizer,
+    WordTokenizer,
+    learn_tokenizer,
+    load_tokenizer,
+)
+from transduce.text.vocabulary import TokenizerConfig, TokenizerKind
+
+TAGS = ["<bt>", ">>de<<", ">>pt-BR<<"]
+TEXT = ["A man sleeps.", "<bt> is a tag.", "Ein >>de<< Mann", "two <<x>> b t d e"]
+SIZES: dict[TokenizerKind, int] = {
+    "bpe": 400,
+    "word-piece": 400,
+    "word": 60,
+    "character": 300,
+}
+
+
+@pytest.fixture(params=SIZES)
+def tokenizer(request: pytest.FixtureRequest) -> SubwordTokenizer:
+    kind: TokenizerKind = request.param
+    config = TokenizerConfig(kind=kind, vocab_size=SIZES[kind])
+    return learn_tokenizer(TEXT * 3, config, TAGS)
+
+
+def test_tags_are_the_last_pieces_of_a_vocabulary(tokenizer: SubwordTokenizer):
+    size = tokenizer.vocab_size
+    assert [tokenizer.tag_id(tag) for tag in TAGS] == [size - 3, size - 2, size - 1]
+    assert tokenizer.pieces(range(size - 3, size)) == TAGS
+    assert tokenizer.language_tags == (">>de<<", ">>pt-BR<<")
+    assert tokenizer.tag_id("<unk>") is tokenizer.tag_id(">>fr<<") is None
+
+
+def test_no_text_gives_the_tag_of_a_corpus(tokenizer: SubwordTokenizer):
+    texts = ["<bt>", "<bt> A man", "A <bt>", "<bt>>de<<", " >>de<<", "A >>de<<"]
+    tags = {tokenizer.tag_id(tag) for tag in TAGS}
+    for ids in tokenizer.encode_sources([*TEXT, *texts]):
+        assert not tags & set(ids)
+
+
+def test_a_language_tag_before_a_text_is_one_token(tokenizer: SubwordTokenizer):
+    [plain] = tokenizer.encode_sources(["A man sleeps."])
+    for text in (">>de<< A man sleeps.", ">>de<<A man sleeps."):
+        assert tokenizer.encode(text) == [tokenizer.tag_id(">>de<<"), *plain]
+        assert tokenizer.language(text) == ">>de<<"
+        assert tokenizer.decode(tokenizer.encode(text)) == ">>de<< A man sleeps."
+    assert tokenizer.language(">>fr<< A man sleeps.") == ""
+    assert len(tokenizer.encode(">>fr<< A")) > 2
+
+
+def test_a_saved_tokenizer_keeps_its_tags(tokenizer: SubwordTokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert loaded == tokenizer
+    texts = [*TEXT, ">>pt-BR<< A man"]
+    assert loaded.encode_sources(texts) == tokenizer.encode_sources(texts)
+    assert loaded.tag_id("<bt>") == tokenizer.tag_id("<bt>")
+
+
+def test_tags_take_the_place_of_learned_pieces():
+    tokenizer = learn_tokenizer(TEXT * 9, TokenizerConfig(vocab_size=270), TAGS)
+    assert tokenizer.vocab_size <= 270
+    assert tokenizer.tag_id(">>de<<") == tokenizer.vocab_size - 2
+    with pytest.raises(ConfigError, match="of the 3 tags, but is 261"):
+        learn_tokenizer(TEXT, TokenizerConfig(vocab_size=261), TAGS)
+
+
+def test_words_split_with_their_tag_have_one_id_each():
+    tokenizer = learn_tokenizer(TEXT, TokenizerConfig(kind="word", vocab_size=60), TAGS)
+    assert isinstance(tokenizer, WordTokenizer)
+    text = ">>de<< A man sleeps."
+    assert tokenizer.split(text) == [">>de<<", " A", " man", " sleeps", "."]
+    assert len(tokenizer.encode(text)) == 5
+
+
+def test_the_tag_of_a_corpus_may_be_given_without_its_brackets():
+    assert corpus_tag("bt") == corpus_tag("<bt>") == "<bt>"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "<>", "s", "<s>", "pad", "unk", "a b", "<1>", "</s>"]
+)
+def test_a_tag_that_is_no_name_or_another_token_is_refused(name: str):
+    with pytest.raises(ConfigError, match="tag of a corpus must be letters"):
+        corpus_tag(name)
+
+
+def test_special_tokens_are_no_tags():
+    assert not any(map(is_tag, ("<s>", "</s>", "<pad>", "<unk>", " <unk>", "a", "<")))
+
+
+def test_a_language_finds_the_tag_that_matches_it_best():
+    tags = (">>deu<<", ">>zho_Hans<<", ">>zho_Hant<<", ">>pt_BR<<", ">>x3<<")
+    for language, tag in {
+        "de": ">>deu<<",
+        "deu": ">>deu<<",
+        "de-AT": ">>deu<<",
+        "zh-TW": ">>zho_Hant<<",
+        "zho_Hans": ">>zho_Hans<<",
+        "pt": ">>pt_BR<<",
+        "x3": ">>x3<<",
+    }.items():
+        assert find_language_tag(language, tags) == tag
+    assert languages_of(tags) == ["de", "zh-Hans", "zh-Hant", "pt-BR", "x3"]
+    assert language_tag("deu") == ">>de<<"
+
+
+def test_an_unknown_language_is_refused_with_those_there_are():
+    with pytest.raises(RequestError) as error:
+        find_language_tag("fr", (">>deu<<", ">>pt_BR<<"))
+    assert str(error.value) == (
+        "The target language must be one of the model's, but is 'fr'; it has de "
+        "(German), pt-BR (Portuguese (Brazil))."
+    )
+    with pytest.raises(RequestError, match="this one has none"):
+        find_language_tag("fr", ())
