@@ -100,6 +100,7 @@ class BytePairSampler:
         """The tokenizer is one of byte-pair encoding."""
         model = json.loads(tokenizer.json())["model"]
         ids: dict[str, int] = model["vocab"]
+        self._decode = tokenizer.decode
         self._rate = rate
         self._ids = ids
         self._pieces = sorted(ids, key=ids.__getitem__)
@@ -180,7 +181,7 @@ class BytePairSampler:
         if (paths := self._words.get(key)) is not None:
             return paths
         text = "".join(self._pieces[i] for i in ids)
-        if len(text) > MAX_SYMBOLS or TAG.search(text):
+        if len(text) > MAX_SYMBOLS or TAG.search(self._decode(ids)):
             return [(tuple(ids.tolist()),)]
         paths = [self._path(part) for part, _ in self._cut(text)]
         return self._words.add(key, paths) if len(text) <= CACHED_LENGTH else paths
