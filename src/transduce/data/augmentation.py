@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
@@ -40,15 +40,17 @@ from transduce.text.augmentation import (
 )
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
-from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.subword_sampling import (
+    TAG,
     BytePairSampler,
+    Ids,
     Sampler,
     UnigramSampler,
     can_drop_merges,
 )
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import EOS, TokenizerConfig
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
@@ -136,6 +138,8 @@ class PairAugmenter:
         self._tokenizer = tokenizer
         self._languages = languages
         self.max_length = max_length
+        pieces = enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))
+        self._tags = {i for i, piece in pieces if i > EOS and _is_tag(piece)}
         sides = config.subword_sides
         self._source_sampler = self._sampler("source") if sides != "target" else None
         self._target_sampler = self._sampler("target") if sides != "source" else None
@@ -183,17 +187,20 @@ class PairAugmenter:
     def _with_changed_text(
         self, part: Dataset, random: np.random.Generator
     ) -> AugmentedPart:
-        changes = _draw_changes(len(part), self._config, random)
-        pairs = self._restored(part, changes)
-        draw = Random(int(random.integers(2**63)))
-        drafts = []
-        for change in changes:
-            if (pair := self._changed(change, pairs, draw)) is not None:
-                drafts.append((change, pair))
-        sources, targets = self._encode([pair for _, pair in drafts])
         number = len(part)
+        tags = [self._tags_before(part.source[i].tolist()) for i in range(number)]
+        changes = _draw_changes(tags, self._config, random)
+        pairs = self._restored(part, changes, tags)
+        draw = Random(int(random.integers(2**63)))
+        drafts = [(each, self._changed(each, pairs, draw)) for each in changes]
+        done = [(change, pair) for change, pair in drafts if pair is not None]
+        sources, targets = self._encode([pair for _, pair in done])
+        sources = [
+            [*tags[change.first], *source]
+            for (change, _), source in zip(done, sources, strict=True)
+        ]
         picked, kept = np.arange(number), np.ones(number, dtype=bool)
-        for i, (change, _) in enumerate(drafts):
+        for i, (change, _) in enumerate(done):
             if all(0 < len(side[i]) < self.max_length for side in (sources, targets)):
                 picked[change.first] = number + i
                 if change.second is not None:
@@ -206,12 +213,19 @@ class PairAugmenter:
             pairs=both.picked(picked[kept]), numbers=np.flatnonzero(kept)
         )
 
+    def _tags_before(self, source: list[int]) -> Ids:
+        """Return the tags before a source that are tokens of their own."""
+        return tuple(takewhile(self._tags.__contains__, source))
+
     def _restored(
-        self, part: Dataset, changes: Sequence["_Change"]
+        self, part: Dataset, changes: Sequence["_Change"], tags: Sequence[Ids]
     ) -> dict[int, SentencePair]:
         """Decode the pairs to change, without those whose text has other ids."""
         numbers = sorted({i for change in changes for i in change.pairs})
-        ids = [(part.source[i].tolist(), part.target[i].tolist()) for i in numbers]
+        ids = [
+            (part.source[i].tolist()[len(tags[i]) :], part.target[i].tolist())
+            for i in numbers
+        ]
         decode = self._tokenizer.decode
         pairs = [
             SentencePair(source=decode(source), target=decode(target))
@@ -272,17 +286,17 @@ class _Change:
 
 
 def _draw_changes(
-    number: int, config: TextAugmentationConfig, random: np.random.Generator
+    tags: Sequence[Ids], config: TextAugmentationConfig, random: np.random.Generator
 ) -> list[_Change]:
-    """Draw the changes of each pair; pairs without one are left out."""
+    """Draw the changes of the pairs with these tags; pairs without one are left out."""
+    number = len(tags)
     bounds = np.cumsum([getattr(config, case) for case in CASES])
     cases = np.searchsorted(bounds, random.random(number), side="right")
     loses_end, has_typos, is_joined = (
         random.random(number) < share
         for share in (config.no_end, config.typos, config.joined)
     )
-    twos = np.flatnonzero(is_joined)
-    second_of = dict(zip(twos[::2].tolist(), twos[1::2].tolist(), strict=False))
+    second_of = _partners(np.flatnonzero(is_joined).tolist(), tags)
     seconds = set(second_of.values())
     is_changed = (cases < len(CASES)) | loses_end | has_typos | is_joined
     return [
@@ -296,6 +310,22 @@ def _draw_changes(
         for i in np.flatnonzero(is_changed).tolist()
         if i not in seconds
     ]
+
+
+def _partners(numbers: Sequence[int], tags: Sequence[Ids]) -> dict[int, int]:
+    """Return pairs in twos with the same tags, the second by the first."""
+    second_of: dict[int, int] = {}
+    waiting: dict[Ids, int] = {}
+    for number in numbers:
+        if (first := waiting.pop(tags[number], None)) is None:
+            waiting[tags[number]] = number
+        else:
+            second_of[first] = number
+    return second_of
+
+
+def _is_tag(piece: str) -> bool:
+    return piece != UNKNOWN and TAG.fullmatch(piece) is not None
 
 
 def _generator(seed: Seed) -> np.random.Generator:
