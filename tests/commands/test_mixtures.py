@@ -278,3 +278,32 @@ def test_a_tag_that_the_model_to_start_from_lacks_is_refused(
     dataset = open_dataset(tmp_path / "run/corpus/training")
     tokenizer = transduce.load(several / "run", device="cpu").tokenizer
     assert dataset.source[0][0] == tokenizer.tag_id(">>de<<")
+
+
+def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_path):
+    new, old = (
+        [f"{several}/{name}.en", f"{several}/{name}.de"] for name in ("de", "back")
+    )
+    text = ("--source", new[0], "--target", new[1])
+    start = ("train", "--from", several / "run", "--out", tmp_path / "run")
+    small = ("--set", "training.steps=9", "--device", "cpu", "--no-dev")
+    options = (*text, "--replay", *old, "--replay-share", "0.4")
+    output = succeeds(*start, *options, *small)
+    assert "Mixture: text 60.0%, replay 40.0% of the pairs" in output
+    settings = json.loads((tmp_path / "run/config.json").read_text())["settings"]
+    assert [(each["name"], each["weight"]) for each in settings["corpora"]] == [
+        ("text", 0.6),
+        ("replay", 0.4),
+    ]
+    again = ("train", "--out", tmp_path / "run", "--resume", "--device", "cpu")
+    succeeds(*again, *options)
+    other = (*text, "--replay", *old, "--replay-share", "0.3")
+    assert "`corpora` of the run to resume" in refuses(*again, *other)
+    for given, message in (
+        ((*text, "--replay-share", "0.3"), "--replay-share needs the text"),
+        ((*text, "--replay", *old, "--replay-share", "1"), "below 1, but is 1"),
+        (("--replay", *old), "--replay adds general text to that of --source"),
+        ((*options, "--corpus", "a", *old), "Either --replay, or corpora"),
+    ):
+        found = refuses("train", *given, *STEPS, "--out", tmp_path / "other")
+        assert message in found

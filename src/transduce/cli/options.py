@@ -34,6 +34,8 @@ TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")
 """Pattern of the beginning of a tree, such as `(S (NP ` or `( (S `."""
 LINES_LOOKED_AT = 20
 """Number of lines inspected; a file without text in them is left to its reader."""
+REPLAY_SHARE = 0.2
+"""Default share of the text of --replay in the training pairs."""
 SETTING = re.compile("[a-z_]+=")
 """Beginning of a setting in the values of --corpus."""
 MOST_SHOWN = 20
@@ -75,6 +77,44 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def replayed(
+    files: RunFiles | None, replay: tuple[Path, Path] | None, share: float | None
+) -> tuple[CorpusConfig, ...]:
+    """Return the corpora of a run that repeats earlier text beside its own; or none.
+
+    Raises `ConfigError` if the share is impossible, or either text is missing.
+    """
+    if replay is None:
+        if share is not None:
+            raise ConfigError(
+                "--replay-share needs the text of which it is the share; name it by "
+                "--replay SOURCE TARGET."
+            )
+        return ()
+    share = REPLAY_SHARE if share is None else share
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"--replay-share must be above 0 and below 1, but is {share:g}."
+        )
+    if not isinstance(files, CorpusFiles) or not files.source:
+        raise ConfigError(
+            "--replay adds general text to that of --source and --target, but these "
+            "are missing; add them, or give all by --corpus with weights."
+        )
+    source, target = replay
+    return (
+        CorpusConfig(
+            name="text",
+            source=tuple(map(str, files.source)),
+            target=tuple(map(str, files.target)),
+            weight=1 - share,
+        ),
+        CorpusConfig(
+            name="replay", source=str(source), target=str(target), weight=share
+        ),
+    )
 
 
 def with_corpora(

@@ -24,13 +24,15 @@ from transduce.cli.options import (
     CorpusWords,
     changed_by_options,
     corpora_of,
+    replayed,
     run_config,
     run_files,
     text_files,
     with_corpora,
 )
 from transduce.cli.terminal import ProgressDisplay
-from transduce.data.mixture import CorpusMixture
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.mixture import CorpusConfig, CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.device import choose_hardware
@@ -391,6 +393,8 @@ def train(
     trees: Files = (),
     dev_trees: Files = (),
     corpus: CorpusWords = (),
+    replay: tuple[Path, Path] | None = None,
+    replay_share: float | None = None,
     no_dev: Annotated[bool, Parameter(negative="")] = False,
     source_language: str | None = None,
     target_language: str | None = None,
@@ -445,7 +449,14 @@ def train(
     corpus
         A corpus of a mixture, as NAME SOURCE TARGET [WEIGHT]; repeat it for each. The
         weight is its share of the training pairs, relative to the others' weights;
-        without any, the share of its size.
+        without any, the share of its size. More settings of the corpus may follow:
+        tag=bt puts the token <bt> before its sources, target_language=de the token
+        >>de<<. Each corpus has the latter if the files end in different languages.
+    replay
+        General text and its translations, SOURCE TARGET, mixed in with those of
+        --source and --target, so that a model of --from does not forget it.
+    replay_share
+        Share of the text of --replay in the training pairs; by default 0.2.
     no_dev
         Train on all pairs. By default, if no dev corpus is given, 1 % of the pairs are
         held out, at least 200 and at most 2,000.
@@ -497,7 +508,8 @@ def train(
     run, files = _with_mixture(
         _run_config(out if resume else None, preset, config, settings, files, start),
         files,
-        corpus,
+        corpora_of(corpus),
+        replayed(files, replay, replay_share),
         is_new=not resume,
     )
     given_tags = {"source": source_language, "target": target_language}
@@ -576,15 +588,27 @@ def _require_start_options(
 
 
 def _with_mixture(
-    run: RunConfig, files: RunFiles | None, corpus: tuple[str, ...], *, is_new: bool
+    run: RunConfig,
+    files: RunFiles | None,
+    corpora: tuple[CorpusConfig, ...],
+    replay: tuple[CorpusConfig, ...],
+    *,
+    is_new: bool,
 ) -> tuple[RunConfig, RunFiles | None]:
     """Return settings and files with the corpora of a mixture.
 
     A resumed run has its files from its record.
     """
-    if corpus:
-        run = replace(run, corpora=corpora_of(corpus))
-    return run, with_corpora(files, run.corpora) if is_new else files
+    if replay and (corpora or (is_new and run.corpora)):
+        raise ConfigError(
+            "Either --replay, or corpora by --corpus or --config, must be given, but "
+            "both are; give the text of --replay as a corpus with a weight."
+        )
+    if corpora or replay:
+        run = replace(run, corpora=corpora or replay)
+    if replay and isinstance(files, CorpusFiles):
+        files = replace(files, source=(), target=())
+    return run, with_corpora(files, run.corpora) if is_new or replay else files
 
 
 def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
