@@ -211,16 +211,25 @@ def test_other_settings_are_refused_and_lose_nothing(refuses, succeeds, teacher,
     succeeds(*arguments)
     kept = contents(Path("out"))
     for options, said in (
-        (("--beam-size", 2), "out: was begun with search.beam_size 4, but now it is 2"),
-        (("--sampling",), "out: was begun with sampling.number null, but now it is 1"),
-        (("--max-ratio", 2), "out: was begun with max_ratio 3.0, but now it is 2.0"),
-        (("--ensemble", teacher), "out: was begun with models "),
+        (
+            ("--beam-size", 2),
+            "out: was begun with back-translation.search.beam_size 4, but now it is 2",
+        ),
+        (
+            ("--sampling",),
+            "out: was begun with back-translation.sampling.number null, but now it is 1",
+        ),
+        (
+            ("--max-ratio", 2),
+            "out: was begun with back-translation.max_ratio 3.0, but now it is 2.0",
+        ),
+        (("--ensemble", teacher), "out: was begun with back-translation.models "),
     ):
         message = refuses(*arguments, *options)
         assert message.startswith(said)
         assert "overwrite it with --force" in message
     mono.write_text("one\n")
-    assert refuses(*arguments).startswith("out: was begun with input ")
+    assert refuses(*arguments).startswith("out: was begun with back-translation.input ")
     assert contents(Path("out")) == kept
     succeeds(*arguments, "--force")
     assert Path("out/translations.jsonl").read_text().count("\n") == 1

@@ -384,21 +384,13 @@ def _one_line(text: str) -> str:
 
 
 @contextmanager
-def locked_folder(
-    folder: Path, settings: Mapping[str, Any], *, overwrite: bool
-) -> Iterator[None]:
-    """Lock the folder of a piece of work and record its settings.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create the folder of a piece of work if necessary, and lock it.
 
-    Creates the folder. Raises `ConfigError` if another process uses the folder, if it
-    holds anything else, or if the work in it was begun with other settings and
-    `overwrite` is not set.
+    Raises `ConfigError` if another process uses it, or if it holds anything else.
     """
-    record = json.loads(
-        json.dumps({"format": FORMAT, "version": transduce.__version__, **settings})
-    )
-    path = folder / SETTINGS
     is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_empty and not path.is_file():
+    if not is_empty and not (folder / SETTINGS).is_file():
         raise ConfigError(
             f"{folder}: the output folder must be new, empty, or one that the same "
             "command began, but is not; choose another."
@@ -409,18 +401,43 @@ def locked_folder(
         "choose another."
     )
     with file_lock(folder, refusal):
-        if path.is_file() and not overwrite:
-            _require_same(folder, read_json(path), record)
-        else:
-            (folder / TRANSLATIONS).unlink(missing_ok=True)
-            (folder / REPORT).unlink(missing_ok=True)
-            with atomic_file(path) as new:
-                text = json.dumps(record, indent=2) + "\n"
-                new.write_text(text, encoding="utf-8")
         yield
 
 
-def _require_same(
+def record_settings(
+    folder: Path,
+    settings: Mapping[str, Mapping[str, Any]],
+    discard: Callable[[str], object],
+    *,
+    overwrite: bool,
+) -> None:
+    """Record the settings of each step of a piece of work, in the order of the steps.
+
+    If they differ from those recorded, raises `ConfigError`, or with `overwrite` calls
+    `discard` with the name of each step whose result is no longer valid: the first that
+    differs, and all after it.
+    """
+    version = {"format": FORMAT, "version": transduce.__version__}
+    record = json.loads(json.dumps({"begun by": version, **settings}))
+    path = folder / SETTINGS
+    recorded = read_json(path) if path.is_file() else {}
+    if recorded == record:
+        return
+    if recorded and not overwrite:
+        _refuse_changes(folder, recorded, record)
+    steps = list(record)
+    first = next(i for i, name in enumerate(steps) if _differ(name, recorded, record))
+    for name in reversed(steps[max(first, 1) :]):
+        discard(name)
+    with atomic_file(path) as new:
+        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one.get(name) != other.get(name))
+
+
+def _refuse_changes(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
     then, now = dict(_flat(recorded)), dict(_flat(requested))
@@ -539,12 +556,19 @@ def back_translate(
     figures = text.figures()
     folder = Path(out)
     settings = {
-        "work": "back-translate",
         "models": [model_sum(Path(each)) for each in (model, *ensemble)],
         "input": figures.digest,
         **generation_settings(generation, translator),
     }
-    with locked_folder(folder, settings, overwrite=overwrite):
+
+    def discard(_step: str) -> None:
+        (folder / REPORT).unlink(missing_ok=True)
+        (folder / TRANSLATIONS).unlink(missing_ok=True)
+
+    with locked_folder(folder):
+        record_settings(
+            folder, {"back-translation": settings}, discard, overwrite=overwrite
+        )
         done = 0
 
         def count(number: int) -> None:
