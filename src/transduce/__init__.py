@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
     from transduce.errors import TransduceError
+    from transduce.experiments.distillation import distill
     from transduce.experiments.synthetic_text import back_translate
     from transduce.experiments.train import resume, train
     from transduce.search_config import SamplingConfig, SearchConfig
@@ -22,6 +23,7 @@ __all__ = [
     "Translator",
     "__version__",
     "back_translate",
+    "distill",
     "load",
     "quantize",
     "resume",
@@ -35,6 +37,7 @@ _HOMES = {
     "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
     "back_translate": "transduce.experiments.synthetic_text",
+    "distill": "transduce.experiments.distillation",
     "load": "transduce.decoding.translator",
     "quantize": "transduce.decoding.quantization",
     "resume": "transduce.experiments.train",

@@ -87,6 +87,7 @@ GROUPS = {
         "settings": "List the settings of a run, or of a preset.",
         "average": "Average the weights of a run's last checkpoints, or of models.",
         "tune": "Choose beam size and length penalty on the development set.",
+        "distill": "Train a small model on the translations of a large one.",
         "back-translate": "Make training pairs from text of the target language alone.",
     },
     "Translate": {

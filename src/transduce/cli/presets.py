@@ -21,6 +21,7 @@ TRANSLATION = {
     "big-en-fr": "English-French: big, with dropout 0.1",
     "multi30k": "Tens of thousands of pairs",
     "multi30k-big": "The same, with twice the widths",
+    "student-tiny": "Student of a large model (distill)",
     "quickstart": "The built-in corpus, in minutes",
 }
 RIVALS = {

@@ -36,7 +36,7 @@ from transduce.data.mixture import (
     with_absolute_files,
     with_target_languages,
 )
-from transduce.data.prepared_corpus import PreparedCorpus, corpus_sizes
+from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus, corpus_sizes
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
@@ -45,6 +45,7 @@ from transduce.experiments.contradictions import (
 )
 from transduce.experiments.corpus_check import (
     Advice,
+    CorpusReport,
     advise,
     advise_on_treebank,
     check_prepared,
@@ -199,8 +200,12 @@ def train(
     processes: Processes = ALONE,
     consent: Consent = ALL_CHOSEN,
     start: StartModel | None = None,
+    encoder: PairEncoder | None = None,
 ) -> None:
     """Train a new run in the folder `out`, from first weights or from a model.
+
+    A given encoder's vocabulary is used in place of a learned one, as is that of a
+    model to start from.
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
@@ -210,6 +215,7 @@ def train(
     """
     config, files = _with_mixture(config, files)
     config = _resolved(config, files, hardware, start)
+    encoder = start.encoder if start else encoder
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
@@ -221,13 +227,16 @@ def train(
                 config,
                 hardware.precision,
                 overwrite=consent.overwrites,
-                encoder=start.encoder if start else None,
+                encoder=encoder,
                 start=start.record() if start else None,
             ) as (new, config, corpus),
         ):
             if start is not None:
                 start.write(new.path)
-            advice = _advice(new, config, corpus, files.task, consent, start)
+            report = check_prepared(
+                new.path, corpus, config, files.task, has_bytes=encoder is None
+            )
+            advice = _advice(new, report, files.task, consent, start)
         folder = RunFolder(out)
         processes.barrier()
     else:
@@ -408,14 +417,12 @@ def _require_consistent(files: RunFiles, config: RunConfig) -> None:
 
 def _advice(
     folder: RunFolder,
-    config: RunConfig,
-    corpus: PreparedCorpus,
+    report: CorpusReport,
     task: Task,
     consent: Consent,
     start: StartModel | None,
 ) -> tuple[Advice, ...]:
     """Warnings about the prepared corpus; `ConfigError` if unchosen settings misfit."""
-    report = check_prepared(folder.path, corpus, config, task, has_bytes=start is None)
     if start is not None:
         report = without_preset(report)
     elif not consent.is_chosen:

@@ -129,7 +129,7 @@ def settings_from(start: StartModel, config: RunConfig) -> RunConfig:
         treebank = replace(treebank, style=start.model.symbols.style_name)
     return replace(
         config,
-        tokenizer=_tokenizer_settings(start.model.tokenizer),
+        tokenizer=tokenizer_settings(start.model.tokenizer),
         model=model,
         batching=batching,
         training=training,
@@ -148,7 +148,7 @@ def _num_positions(start: StartModel) -> int | None:
     return None
 
 
-def _tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
+def tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
     """Settings that describe the model's tokenizer in the record of the run."""
     kind: Literal["word", "bpe"] = "bpe"
     if isinstance(tokenizer, WordTokenizer):
@@ -167,7 +167,7 @@ def refuse_misfit(start: StartModel, config: RunConfig, files: RunFiles) -> None
             f"{start.path}: the model is {kind}, so its training needs {corpus}, but "
             "the corpus is of the other kind; give another model or another corpus."
         )
-    if config.tokenizer != _tokenizer_settings(start.model.tokenizer):
+    if config.tokenizer != tokenizer_settings(start.model.tokenizer):
         raise ConfigError(
             f"{start.path}: the tokenizer is the model's, so that settings of "
             "`tokenizer` have no effect; leave them out."

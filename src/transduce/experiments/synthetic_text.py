@@ -204,7 +204,8 @@ def keep_whole_lines(path: Path, multiple: int) -> int:
             number, end = number + 1, end + len(text)
             if number % multiple == 0:
                 kept, kept_end = number, end
-        file.truncate(kept_end)
+        if kept_end != file.seek(0, os.SEEK_END):
+            file.truncate(kept_end)
     return kept
 
 

@@ -107,10 +107,10 @@ def train(
         A file cannot be used; the message names file and line.
     """
     files = CorpusFiles(
-        source=_paths(source),
-        target=_paths(target),
-        dev_source=_paths(dev_source),
-        dev_target=_paths(dev_target),
+        source=paths_of(source),
+        target=paths_of(target),
+        dev_source=paths_of(dev_source),
+        dev_target=paths_of(dev_target),
     )
     name = preset or ("base" if start is None else ADAPT)
     require_task(name, files.task)
@@ -121,7 +121,7 @@ def train(
     if start is not None:
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, base)
-    config = _with(base, settings or {})
+    config = with_settings(base, settings or {})
     files = _with_corpora(files, config)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
@@ -204,7 +204,8 @@ class _Reporter:
         return self._result
 
 
-def _paths(files: Files) -> tuple[Path, ...]:
+def paths_of(files: Files) -> tuple[Path, ...]:
+    """Return one file or several as paths."""
     if isinstance(files, str | PathLike):
         return (Path(files),)
     return tuple(map(Path, files))
@@ -229,7 +230,7 @@ def _require_both(files: CorpusFiles) -> None:
         raise ConfigError("`dev_source` and `dev_target` must be given together.")
 
 
-def _with(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Return the configuration with single settings changed."""
 
     def change(config: RunConfig) -> RunConfig:

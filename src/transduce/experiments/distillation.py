@@ -1,0 +1,490 @@
+"""Sequence-level knowledge distillation (Kim and Rush, 2016): a small model learns what
+a large one, or an ensemble, translates.
+
+The teacher translates text of the source language, useless translations are dropped,
+and a student is trained on the pairs. With references, the student learns the
+hypothesis that is closest to the reference (sequence-level interpolation). The result
+of each step is kept in the folder, and the same call continues after an interruption.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from transduce.data.corpus_files import CorpusFiles, hold_out_pairs, read_through
+from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
+from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.translator import Translator, load
+from transduce.device import Hardware, choose_hardware
+from transduce.errors import ConfigError, DataError
+from transduce.experiments.distillation_report import (
+    DistillationReport,
+    EvaluationText,
+    measure_models,
+    write_report,
+)
+from transduce.experiments.pipeline import RunObserver, resume
+from transduce.experiments.pipeline import train as train_run
+from transduce.experiments.presets import RunConfig, require_start, require_task
+from transduce.experiments.presets import preset as preset_named
+from transduce.experiments.run_folder import RunFolder, is_run
+from transduce.experiments.run_processes import settings as flat_settings
+from transduce.experiments.start_model import tokenizer_settings
+from transduce.experiments.synthetic_text import (
+    MAX_RATIO,
+    TRANSLATIONS,
+    Generation,
+    InputFigures,
+    InputText,
+    generation_settings,
+    locked_folder,
+    record_settings,
+    require_share,
+    translate_text,
+    write_kept,
+)
+from transduce.experiments.train import Files, paths_of, with_settings
+from transduce.files import atomic_file, read_json, remove_folder
+from transduce.machine import Precision
+from transduce.model_folder import model_sum, open_model
+from transduce.search_config import SearchConfig
+from transduce.settings import require_between
+from transduce.text.languages import LanguagesConfig, guess_all
+
+Vocabulary = Literal["teacher", "new"]
+
+STUDENT_TINY = "student-tiny"
+STUDENT, INT8, HELD_OUT, PAIRS = "student", "student-int8", "text", "pairs.json"
+REPORT_FOLDER = "report"
+NUM_BEST = 8
+"""Default number of hypotheses that are compared with the reference."""
+MOST_BEST = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationPlan:
+    """Teachers, text and student of a distillation."""
+
+    teachers: tuple[Path, ...]
+    """Model or run folders; several form an ensemble."""
+    source: tuple[Path, ...]
+    """Text of the source language, which the teachers translate."""
+    student: RunConfig
+    """Settings of the student's training."""
+    reference: tuple[Path, ...] = ()
+    """Translations of the source; the student learns the closest hypothesis."""
+    dev_source: tuple[Path, ...] = ()
+    """Held-out text. Without it, pairs are held out: true ones if there are references,
+    otherwise the teachers' own."""
+    dev_target: tuple[Path, ...] = ()
+    """True translations of the held-out text."""
+    tests: tuple[EvaluationText, ...] = ()
+    """Texts on which teacher and student are compared; by default the dev text, if its
+    translations are true ones."""
+    vocabulary: Vocabulary = "teacher"
+    """Whether the student has the teachers' vocabulary, or learns one from the pairs.
+    """
+    search: SearchConfig | None = None
+    """The teachers' search; by default that of the first teacher."""
+    num_best: int | None = None
+    """Number of hypotheses that are compared with the reference."""
+    max_ratio: float = MAX_RATIO
+    """Largest ratio of the numbers of tokens of the two sides of a pair."""
+    drop_worst: float = 0.0
+    """Share of the pairs to drop because of the lowest log-probability per token."""
+
+    def __post_init__(self) -> None:
+        require_share("drop_worst", self.drop_worst)
+        require_between("num_best", self.num_best, 1, MOST_BEST)
+        if not self.teachers:
+            raise ConfigError("A distillation needs a teacher, but none is given.")
+        if self.num_best is not None and not self.reference:
+            raise ConfigError(
+                "`num_best` hypotheses are compared with a reference, but there is no "
+                "reference; give --reference, or leave it out."
+            )
+        if bool(self.dev_source) != bool(self.dev_target):
+            raise ConfigError(
+                "Both sides of the dev text must be given, but only "
+                f"{(self.dev_source or self.dev_target)[0]} is."
+            )
+        names = [test.name for test in self.tests]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"Test texts must have different names, but two are named {name}; "
+                    "rename the files of one."
+                )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether true pairs are held out as dev text."""
+        is_wanted = self.student.evaluation.hold_out
+        return is_wanted and bool(self.reference) and not self.dev_source
+
+    @property
+    def has_true_dev(self) -> bool:
+        """Whether there is dev text whose translations are not a model's."""
+        return bool(self.dev_source) or self.holds_out
+
+
+@runtime_checkable
+class DistillationObserver(Protocol):
+    """Callbacks for the steps of a distillation besides the training."""
+
+    def translated(self, done: int, total: int) -> None: ...
+    def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None: ...
+    def measuring(self, what: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """Result of a distillation."""
+
+    student: Path
+    """Run folder of the student."""
+    source: Path
+    """Source text that the student learned."""
+    target: Path
+    """The teachers' translations of it."""
+    report: DistillationReport
+    """Teacher and student side by side."""
+    report_folder: Path
+    """Folder of the report: Markdown, page, JSON, and the translations."""
+
+
+def distill(
+    teachers: Files,
+    source: Files,
+    out: str | PathLike[str],
+    *,
+    reference: Files = (),
+    dev_source: Files = (),
+    dev_target: Files = (),
+    tests: Sequence[tuple[str | PathLike[str], str | PathLike[str]]] = (),
+    preset: str = STUDENT_TINY,
+    settings: Mapping[str, Any] | None = None,
+    vocabulary: Vocabulary = "teacher",
+    search: SearchConfig | None = None,
+    num_best: int | None = None,
+    max_ratio: float = MAX_RATIO,
+    drop_worst: float = 0.0,
+    device: str = "auto",
+    precision: DecodingPrecision = "fp32",
+    training_precision: Precision = "auto",
+    num_processes: int | None = 1,
+    overwrite: bool = False,
+    observer: DistillationObserver | None = None,
+    run_observers: Sequence[RunObserver] = (),
+) -> Distillation:
+    """Train a small model on the translations of a large one, or of an ensemble.
+
+    Sequence-level knowledge distillation (Kim and Rush, 2016). The same call continues
+    after an interruption.
+
+        result = transduce.distill("runs/en-de", "mono.en", "student")
+        translator = transduce.load(result.student)
+
+    Parameters
+    ----------
+    teachers
+        A model or run folder, or several, whose probabilities are averaged.
+    source
+        Text files in the source language, plain or gzip.
+    out
+        Folder of the result, new or begun by the same call.
+    reference
+        Translations of the source. The student then learns, of the `num_best`
+        hypotheses of a line, the one that is closest to its reference.
+    dev_source, dev_target
+        Held-out text with true translations.
+    tests
+        Pairs of a source file and a file of references, for the report.
+    preset, settings
+        Preset of the student, and single settings by name, as in `train`.
+    vocabulary
+        "teacher" to keep the teachers' vocabulary, "new" to learn one from the pairs.
+    search
+        The teachers' search; by default that of the first teacher.
+    num_best
+        Number of hypotheses that are compared with a reference, by default 8.
+    max_ratio
+        Largest ratio of the numbers of tokens of the two sides of a pair.
+    drop_worst
+        Share of the pairs to drop because of the lowest log-probability per token.
+    device
+        "auto", "cpu" or "cuda", for translation and training.
+    precision, num_processes
+        Precision and number of processes of the teachers, as in `load`.
+    training_precision
+        Precision of the training: "auto", "fp32" or "bf16".
+    overwrite
+        Whether to repeat the steps whose settings have changed.
+    observer, run_observers
+        Objects whose methods are called as the steps, or the training, proceed.
+
+    Raises
+    ------
+    ConfigError
+        The folder was begun with other settings, or a setting is impossible.
+    DataError
+        A file cannot be used; the message names file and line.
+    RequestError
+        The teachers have different vocabularies, or parse.
+    """
+    require_task(preset, "translation")
+    require_start(preset, has_start=False)
+    student = with_settings(preset_named(preset), settings or {})
+    require_own_tokenizer(preset_named(preset), student, vocabulary)
+    plan = DistillationPlan(
+        teachers=paths_of(teachers),
+        source=paths_of(source),
+        student=student,
+        reference=paths_of(reference),
+        dev_source=paths_of(dev_source),
+        dev_target=paths_of(dev_target),
+        tests=tuple(EvaluationText.of(Path(one), Path(other)) for one, other in tests),
+        vocabulary=vocabulary,
+        search=search,
+        num_best=num_best,
+        max_ratio=max_ratio,
+        drop_worst=drop_worst,
+    )
+    width = plan.student.model.d_model
+    hardware = choose_hardware(device, training_precision, width=width)
+    return distill_in(
+        Path(out),
+        plan,
+        hardware,
+        observer or _Silent(),
+        *run_observers,
+        teacher=partial(
+            load,
+            *plan.teachers,
+            device=device,
+            precision=precision,
+            num_processes=num_processes,
+        ),
+        overwrite=overwrite,
+    )
+
+
+class _Silent:
+    """Observer that does nothing."""
+
+    def translated(self, done: int, total: int) -> None: ...
+    def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None: ...
+    def measuring(self, what: str) -> None: ...
+
+
+def distill_in(
+    out: Path,
+    plan: DistillationPlan,
+    hardware: Hardware,
+    observer: DistillationObserver,
+    *run_observers: RunObserver,
+    teacher: Callable[[], Translator],
+    overwrite: bool = False,
+) -> Distillation:
+    """Distil in a folder, or continue there.
+
+    `teacher` loads the teachers. The student is trained on the given hardware. Raises
+    the exceptions of `distill`.
+    """
+    for test in plan.tests:
+        read_through([test.source], [test.reference])
+    if plan.dev_source:
+        read_through(plan.dev_source, plan.dev_target)
+    translator = teacher()
+    translator.require_translation()
+    own_search = replace(plan.search or translator.search, num_best=1)
+    generation = _generation(plan, own_search)
+    plan = replace(plan, student=_student(plan, translator))
+    figures = InputText(paths=plan.source, references=plan.reference).figures()
+    settings = {
+        "translation": {
+            "teachers": [model_sum(path) for path in plan.teachers],
+            "source": figures.digest,
+            "held out by seed": plan.student.training.seed if plan.holds_out else None,
+            **generation_settings(generation, translator),
+        },
+        "pairs": {"drop_worst": plan.drop_worst},
+        "student": _student_settings(plan, hardware),
+    }
+    with locked_folder(out):
+        record_settings(out, settings, partial(_discard, out), overwrite=overwrite)
+        files = _text(out, plan)
+        text = InputText(paths=files.source, references=files.target)
+        _translate(out, text, translator, generation, observer)
+        translator.close()
+        source, target = _select(out, plan, figures, observer)
+        files = replace(files, source=(source,), target=(target,))
+        _train(out / STUDENT, files, plan, hardware, run_observers)
+        report, texts = measure_models(
+            plan.teachers,
+            out / STUDENT,
+            plan.tests or _dev_as_test(out, plan),
+            observer.measuring,
+            source=source,
+            search=own_search,
+            device=hardware.device.type,
+        )
+        write_report(report, texts, out / REPORT_FOLDER)
+    return Distillation(
+        student=out / STUDENT,
+        source=source,
+        target=target,
+        report=report,
+        report_folder=out / REPORT_FOLDER,
+    )
+
+
+def _generation(plan: DistillationPlan, search: SearchConfig) -> Generation:
+    """Return how the teachers translate: with references, a wide beam."""
+    if plan.reference:
+        number = plan.num_best or NUM_BEST
+        beam_size = max(search.beam_size, number)
+        search = replace(search, beam_size=beam_size, num_best=number)
+    return Generation(decoding=search, max_ratio=plan.max_ratio)
+
+
+def _student(plan: DistillationPlan, translator: Translator) -> RunConfig:
+    """Return the student's settings with the teacher's languages and vocabulary."""
+    source = translator.source_language or guess_all(plan.source)
+    target = translator.target_language or guess_all(plan.reference or plan.dev_target)
+    known = LanguagesConfig(source=source, target=target)
+    given = plan.student.languages
+    languages = known.given({"source": given.source, "target": given.target})
+    tokenizer = plan.student.tokenizer
+    if plan.vocabulary == "teacher":
+        tokenizer = tokenizer_settings(translator.tokenizer)
+    return replace(plan.student, languages=languages, tokenizer=tokenizer)
+
+
+def require_own_tokenizer(
+    preset: RunConfig, student: RunConfig, vocabulary: Vocabulary
+) -> None:
+    """Raise `ConfigError` for settings of a tokenizer that is not learned."""
+    if vocabulary == "teacher" and student.tokenizer != preset.tokenizer:
+        raise ConfigError(
+            "Settings of `tokenizer` have no effect, as the student has the teachers' "
+            "vocabulary; leave them out, or learn a new one (--vocabulary new)."
+        )
+
+
+def _student_settings(plan: DistillationPlan, hardware: Hardware) -> dict[str, Any]:
+    """Return everything that the student depends on besides the pairs."""
+    dev = None
+    if plan.dev_source:
+        dev = read_through(plan.dev_source, plan.dev_target).digest
+    return {
+        "vocabulary": plan.vocabulary,
+        "dev": dev,
+        "precision": hardware.precision,
+        **flat_settings(plan.student),
+    }
+
+
+def _discard(out: Path, step: str) -> None:
+    """Remove the result of a step."""
+    match step:
+        case "translation":
+            (out / TRANSLATIONS).unlink(missing_ok=True)
+        case "pairs":
+            (out / PAIRS).unlink(missing_ok=True)
+        case "student":
+            for name in (STUDENT, REPORT_FOLDER):
+                if (out / name).exists():
+                    remove_folder(out / name)
+
+
+def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
+    """Return the text to translate, its references, and the dev text."""
+    files = CorpusFiles(
+        source=plan.source,
+        target=plan.reference,
+        dev_source=plan.dev_source,
+        dev_target=plan.dev_target,
+    )
+    if not plan.holds_out:
+        return files
+    # Done again at each call, as it is quick: a crash may have cut it short.
+    shutil.rmtree(out / HELD_OUT, ignore_errors=True)
+    parts = hold_out_pairs(files, out / HELD_OUT, plan.student.training.seed)
+    return parts or files
+
+
+def _translate(
+    out: Path,
+    text: InputText,
+    translator: Translator,
+    generation: Generation,
+    observer: DistillationObserver,
+) -> None:
+    total, done = text.figures().different, 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        observer.translated(done, total)
+
+    translate_text(text, out / TRANSLATIONS, translator, generation, count)
+
+
+def _select(
+    out: Path,
+    plan: DistillationPlan,
+    figures: InputFigures,
+    observer: DistillationObserver,
+) -> tuple[Path, Path]:
+    """Write the pairs to learn from, unless an earlier call has done it."""
+    languages = plan.student.languages
+    source = out / f"distilled.{languages.source or 'source'}"
+    target = out / f"distilled.{languages.target or 'target'}"
+    record = out / PAIRS
+    if not record.is_file():
+        pairs = write_kept(out / TRANSLATIONS, source, target, plan.drop_worst)
+        if not pairs["kept"]:
+            raise DataError(
+                f"{out / TRANSLATIONS}: at least one translation must be left to learn "
+                "from, but all are useless; see the reasons there, and use another "
+                "teacher."
+            )
+        with atomic_file(record) as new:
+            new.write_text(json.dumps(pairs, indent=2) + "\n", encoding="utf-8")
+    observer.selected(figures, read_json(record))
+    return source, target
+
+
+def _train(
+    run: Path,
+    files: CorpusFiles,
+    plan: DistillationPlan,
+    hardware: Hardware,
+    observers: Sequence[RunObserver],
+) -> None:
+    """Train the student, or continue its training."""
+    if is_run(run):
+        if not any(entry["kind"] == "final" for entry in RunFolder(run).read_log()):
+            resume(run, hardware, *observers)
+        return
+    encoder = None
+    if plan.vocabulary == "teacher":
+        encoder = PairEncoder(tokenizer=open_model(plan.teachers[0]).tokenizer)
+    train_run(files, plan.student, run, hardware, *observers, encoder=encoder)
+
+
+def _dev_as_test(out: Path, plan: DistillationPlan) -> tuple[EvaluationText, ...]:
+    """Return the dev text as test text, if its translations are true ones."""
+    folder = RunFolder(out / STUDENT)
+    if not plan.has_true_dev or not folder.has_dev_corpus:
+        return ()
+    dev = folder.path / DEV
+    return (
+        EvaluationText(name="dev", source=dev / DEV_SOURCE, reference=dev / DEV_TARGET),
+    )

@@ -1,0 +1,334 @@
+"""Teacher and student side by side: quality, size and speed."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+from transduce.architectures.config import num_parameters
+from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.translator import Translator, load
+from transduce.errors import RequestError, counted
+from transduce.files import atomic_directory
+from transduce.machine import describe_processor, num_threads, use_threads
+from transduce.metrics.bleu import corpus_bleu, corpus_chrf
+from transduce.metrics.tokenization import choose_tokenization
+from transduce.model_folder import find_model, open_model
+from transduce.report.report import (
+    Part,
+    Report,
+    Section,
+    Table,
+    as_page,
+    columns,
+    write_markdown,
+)
+from transduce.search_config import SearchConfig
+from transduce.text.corpus import read_text, write_lines
+from transduce.text.languages import is_unspaced
+
+NAME = "distillation"
+"""Name of the report's files."""
+NUM_TIMED = 100
+"""Number of sentences whose translation is timed."""
+ROUNDS = 3
+"""Number of turns of each model."""
+TEACHER, STUDENT = "teacher", "student"
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationText:
+    """A text with its true translations, on which models are compared."""
+
+    name: str
+    source: Path
+    reference: Path
+
+    @classmethod
+    def of(cls, source: Path, reference: Path) -> "EvaluationText":
+        """Return a text named after its source file, without its language."""
+        name = source.name.removesuffix(".gz")
+        return cls(
+            name=name.rpartition(".")[0] or name, source=source, reference=reference
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextScore:
+    """Quality of a model's translations of a text."""
+
+    text: str
+    """Name of the text."""
+    bleu: float
+    chrf: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """Figures of the teacher or the student in one precision."""
+
+    name: str
+    precision: DecodingPrecision
+    parameters: int
+    """Number of parameters of all models together."""
+    megabytes: float | None
+    """Size of the model folders in megabytes; None if unknown."""
+    beam_size: int
+    words_per_second: float
+    """Source words, or characters of a language without spaces, that are translated in
+    a second of one core's time."""
+    scores: tuple[TextScore, ...]
+    """Scores of the texts; none for the teacher in 8 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationReport:
+    """Figures of teacher and student, and how they were measured."""
+
+    models: tuple[ModelFigures, ...]
+    num_teachers: int
+    signatures: tuple[str, ...]
+    """sacreBLEU's signatures of the scores."""
+    unit: str
+    """Unit of speed: words or characters."""
+    num_timed: int
+    """Number of sentences whose translation is timed."""
+    processor: str
+    notes: tuple[str, ...]
+    """Sentences on what could not be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _System:
+    """Models that translate together, in one precision."""
+
+    name: str
+    precision: DecodingPrecision
+    folders: tuple[Path, ...]
+    search: SearchConfig
+    is_scored: bool = True
+
+    @property
+    def label(self) -> str:
+        """Name with the precision, if that is not fp32."""
+        return (
+            self.name if self.precision == "fp32" else f"{self.name}-{self.precision}"
+        )
+
+    def load(self, device: str) -> Translator:
+        return load(*self.folders, device=device, precision=self.precision)
+
+    def figures(
+        self, words_per_second: float, scores: Sequence[TextScore]
+    ) -> ModelFigures:
+        sizes = [num_parameters(open_model(each).config) for each in self.folders]
+        return ModelFigures(
+            name=self.name,
+            precision=self.precision,
+            parameters=sum(sizes),
+            megabytes=self._megabytes(),
+            beam_size=self.search.beam_size,
+            words_per_second=words_per_second,
+            scores=tuple(scores),
+        )
+
+    def _megabytes(self) -> float | None:
+        if self.precision != "fp32":
+            return None
+        files = (path for each in self.folders for path in find_model(each).iterdir())
+        return sum(path.stat().st_size for path in files) / MEGABYTE
+
+
+def measure_models(
+    teachers: Sequence[Path],
+    student: Path,
+    texts: Sequence[EvaluationText],
+    on_step: Callable[[str], object],
+    *,
+    source: Path,
+    search: SearchConfig,
+    device: str,
+) -> tuple[DistillationReport, dict[str, list[str]]]:
+    """Compare teacher and student.
+
+    Also returns their translations, by the names of model and text. The teachers search
+    as given, the student as its settings say. The texts are translated on the device;
+    speed is measured on one core of the processor, by turns, with the first text, or
+    with `source` if there is none. `on_step` is called with a description of each step.
+    """
+    systems, notes = _systems(teachers, student, search)
+    translations: dict[str, list[str]] = {}
+    scores: dict[str, list[TextScore]] = {each.label: [] for each in systems}
+    signatures: dict[str, None] = {}
+    for system in (each for each in systems if each.is_scored):
+        translator = system.load(device if system.precision == "fp32" else "cpu")
+        for text in texts:
+            on_step(f"{system.label} translates {text.name}")
+            sources = read_text([text.source])
+            found = translator.translate_stream(sources, system.search)
+            lines = [each.text for each in found]
+            translations[f"{system.label}.{text.name}"] = lines
+            score, signed = _score(text, lines, translator.target_language)
+            scores[system.label].append(score)
+            signatures |= dict.fromkeys(signed)
+    timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
+    on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
+    language = open_model(student).source_language
+    is_of_words = language is None or not is_unspaced(language)
+    number = sum(len(line.split()) if is_of_words else len(line) for line in timed)
+    seconds = _seconds_by_turns(systems, timed)
+    report = DistillationReport(
+        models=tuple(
+            each.figures(number / seconds[each.label], scores[each.label])
+            for each in systems
+        ),
+        num_teachers=len(teachers),
+        signatures=tuple(signatures),
+        unit="words" if is_of_words else "characters",
+        num_timed=len(timed),
+        processor=describe_processor(),
+        notes=notes,
+    )
+    return report, translations
+
+
+def _systems(
+    teachers: Sequence[Path], student: Path, search: SearchConfig
+) -> tuple[list[_System], tuple[str, ...]]:
+    """Return teacher and student in fp32 and int8, and notes on those left out."""
+    own = open_model(student).search or SearchConfig()
+    found: list[_System] = []
+    notes: list[str] = []
+    for name, folders, how in (
+        (TEACHER, tuple(teachers), search),
+        (STUDENT, (student,), own.given({"num_best": 1})),
+    ):
+        found.append(_System(name=name, precision="fp32", folders=folders, search=how))
+        quantized = _System(
+            name=name,
+            precision="int8",
+            folders=folders,
+            search=how,
+            is_scored=name == STUDENT,
+        )
+        try:
+            quantized.load("cpu").get_ready()
+        except RequestError as error:
+            notes.append(f"The {name} is not measured in 8 bits: {error}")
+        else:
+            found.append(quantized)
+    return found, tuple(notes)
+
+
+def _filled(path: Path) -> Iterator[str]:
+    return (line for line in read_text([path]) if line.strip())
+
+
+def _score(
+    text: EvaluationText, lines: Sequence[str], language: str | None
+) -> tuple[TextScore, tuple[str, str]]:
+    references = list(read_text([text.reference]))
+    tokenization = choose_tokenization("auto", language, references)
+    bleu = corpus_bleu(lines, references, tokenization=tokenization)
+    chrf = corpus_chrf(lines, references)
+    score = TextScore(text=text.name, bleu=bleu.score, chrf=chrf.score)
+    signatures = f"BLEU: {bleu.signature}", f"{chrf.name}: {chrf.signature}"
+    return score, signatures
+
+
+def _seconds_by_turns(
+    systems: Sequence[_System], lines: Sequence[str]
+) -> dict[str, float]:
+    """Return the time of one core that each system takes, the median of its turns.
+
+    Processor time is measured, so other programs hardly matter.
+    """
+    taken: dict[str, list[float]] = {each.label: [] for each in systems}
+    with _one_thread():
+        loaded = {each.label: (each.load("cpu"), each.search) for each in systems}
+        for translator, search in loaded.values():  # warm up
+            list(translator.translate_stream(lines[:1], search))
+        for number in range(ROUNDS):
+            order = list(loaded) if number % 2 == 0 else list(reversed(loaded))
+            for label in order:
+                translator, search = loaded[label]
+                started = time.process_time()
+                list(translator.translate_stream(lines, search))
+                taken[label].append(time.process_time() - started)
+    return {label: max(median(each), 1e-9) for label, each in taken.items()}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = num_threads()
+    use_threads(1)
+    try:
+        yield
+    finally:
+        use_threads(before)
+
+
+def write_report(
+    report: DistillationReport, translations: dict[str, list[str]], out: Path
+) -> None:
+    """Write the report as Markdown, page and JSON, and the translations beside it."""
+    shown = as_report(report)
+    with atomic_directory(out) as folder:
+        write_markdown(shown, folder, NAME)
+        (folder / f"{NAME}.html").write_text(as_page(shown), encoding="utf-8")
+        text = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"
+        (folder / f"{NAME}.json").write_text(text, encoding="utf-8")
+        for name, lines in translations.items():
+            write_lines(folder / f"{name}.txt", lines)
+
+
+def as_report(report: DistillationReport) -> Report:
+    """Build the report with one table: a row for each model and precision."""
+    texts = [score.text for score in report.models[0].scores]
+    heads = columns(
+        "model",
+        *(f"{metric} {text}" for text in texts for metric in ("BLEU", "chrF")),
+        *("parameters", "MB", "beam", f"{report.unit}/s of one core", "times"),
+    )
+    slowest = report.models[0].words_per_second
+    table = Table(
+        columns=heads,
+        rows=tuple(_row(each, len(texts), slowest) for each in report.models),
+    )
+    teachers = report.num_teachers
+    parts: list[Part] = [
+        "The teacher is one model."
+        if teachers == 1
+        else f"The teacher is an ensemble of {counted(teachers, 'model')}.",
+        table,
+        f"Speed is that of {counted(report.num_timed, 'sentence')} on one core of "
+        f"{report.processor}, in processor time: the median of {ROUNDS} turns. "
+        "Megabytes are those of the model folders.",
+        *report.signatures,
+        *report.notes,
+    ]
+    if not texts:
+        parts.append(
+            "Quality is not measured, as there is no text with true translations."
+        )
+    section = Section(title="Teacher and student", parts=tuple(parts))
+    return Report(title="Distillation", sections=(section,))
+
+
+def _row(model: ModelFigures, num_texts: int, slowest: float) -> tuple[str, ...]:
+    name = model.name if model.precision == "fp32" else f"{model.name}, 8 bits"
+    scores = [f"{n:.2f}" for each in model.scores for n in (each.bleu, each.chrf)]
+    return (
+        name,
+        *(scores or [""] * (2 * num_texts)),
+        f"{model.parameters:,}",
+        "" if model.megabytes is None else f"{model.megabytes:,.1f}",
+        str(model.beam_size),
+        f"{model.words_per_second:,.0f}",
+        f"{model.words_per_second / slowest:.1f}",
+    )
