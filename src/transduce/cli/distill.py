@@ -17,7 +17,7 @@ from transduce.cli.files import Files, Force
 from transduce.cli.options import Assignments, refuse_trees, require_both, run_config
 from transduce.cli.terminal import table_console
 from transduce.cli.train import TrainingDisplay
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
@@ -66,7 +66,7 @@ def distill(
     drop_worst: float = 0.0,
     force: Force = False,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     training_precision: Precision = "auto",
     processes: int | None = None,
 ) -> None:
@@ -127,7 +127,8 @@ def distill(
         auto, cpu or cuda.
     precision
         Precision of the teacher: fp32 is exact; bf16 and int8 can be several times
-        faster on a processor that supports them.
+        faster on a processor that supports them. auto is fp32, and int8 for quantized
+        models.
     training_precision
         Precision of the student's training: auto, fp32 or bf16.
     processes

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from transduce.data.corpus_files import CorpusFiles, hold_out_pairs, read_through
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ from transduce.text.languages import LanguagesConfig, guess_all
 Vocabulary = Literal["teacher", "new"]
 
 STUDENT_TINY = "student-tiny"
-STUDENT, INT8, HELD_OUT, PAIRS = "student", "student-int8", "text", "pairs.json"
+STUDENT, HELD_OUT, PAIRS = "student", "text", "pairs.json"
 REPORT_FOLDER = "report"
 NUM_BEST = 8
 """Default number of hypotheses that are compared with the reference."""
@@ -175,7 +175,7 @@ def distill(
     max_ratio: float = MAX_RATIO,
     drop_worst: float = 0.0,
     device: str = "auto",
-    precision: DecodingPrecision = "fp32",
+    precision: PrecisionChoice = "auto",
     training_precision: Precision = "auto",
     num_processes: int | None = 1,
     overwrite: bool = False,

@@ -4,15 +4,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from transduce.architectures.config import num_parameters
 from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.quantization import quantize
 from transduce.decoding.translator import Translator, load
-from transduce.errors import RequestError, counted
+from transduce.errors import ConfigError, RequestError, counted
 from transduce.files import atomic_directory
 from transduce.machine import describe_processor, num_threads, use_threads
 from transduce.metrics.bleu import corpus_bleu, corpus_chrf
@@ -76,8 +78,8 @@ class ModelFigures:
     precision: DecodingPrecision
     parameters: int
     """Number of parameters of all models together."""
-    megabytes: float | None
-    """Size of the model folders in megabytes; None if unknown."""
+    megabytes: float
+    """Size of the model folders in megabytes."""
     beam_size: int
     words_per_second: float
     """Source words, or characters of a language without spaces, that are translated in
@@ -137,9 +139,7 @@ class _System:
             scores=tuple(scores),
         )
 
-    def _megabytes(self) -> float | None:
-        if self.precision != "fp32":
-            return None
+    def _megabytes(self) -> float:
         files = (path for each in self.folders for path in find_model(each).iterdir())
         return sum(path.stat().st_size for path in files) / MEGABYTE
 
@@ -161,7 +161,19 @@ def measure_models(
     speed is measured on one core of the processor, by turns, with the first text, or
     with `source` if there is none. `on_step` is called with a description of each step.
     """
-    systems, notes = _systems(teachers, student, search)
+    with TemporaryDirectory() as folder:
+        systems, notes = _systems(teachers, student, search, Path(folder))
+        return _measured(systems, notes, texts, on_step, source, device)
+
+
+def _measured(
+    systems: Sequence[_System],
+    notes: tuple[str, ...],
+    texts: Sequence[EvaluationText],
+    on_step: Callable[[str], object],
+    source: Path,
+    device: str,
+) -> tuple[DistillationReport, dict[str, list[str]]]:
     translations: dict[str, list[str]] = {}
     scores: dict[str, list[TextScore]] = {each.label: [] for each in systems}
     signatures: dict[str, None] = {}
@@ -178,7 +190,7 @@ def measure_models(
             signatures |= dict.fromkeys(signed)
     timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
     on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
-    language = open_model(student).source_language
+    language = open_model(systems[-1].folders[0]).source_language
     is_of_words = language is None or not is_unspaced(language)
     number = sum(len(line.split()) if is_of_words else len(line) for line in timed)
     seconds = _seconds_by_turns(systems, timed)
@@ -187,7 +199,7 @@ def measure_models(
             each.figures(number / seconds[each.label], scores[each.label])
             for each in systems
         ),
-        num_teachers=len(teachers),
+        num_teachers=len(systems[0].folders),
         signatures=tuple(signatures),
         unit="words" if is_of_words else "characters",
         num_timed=len(timed),
@@ -198,9 +210,12 @@ def measure_models(
 
 
 def _systems(
-    teachers: Sequence[Path], student: Path, search: SearchConfig
+    teachers: Sequence[Path], student: Path, search: SearchConfig, quantized: Path
 ) -> tuple[list[_System], tuple[str, ...]]:
-    """Return teacher and student in fp32 and int8, and notes on those left out."""
+    """Return teacher and student in fp32 and in 8 bits, and notes on those left out.
+
+    The models in 8 bits are written to the folder `quantized`.
+    """
     own = open_model(student).search or SearchConfig()
     found: list[_System] = []
     notes: list[str] = []
@@ -208,20 +223,20 @@ def _systems(
         (TEACHER, tuple(teachers), search),
         (STUDENT, (student,), own.given({"num_best": 1})),
     ):
-        found.append(_System(name=name, precision="fp32", folders=folders, search=how))
-        quantized = _System(
-            name=name,
-            precision="int8",
-            folders=folders,
-            search=how,
-            is_scored=name == STUDENT,
+        system = _System(name=name, precision="fp32", folders=folders, search=how)
+        found.append(system)
+        made = tuple(quantized / f"{name}-{i}" for i in range(len(folders)))
+        small = replace(
+            system, precision="int8", folders=made, is_scored=name == STUDENT
         )
         try:
-            quantized.load("cpu").get_ready()
-        except RequestError as error:
+            for folder, out in zip(folders, made, strict=True):
+                quantize(folder, out)
+            small.load("cpu").get_ready()
+        except (ConfigError, RequestError) as error:
             notes.append(f"The {name} is not measured in 8 bits: {error}")
         else:
-            found.append(quantized)
+            found.append(small)
     return found, tuple(notes)
 
 
@@ -293,7 +308,7 @@ def as_report(report: DistillationReport) -> Report:
     heads = columns(
         "model",
         *(f"{metric} {text}" for text in texts for metric in ("BLEU", "chrF")),
-        *("parameters", "MB", "beam", f"{report.unit}/s of one core", "times"),
+        *("parameters", "MB", "beam size", f"{report.unit}/s of one core", "times"),
     )
     slowest = report.models[0].words_per_second
     table = Table(
@@ -308,7 +323,8 @@ def as_report(report: DistillationReport) -> Report:
         table,
         f"Speed is that of {counted(report.num_timed, 'sentence')} on one core of "
         f"{report.processor}, in processor time: the median of {ROUNDS} turns. "
-        "Megabytes are those of the model folders.",
+        "MB is the size of the model folder; in 8 bits, as `transduce quantize` writes "
+        "it.",
         *report.signatures,
         *report.notes,
     ]
@@ -327,7 +343,7 @@ def _row(model: ModelFigures, num_texts: int, slowest: float) -> tuple[str, ...]
         name,
         *(scores or [""] * (2 * num_texts)),
         f"{model.parameters:,}",
-        "" if model.megabytes is None else f"{model.megabytes:,.1f}",
+        f"{model.megabytes:,.1f}",
         str(model.beam_size),
         f"{model.words_per_second:,.0f}",
         f"{model.words_per_second / slowest:.1f}",

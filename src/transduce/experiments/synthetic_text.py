@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 import transduce
+from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import (
     MAX_SOURCE_TOKENS,
@@ -488,7 +489,7 @@ def back_translate(
     max_ratio: float = MAX_RATIO,
     drop_worst: float = 0.0,
     device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto",
+    precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
     overwrite: bool = False,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
