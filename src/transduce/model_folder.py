@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from jaxtyping import Float, Float32, Int8
+from jaxtyping import Float, Float32, Int8, Shaped
 from safetensors import SafetensorError, safe_open
 
 from transduce.architectures.config import (
@@ -30,7 +30,7 @@ from transduce.architectures.config import (
     architecture_of,
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.files import atomic_file, read_json, reason, require_file
+from transduce.files import atomic_file, parse_json, read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.model.config import ModelConfig
 from transduce.model.sizes import parameter_shapes
@@ -73,12 +73,16 @@ AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 FP32, INT8 = "F32", "I8"
 """Types of numbers, as safetensors names them."""
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {FP32: np.dtype("<f4"), INT8: np.dtype("i1")}
+HEADER_SIZE, METADATA = 8, "__metadata__"
+"""Bytes of the length of a safetensors header, and its entry that is no tensor."""
 SCALES = ".scales"
 """Ending of the name of an int8 weight's scales."""
 MIN_MAX_WEIGHT, PER_MAX_INT8 = np.float32(1e-8), np.float32(1) / np.float32(127)
 """Least largest weight of an output, and 1 / the largest int8 weight."""
 
 Array = Float[np.ndarray, "..."]
+StoredArray = Shaped[np.ndarray, "..."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +108,26 @@ class QuantizedWeight:
 
 
 class StoredWeights(Mapping[str, Array]):
-    """Weights of a safetensors file in fp32, each read on access.
+    """Weights of a safetensors file in fp32, each copied on access.
 
-    The open file stays valid if another file replaces it. Raises `CheckpointError` if
-    it is missing, damaged, or overwritten in place.
+    The file is mapped, and stays valid if another file replaces it. Raises
+    `CheckpointError` if it is missing, damaged, or overwritten in place.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             require_file(path)
-            self._file = cast(Any, safe_open(path, framework="np"))
-            stored = self._file.keys()
-            self._stored = {current_name(name): name for name in stored}
-            slices = {
-                name: self._file.get_slice(stored)
-                for name, stored in self._stored.items()
-            }
-            self._tensors = {
-                name: (each.get_dtype(), tuple(each.get_shape()))
-                for name, each in slices.items()
-            }
             self._kept = _identity(path)
+            tensors = _checked_tensors(path)
+            self._arrays = {
+                current_name(name): array for name, array in _mapped(path).items()
+            }
+            if _identity(path) != self._kept:
+                raise ValueError("it changed while it was read")
         except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
+        self._tensors = {current_name(name): each for name, each in tensors.items()}
 
     @property
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -138,27 +138,34 @@ class StoredWeights(Mapping[str, Array]):
         """Whether a weight is in int8."""
         return self._tensors[name][0] == INT8
 
-    def quantized(self, name: str) -> QuantizedWeight:
-        """Read a weight that is in int8."""
-        self._require_unchanged()
-        values = self._file.get_tensor(self._stored[name])
-        return QuantizedWeight(values, self._read_fp32(name + SCALES))
+    def mapped(self, *, in_fp32: bool) -> dict[str, Array | QuantizedWeight]:
+        """Return all weights without copies, for use at once.
 
-    def as_stored(self) -> dict[str, Array | QuantizedWeight]:
-        """Read all weights, in the types that they have in the file."""
-        return {
-            name: self.quantized(name) if self.is_quantized(name) else self[name]
-            for name in self
-        }
+        Int8 weights stay what they are, or are dequantized if `in_fp32`. Reading
+        mapped weights ends the process if the file has been truncated meanwhile.
+        """
+
+        def weight(name: str) -> Array | QuantizedWeight:
+            if not self.is_quantized(name):
+                return self._fp32(name)
+            quantized = self._quantized(name)
+            return quantized.dequantized() if in_fp32 else quantized
+
+        return {name: weight(name) for name in self}
 
     def __getitem__(self, name: str) -> Array:
         if self.is_quantized(name):
-            return self.quantized(name).dequantized()
-        return self._read_fp32(name)
+            return self._quantized(name).dequantized()
+        return self._fp32(name).copy()
 
-    def _read_fp32(self, name: str) -> Array:
+    def _quantized(self, name: str) -> QuantizedWeight:
         self._require_unchanged()
-        array: Array = self._file.get_tensor(self._stored[name])
+        return QuantizedWeight(self._arrays[name], self._fp32(name + SCALES))
+
+    def _fp32(self, name: str) -> Array:
+        self._require_unchanged()
+        # Aligned, as the native library reads it; writers align all but foreign files.
+        array: Array = np.require(self._arrays[name], requirements="CA")
         # The sum is faster to check; it is not finite if any weight is not.
         with np.errstate(over="ignore", invalid="ignore"):
             is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
@@ -183,6 +190,32 @@ class StoredWeights(Mapping[str, Array]):
                     f"{self.path}: the weights must stay as they are while they are "
                     "in use, but were overwritten; load the model again."
                 )
+
+
+def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return type and shape of each tensor of a file that is sound throughout."""
+    with cast(Any, safe_open(path, framework="np")) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return {
+        name: (each.get_dtype(), tuple(each.get_shape()))
+        for name, each in slices.items()
+    }
+
+
+def _mapped(path: Path) -> dict[str, StoredArray]:
+    """Map the tensors of a sound file that are in fp32 or int8."""
+    content = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    begin = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE].tobytes(), "little")
+    header = parse_json(content[HEADER_SIZE:begin].tobytes().decode())
+    arrays: dict[str, StoredArray] = {}
+    for name, each in header.items():
+        if name != METADATA and each["dtype"] in NUMPY_TYPES:
+            first, end = each["data_offsets"]
+            numbers = content[begin + first : begin + end]
+            arrays[name] = numbers.view(NUMPY_TYPES[each["dtype"]]).reshape(
+                each["shape"]
+            )
+    return arrays
 
 
 def current_name(name: str) -> str:

@@ -115,7 +115,7 @@ def test_weights_of_a_quantized_folder_are_read_rounded(
     assert opened.is_quantized
     assert set(opened.arrays) == set(trained_checkpoint.arrays)
     assert len(opened.arrays) == len(trained_checkpoint.arrays)
-    stored = opened.arrays.as_stored()
+    stored = opened.arrays.mapped(in_fp32=False)
     for name, array in trained_checkpoint.arrays.items():
         if name not in quantized_names(opened.config):
             assert np.array_equal(opened.arrays[name], array)
@@ -197,3 +197,40 @@ def test_search_settings_of_a_quantized_folder_can_be_replaced(quantized: Path) 
     opened = open_model(quantized)
     assert opened.search == SearchConfig(beam_size=7)
     assert opened.is_quantized
+
+
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_mapped_weights_equal_those_that_are_read(
+    folder: Path, quantized: Path, in_fp32: bool
+) -> None:
+    for path in (folder, quantized):
+        arrays = open_model(path).arrays
+        for name, weight in arrays.mapped(in_fp32=in_fp32).items():
+            is_rounded = isinstance(weight, QuantizedWeight)
+            assert is_rounded == (path == quantized and arrays.is_quantized(name)
+                                  and not in_fp32)  # fmt: skip
+            found = weight.dequantized() if is_rounded else weight
+            assert np.array_equal(found, arrays[name])
+
+
+def test_weights_that_are_not_aligned_in_their_file_are_copied(folder: Path) -> None:
+    path = folder / WEIGHTS
+    expected = {name: weight for name, weight in open_model(folder).arrays.items()}
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size] + b" "
+    path.write_bytes((size + 1).to_bytes(8, "little") + header + content[8 + size :])
+    arrays = open_model(folder).arrays
+    for name, weight in arrays.mapped(in_fp32=True).items():
+        assert isinstance(weight, np.ndarray)
+        assert weight.flags.aligned
+        assert np.array_equal(weight, expected[name])
+    translator = transduce.load(folder, device="cpu")
+    assert translator.translate("one two three").text
+
+
+def test_read_weights_outlive_their_file(folder: Path) -> None:
+    weight = open_model(folder).arrays["embedding.weight"]
+    expected = weight.copy()
+    (folder / WEIGHTS).write_bytes(b"")
+    assert np.array_equal(weight, expected)

@@ -571,8 +571,9 @@ class Translator:
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
-            if precision == "int8" and isinstance(checkpoint, ModelFolder):
-                return NativeModel(config, checkpoint.arrays.as_stored(), precision)
+            if isinstance(checkpoint, ModelFolder):
+                weights = checkpoint.arrays.mapped(in_fp32=precision == "fp32")
+                return NativeModel(config, weights, precision)
             return NativeModel(config, checkpoint.arrays, precision)
         if self.device != "cpu":
             needed_for = f"Device {self.device}"
