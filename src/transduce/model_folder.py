@@ -165,7 +165,7 @@ class StoredWeights(Mapping[str, Array]):
     def _fp32(self, name: str) -> Array:
         self._require_unchanged()
         # Aligned, as the native library reads it; writers align all but foreign files.
-        array: Array = np.require(self._arrays[name], requirements="CA")
+        array: Array = np.require(self._arrays[name], requirements=["C", "A"])
         # The sum is faster to check; it is not finite if any weight is not.
         with np.errstate(over="ignore", invalid="ignore"):
             is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
