@@ -79,6 +79,34 @@ def unwound_on_termination() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Handle the signals that arrive within the block after it.
+
+    Python ignores an exception that a handler raises during a fork, so that a signal
+    that should end the program would be lost there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        held.append(number)
+
+    previous = {
+        number: signal.signal(number, hold)
+        for number in (signal.SIGINT, *terminations())
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(held):
+            signal.raise_signal(number)
+
+
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Send this process a signal as soon as its parent has ended.
 

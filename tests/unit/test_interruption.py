@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from transduce.interruption import stop_on_signal, unwound_on_termination
+from transduce.interruption import signals_held, stop_on_signal, unwound_on_termination
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 TERMINATIONS = [signal.SIGTERM, signal.SIGHUP]
@@ -143,3 +143,17 @@ def test_no_signal_is_caught_outside_the_main_thread(received):
     assert answers == [False]
     signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_held_signal_is_handled_once_after_the_block(number):
+    handled = []
+    before = signal.signal(number, lambda *_: handled.append(number))
+    try:
+        with signals_held():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            assert handled == []
+        assert handled == [number]
+    finally:
+        signal.signal(number, before)

@@ -81,6 +81,8 @@ GROUPS = {
         "quickstart": "Train, average, translate and score on the built-in corpus.",
         "data": "Download and prepare a named corpus.",
         "check": "Report on a parallel corpus, or on treebanks, before training.",
+        "clean": "Write the good pairs of a parallel corpus, and the others with "
+        "reasons.",
         "split": "Split a parallel corpus into training, development and test text.",
         "train": "Train a model: text files to averaged, scored model.",
         "presets": "List the presets: sizes, and what each is for.",

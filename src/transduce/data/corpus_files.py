@@ -80,8 +80,12 @@ MARKS = {
     "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
     "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
     "replacement character": re.compile("\ufffd"),
-    # Two UTF-8 bytes of a letter such as u-umlaut, decoded as Latin-1.
-    "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
+    # UTF-8 bytes decoded as Latin-1 or Windows-1252: of a letter such as u-umlaut, of
+    # a quotation mark or a dash, of two Cyrillic letters.
+    "doubly encoded letter": re.compile(
+        r"[\xc2\xc3][\x80-\xbf\u20ac\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192]|"
+        r"\xe2\u20ac|(?:[\xd0\xd1][\x80-\xbf]){2}"
+    ),
 }
 """Patterns of suspicious characters that training accepts."""
 ANY_MARK = re.compile("|".join(pattern.pattern for pattern in MARKS.values()))

@@ -20,6 +20,7 @@ from transduce.data.batches import (
     Update,
     open_dataset,
 )
+from transduce.data.cleaning_rules import pair_digests
 from transduce.data.corpus_files import CorpusFiles, num_characters
 from transduce.data.prepared_corpus import (
     DEV,
@@ -82,9 +83,6 @@ LONG_WORD, SHORT_WORD = 20, 4
 spaces; below the second, text of an unspaced script has them."""
 MANY_BYTES = 0.03
 """Share of byte tokens above which a larger vocabulary is advised."""
-
-DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier that combines two digests; odd, so that no information is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +462,7 @@ def _repeats(
 
 
 def _pair_digests(survey: Survey) -> Integer[np.ndarray, " pairs"]:
-    return survey.rows["source_digest"] * DIGEST_FACTOR + survey.rows["target_digest"]
+    return pair_digests(survey.rows["source_digest"], survey.rows["target_digest"])
 
 
 def _first_rows(

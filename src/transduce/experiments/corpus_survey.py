@@ -5,11 +5,9 @@ left out, and reading continues. For each valid pair only its position, lengths 
 digests are kept, in 33 bytes. `corpus_check` has the advice about faults.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import count, pairwise, tee, zip_longest
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
 from transduce.data.batches import Dataset, EncodedSide
+from transduce.data.cleaning_rules import code_points, invalid_byte, text_digest
 from transduce.data.corpus_files import MARKS, CorpusStatistics
 from transduce.data.prepared_corpus import (
     PairCounts,
@@ -28,7 +27,7 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.languages import UNSPACED_RUN
-from transduce.text.tokenizer import Tokenizer, WordTokenizer, normalize
+from transduce.text.tokenizer import Tokenizer, WordTokenizer
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 
 Side: TypeAlias = Literal["source", "target"]
@@ -60,9 +59,6 @@ ROW = np.dtype(
         ("target_digest", "<u8"),
     ]
 )
-
-_NO_TEXT = re.compile(r"[\x00\udc80-\udcff]")
-"""NUL, or a byte that is not UTF-8 as Python's `surrogateescape` decodes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +173,7 @@ class SideCounts:
             self.num_unspaced_letters += sum(map(len, UNSPACED_RUN.findall(text)))
         for kind, pattern in MARKS.items():
             if match := pattern.search(text):
-                codes = " ".join(f"U+{ord(character):04X}" for character in match[0])
-                self.marks[kind].add(f"{line.place} ({codes})")
+                self.marks[kind].add(f"{line.place} ({code_points(match[0])})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,13 +410,6 @@ def valid_pairs(
     return (placed.pair for placed in CorpusReader(source, target).pairs())
 
 
-def invalid_byte(content: bytes) -> str:
-    """Describe the first invalid byte of a line; positions count from 1."""
-    valid, *_ = _NO_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
-    offset = len(valid.encode("utf-8"))
-    return f"byte {offset + 1} is 0x{content[offset]:02x}"
-
-
 def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterator[Row]:
     placed, to_encode = tee(reader.pairs())
     encoded = encode_pairs(
@@ -437,8 +425,8 @@ def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterat
             FILTER_REASONS.index(filter_reason(ids, max_length)),
             len(ids.source),
             len(ids.target),
-            _digest(read.pair.source),
-            _digest(read.pair.target),
+            text_digest(read.pair.source),
+            text_digest(read.pair.target),
         )
 
 
@@ -455,8 +443,3 @@ def _bin_width(longest: int) -> int:
     """Smallest of 1, 2, 5, 10, 20, … that makes at most `MAX_BINS` bins."""
     widths = (digit * 10**exponent for exponent in count() for digit in (1, 2, 5))
     return next(width for width in widths if longest <= width * MAX_BINS)
-
-
-def _digest(text: str) -> int:
-    """64-bit digest of a text after normalization."""
-    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())

@@ -145,6 +145,86 @@ UNSPACED_SCRIPT_TAGS = {
 """Script subtags of writing without spaces between words."""
 CHINESE = {"hak", "lzh", "nan", "wuu", "yue", "zh"}
 
+LETTERS_OF_SCRIPT = {
+    "Arab": "\u0600-\u06ff\u0750-\u077f\u0870-\u08ff\ufb50-\ufdff\ufe70-\ufefc",
+    "Armn": "\u0530-\u058f\ufb13-\ufb17",
+    "Beng": "\u0980-\u09ff",
+    "Cans": "\u1400-\u167f\u18b0-\u18ff",
+    "Cher": "\u13a0-\u13ff\uab70-\uabbf",
+    "Cyrl": "\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f",
+    "Deva": "\u0900-\u097f\ua8e0-\ua8ff",
+    "Ethi": "\u1200-\u139f\u2d80-\u2ddf\uab00-\uab2f",
+    "Geor": "\u10a0-\u10ff\u1c90-\u1cbf\u2d00-\u2d2f",
+    "Grek": "\u0370-\u03ff\u1f00-\u1fff",
+    "Gujr": "\u0a80-\u0aff",
+    "Guru": "\u0a00-\u0a7f",
+    "Hang": "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff",
+    "Hani": "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+    "Hebr": "\u0590-\u05ff\ufb1d-\ufb4f",
+    "Java": "\ua980-\ua9df",
+    "Kana": "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f\U0001b000-\U0001b16f",
+    "Khmr": "\u1780-\u17ff",
+    "Knda": "\u0c80-\u0cff",
+    "Laoo": "\u0e80-\u0eff",
+    "Latn": "A-Za-z\u00aa\u00ba\u00c0-\u024f\u0250-\u02ff\u1d00-\u1dbf\u1e00-\u1eff"
+    "\u2c60-\u2c7f\ua722-\ua7ff\uab30-\uab6f\ufb00-\ufb06\uff21-\uff3a\uff41-\uff5a",
+    "Mlym": "\u0d00-\u0d7f",
+    "Mong": "\u1800-\u18af",
+    "Mymr": "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",
+    "Nkoo": "\u07c0-\u07ff",
+    "Olck": "\u1c50-\u1c7f",
+    "Orya": "\u0b00-\u0b7f",
+    "Sinh": "\u0d80-\u0dff",
+    "Taml": "\u0b80-\u0bff",
+    "Telu": "\u0c00-\u0c7f",
+    "Tfng": "\u2d30-\u2d7f",
+    "Thaa": "\u0780-\u07bf",
+    "Thai": "\u0e00-\u0e7f",
+    "Tibt": "\u0f00-\u0fff",
+    "Yiii": "\ua000-\ua4cf",
+}
+"""Ranges of the letters and marks of each script, for a character class."""
+SCRIPTS_OF_SUBTAG = {
+    "Hans": ("Hani",), "Hant": ("Hani",), "Hira": ("Kana",), "Jpan": ("Hani", "Kana"),
+    "Kore": ("Hang", "Hani"),
+}  # fmt: skip
+"""Scripts that a script subtag of several scripts, or of a part of one, stands for."""
+SCRIPTS_OF_LANGUAGE = {
+    **dict.fromkeys(
+        ("ar", "ckb", "fa", "ks", "ps", "sd", "ug", "ur"), ("Arab",)
+    ),
+    **dict.fromkeys(
+        (
+            *("ab", "av", "ba", "be", "bg", "ce", "cu", "cv", "kv", "ky", "mk", "os"),
+            *("ru", "sah", "tg", "tt", "uk"),
+        ),
+        ("Cyrl",),
+    ),
+    **dict.fromkeys(("bho", "hi", "mai", "mr", "ne", "sa"), ("Deva",)),
+    **dict.fromkeys(("am", "ti"), ("Ethi",)),
+    **dict.fromkeys(("he", "yi"), ("Hebr",)),
+    **dict.fromkeys(("as", "bn"), ("Beng",)),
+    **dict.fromkeys(("bo", "dz"), ("Tibt",)),
+    **dict.fromkeys(("mnw", "my", "shn"), ("Mymr",)),
+    **dict.fromkeys(("lzh", "wuu", "yue", "zh"), ("Hani",)),
+    # Min Nan and Hakka are also written in Latin letters.
+    **dict.fromkeys(("hak", "nan"), ("Hani", "Latn")),
+    # Languages in transition, or with two written forms.
+    **dict.fromkeys(("az", "bs", "crh", "sr", "tk", "uz"), ("Cyrl", "Latn")),
+    **dict.fromkeys(("ku", "ms"), ("Arab", "Latn")),
+    "chr": ("Cher",), "dv": ("Thaa",), "el": ("Grek",), "gu": ("Gujr",),
+    "hy": ("Armn",), "ii": ("Yiii",), "iu": ("Cans", "Latn"), "ja": ("Hani", "Kana"),
+    "jv": ("Java", "Latn"), "ka": ("Geor",), "kk": ("Arab", "Cyrl", "Latn"),
+    "km": ("Khmr",), "kn": ("Knda",), "ko": ("Hang", "Hani"), "lo": ("Laoo",),
+    "ml": ("Mlym",), "mn": ("Cyrl", "Mong"), "or": ("Orya",),
+    "pa": ("Arab", "Guru"), "sat": ("Olck", "Deva", "Latn"), "si": ("Sinh",),
+    "ta": ("Taml",), "te": ("Telu",), "th": ("Thai",),
+}  # fmt: skip
+"""Scripts of languages that are not written in Latin letters alone."""
+UNCERTAIN_SCRIPTS = {"ae", "cr", "ha", "ki", "oj", "pi"}
+"""Languages with names here whose script is not known for certain."""
+
 TAG = re.compile(
     r"""(?P<language>[a-z]{2,3})
     (?P<extended>(?:-[a-z]{3}){0,3})
@@ -313,6 +393,27 @@ def is_known(tag: str) -> bool:
     return _parse(tag) is not None and base(tag) in NAMES
 
 
+def script_letters(tag: str) -> re.Pattern[str] | None:
+    """Pattern of a letter or mark of the scripts that a language is written in.
+
+    A script subtag decides, as in sr-Latn; None if the script is unknown.
+    """
+    parts = _parse(canonical(tag))
+    named = parts["script"] if parts is not None else None
+    if named:
+        scripts = SCRIPTS_OF_SUBTAG.get(named.capitalize(), (named.capitalize(),))
+    elif (language := base(tag)) in SCRIPTS_OF_LANGUAGE:
+        scripts = SCRIPTS_OF_LANGUAGE[language]
+    elif language in NAMES and language not in UNCERTAIN_SCRIPTS:
+        scripts = ("Latn",)
+    else:
+        return None
+    ranges = [LETTERS_OF_SCRIPT.get(script) for script in scripts]
+    if None in ranges:
+        return None
+    return re.compile("[" + "".join(filter(None, ranges)) + "]")
+
+
 def is_unspaced(tag: str) -> bool:
     """Whether the language is written without spaces between words."""
     parts = _parse(canonical(tag))
@@ -385,8 +486,7 @@ KANA_MARKS = "\u3099\u309a\u30fc\uff70\uff9e\uff9f"
 UNSPACED_SCRIPTS = (
     Script(
         name="Han",
-        letters="\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf"
-        "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+        letters=LETTERS_OF_SCRIPT["Hani"],
         longest_piece=4,
     ),
     Script(

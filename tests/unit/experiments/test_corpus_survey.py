@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from transduce.data.cleaning_rules import invalid_byte
 from transduce.data.prepared_corpus import learning_texts
 from transduce.errors import DataError
 from transduce.experiments.corpus_survey import (
     Survey,
-    invalid_byte,
     survey_corpus,
     valid_pairs,
 )

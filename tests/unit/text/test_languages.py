@@ -6,6 +6,8 @@ from transduce.errors import ConfigError
 from transduce.text.languages import (
     NAMES,
     PREFERRED,
+    SCRIPTS_OF_LANGUAGE,
+    UNCERTAIN_SCRIPTS,
     LanguagesConfig,
     base,
     best_match,
@@ -16,6 +18,7 @@ from transduce.text.languages import (
     guess_all,
     is_known,
     is_unspaced,
+    script_letters,
 )
 
 
@@ -201,3 +204,31 @@ def test_the_languages_of_a_run_are_kept_as_canonical_tags() -> None:
     assert str(languages) == "English (en) to Chinese (Simplified) (zh-Hans)"
     assert languages.given({"source": "de", "target": None}).source == "de"
     assert str(LanguagesConfig(source="de")) == "German (de) to unknown"
+
+
+def test_every_language_has_a_script_or_is_uncertain():
+    without = {tag for tag in NAMES if script_letters(tag) is None}
+    assert without == UNCERTAIN_SCRIPTS
+    assert SCRIPTS_OF_LANGUAGE.keys() <= NAMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("tag", "letter", "is_own"),
+    [
+        ("de-AT", "ß", True),
+        ("zh-Hant-TW", "書", True),
+        ("sr-Latn", "ж", False),
+        ("ko-Kore", "한", True),
+        ("ja", "ー", True),
+        ("hi", "\u093f", True),  # a vowel sign
+        ("ru", "a", False),
+    ],
+)
+def test_a_script_has_its_letters_and_marks(tag, letter, is_own):
+    pattern = script_letters(tag)
+    assert (pattern.match(letter) is not None) == is_own
+
+
+def test_an_unknown_script_has_no_letters():
+    assert script_letters("en-Qaaa") is None
+    assert script_letters("xx") is None

@@ -1,0 +1,911 @@
+"""Cleaning of a parallel corpus: the pairs to keep, and the others with reasons.
+
+The corpus is read twice, or three times with a model. First several processes apply the
+rules for single pairs. Then the rules that need the whole corpus are applied to numbers
+on disk: length ratio, duplicates, and the share of the worst scores. Last the pairs are
+written. Memory does not grow with the corpus; each pair takes 25 bytes of disk for the
+time of the work, or up to 65 with all options.
+"""
+
+import gzip
+import json
+import math
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from io import BufferedWriter
+from itertools import chain, islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer, Num, UInt8, UInt64
+
+from transduce.data.cleaning_rules import (
+    CODES,
+    NAMES,
+    CleaningConfig,
+    PairRules,
+    pair_digests,
+    text_digest,
+)
+from transduce.data.corpus_files import CorpusFiles, require_files
+from transduce.errors import ConfigError, DataError, RequestError
+from transduce.files import atomic_directory
+from transduce.interruption import end_with_parent, signals_held, terminations
+from transduce.machine import num_cores
+from transduce.metrics.perplexity import TargetScore
+from transduce.settings import require_between
+from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
+from transduce.text.languages import LanguagesConfig, guess
+
+DROPPED_FILE, REPORT_FILE, SCORES_FILE = "dropped.jsonl", "report.json", "scores.tsv"
+"""Files of the output folder beside those of the kept pairs."""
+REPORT_FORMAT = 1
+
+CHUNK_PAIRS = 5_000
+"""Pairs that a process judges at once."""
+CHUNKS_AHEAD = 4
+"""Chunks for each process that may be judged before an earlier one is."""
+BLOCK_ROWS = 500_000
+"""Rows of the numbers on disk that are read at once."""
+PARTITION_ROWS = 1_000_000
+"""Pairs whose digests are compared at once, about 60 MB."""
+SCORED_PAIRS = 2_048
+"""Pairs that a model scores at once."""
+
+RATIO_PAIRS = 100
+"""Smallest number of pairs to learn a length ratio from."""
+RATIO_CHARACTERS = 20
+"""Number of characters of the longer side from which a pair tells the ratio."""
+EXTRA_CHARACTERS = 15
+"""Characters added to both lengths, since the ratio of short texts varies widely."""
+NORMAL_SPREAD = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
+"""Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
+MOST_PROCESSES = 64
+LENGTH_RATIO = CODES["length-ratio"]
+REPEATS = {
+    "duplicate": "pairs",
+    "duplicate-source": "sources",
+    "duplicate-target": "targets",
+}
+"""Rules about repeated texts, each with the digests that it compares."""
+DIGITS, DIGIT_BITS = 4, 16
+"""Digits of a 64-bit number, from which the worst scores are selected."""
+
+ScorePairs: TypeAlias = Callable[[Sequence[str], Sequence[str]], Sequence[TargetScore]]
+"""Function that scores targets given sources, such as `Translator.score`."""
+OnPairs: TypeAlias = Callable[[str, int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Models that score pairs, and the share of the pairs that their scores drop."""
+
+    score: ScorePairs
+    """`Translator.score` of a model."""
+    score_reverse: ScorePairs | None = None
+    """`Translator.score` of a model of the reverse direction. With it, pairs are ranked
+    by dual conditional cross-entropy (Junczys-Dowmunt, 2018)."""
+    worst: float = 0.1
+    """Share of the pairs that all rules keep, which is dropped for its scores."""
+
+    def __post_init__(self) -> None:
+        require_between("worst", self.worst, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthRatio:
+    """Usual ratio of the lengths of both sides, in characters without white space."""
+
+    usual: float
+    """Median of the target's length divided by the source's."""
+    largest_factor: float
+    """Factor by which a length may deviate from the usual ratio."""
+
+    def deviations(
+        self, lengths: Integer[np.ndarray, "pairs 2"]
+    ) -> Float[np.ndarray, " pairs"]:
+        """Logarithms of the factors by which targets are longer than usual."""
+        source = lengths[:, 0] * max(self.usual, 1.0)
+        target = lengths[:, 1] / min(self.usual, 1.0)
+        return np.log((target + EXTRA_CHARACTERS) / (source + EXTRA_CHARACTERS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanedFiles:
+    """Two input files, with the languages and numbers of their pairs."""
+
+    source: Path
+    target: Path
+    source_language: str | None
+    target_language: str | None
+    total: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningReport:
+    """Numbers of kept and dropped pairs, and what was learned from the corpus."""
+
+    total: int
+    kept: int
+    dropped: dict[str, int]
+    """Number of pairs by the rule that dropped them, in the order of the rules."""
+    files: tuple[CleanedFiles, ...]
+    length_ratios: dict[str, LengthRatio]
+    """Length ratio by languages, as in "en-de"; none for fewer than 100 pairs."""
+    largest_score: float | None
+    """Largest cross-entropy of a kept pair; None without a model."""
+
+
+def clean_corpus(
+    files: CorpusFiles,
+    out: Path,
+    config: CleaningConfig | None = None,
+    *,
+    languages: LanguagesConfig | None = None,
+    scoring: Scoring | None = None,
+    num_processes: int | None = None,
+    on_pairs: OnPairs = lambda _what, _number: None,
+) -> CleaningReport:
+    """Write the kept pairs of a corpus to a folder, and the dropped ones with reasons.
+
+        files = CorpusFiles(source=(Path("my.en"),), target=(Path("my.de"),))
+        scoring = Scoring(score=transduce.load("runs/mine").score, worst=0.1)
+        clean_corpus(files, Path("cleaned"), scoring=scoring)
+
+    The folder appears once it is complete, and replaces an existing one.
+
+    Parameters
+    ----------
+    files
+        Text files, plain or gzip, one sentence per line. Sources of the dev text are
+        dropped from the corpus.
+    out
+        Folder of the kept pairs, under the names of the input files; of the dropped
+        pairs (`dropped.jsonl`), the report (`report.json`), and scores (`scores.tsv`).
+    config
+        Thresholds, and rules that are switched off.
+    languages
+        Languages of the corpus; by default the endings of the files name them.
+    scoring
+        Models that score the pairs that all rules keep.
+    num_processes
+        Number of processes; by default one for each core. The result is the same.
+    on_pairs
+        Called with "read", "scored" or "written", and the number of pairs so far.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read, or the sides differ in their number of lines.
+    ConfigError
+        Two files have one name, or a number is out of bounds.
+    CheckpointError
+        The folder cannot be written.
+    RequestError
+        A process was killed, or a model cannot score.
+    """
+    config = config or CleaningConfig()
+    number = (num_cores() or 1) if num_processes is None else num_processes
+    require_between("processes", number, 1, max(num_cores() or 1, MOST_PROCESSES))
+    pairs = _file_pairs(files, languages)
+    require_files((*files.source, *files.target, *files.dev_source))
+    _require_distinct_names((*files.source, *files.target))
+    before = _states((*files.source, *files.target))
+    dev_sources = frozenset(map(text_digest, read_text(files.dev_source)))
+    judge = _ChunkJudge(config, pairs, dev_sources)
+    with (
+        atomic_directory(out) as new,
+        TemporaryDirectory(dir=new, prefix=".rows-") as folder,
+    ):
+        judged = _judged(_chunks(pairs), judge, number)
+        totals = _write_rows(judged, len(pairs), Path(folder), on_pairs)
+        corpus = _Corpus(pairs, totals, Path(folder))
+        ratios = _drop_unusual_lengths(corpus, config)
+        for rule, digests in REPEATS.items():
+            if config.has(rule):
+                _drop_repeats(corpus, digests, CODES[rule])
+        if scoring is not None:
+            _write_scores(corpus, scoring, on_pairs)
+            if config.has("low-score"):
+                _drop_worst(corpus, scoring.worst)
+        report = _write(corpus, new, ratios, on_pairs)
+        _require_unchanged(before)
+        settings = {**asdict(config), "worst": scoring.worst if scoring else None}
+        content = {"format": REPORT_FORMAT, **asdict(report), "settings": settings}
+        (new / REPORT_FILE).write_text(
+            json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n",
+            encoding="utf-8",
+        )
+    return report
+
+
+class _FilePair(NamedTuple):
+    """Two aligned files with their languages, as BCP 47 tags."""
+
+    source: Path
+    target: Path
+    source_language: str | None
+    target_language: str | None
+
+    @property
+    def direction(self) -> str:
+        return (
+            f"{self.source_language or 'unknown'}-{self.target_language or 'unknown'}"
+        )
+
+
+class _Chunk(NamedTuple):
+    """Lines of two aligned files."""
+
+    file: int
+    """Number of the pair of files."""
+    source: list[bytes]
+    target: list[bytes]
+
+
+class _ChunkRows(NamedTuple):
+    """What the rules for single pairs find in a chunk."""
+
+    file: int
+    codes: bytes
+    """Number of the broken rule of each pair; 0 for none."""
+    details: list[str]
+    """What breaks the rule, for each pair that breaks one."""
+    lengths: Integer[np.ndarray, "pairs 2"]
+    """Characters of both sides without white space; 0 for a dropped pair."""
+    digests: UInt64[np.ndarray, "pairs 2"]
+    """Digests of both sides; 0 for a dropped pair."""
+
+
+class _ChunkJudge:
+    """Applies the rules for single pairs to chunks; sent to each process once."""
+
+    def __init__(
+        self,
+        config: CleaningConfig,
+        files: Sequence[_FilePair],
+        dev_sources: frozenset[int],
+    ) -> None:
+        self.files = files
+        self._config = config
+        self._dev_sources = dev_sources
+        self._rules: dict[str, PairRules] = {}
+
+    def __call__(self, chunk: _Chunk) -> _ChunkRows:
+        rules = self._rules_for(self.files[chunk.file])
+        found = [
+            rules.judge(source, target)
+            for source, target in zip(chunk.source, chunk.target, strict=True)
+        ]
+        return _ChunkRows(
+            file=chunk.file,
+            codes=bytes([each.code for each in found]),
+            details=[each.detail for each in found if each.code],
+            lengths=np.array(
+                [(each.source_size, each.target_size) for each in found], dtype="<u4"
+            ),
+            digests=np.array(
+                [(each.source_digest, each.target_digest) for each in found],
+                dtype="<u8",
+            ),
+        )
+
+    def _rules_for(self, pair: _FilePair) -> PairRules:
+        if pair.direction not in self._rules:
+            self._rules[pair.direction] = PairRules(
+                self._config,
+                pair.source_language,
+                pair.target_language,
+                self._dev_sources,
+            )
+        return self._rules[pair.direction]
+
+
+class _Corpus:
+    """Files of a corpus, and numbers about each pair in arrays on disk.
+
+    The arrays are memory maps, which the system may drop from memory at any time.
+    """
+
+    def __init__(
+        self, files: Sequence[_FilePair], totals: Sequence[int], folder: Path
+    ) -> None:
+        """Open the arrays that `_write_rows` has written; `DataError` for no pair."""
+        self.files = files
+        self.totals = totals
+        self.folder = folder
+        self.starts = np.cumsum([0, *totals])
+        self.num_pairs = int(self.starts[-1])
+        if not self.num_pairs:
+            raise DataError(
+                f"{files[0].source}: a corpus must have at least one line, but is "
+                "empty."
+            )
+        self.codes: UInt8[np.ndarray, " pairs"] = self._array("codes", "u1")
+        self.lengths: Integer[np.ndarray, "pairs 2"] = self._array("lengths", "<u4", 2)
+        with (folder / "first").open("wb") as file:
+            file.truncate(8 * self.num_pairs)
+        self.first: Integer[np.ndarray, " pairs"] = self._array("first", "<i8")
+        """Number of the pair that a duplicate repeats."""
+
+    def digests(self, name: str) -> UInt64[np.ndarray, " pairs"]:
+        """Digests of the pairs, the sources or the targets."""
+        return self._array(name, "<u8")
+
+    def _array(self, name: str, kind: str, *axes: int) -> Num[np.ndarray, " pairs ..."]:
+        shape = (self.num_pairs, *axes)
+        return np.memmap(self.folder / name, dtype=kind, mode="r+", shape=shape)
+
+    def blocks(self, files: Iterable[int] | None = None) -> Iterator[slice]:
+        """Blocks of rows of some files; by default of all."""
+        for number in range(len(self.files)) if files is None else files:
+            start, end = int(self.starts[number]), int(self.starts[number + 1])
+            for first in range(start, end, BLOCK_ROWS):
+                yield slice(first, min(first + BLOCK_ROWS, end))
+
+    def place(self, row: int) -> str:
+        """File and line of the source of a pair."""
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return f"{self.files[number].source}:{row - int(self.starts[number]) + 1}"
+
+    def lines(self) -> Iterator[tuple[int, int, Line, Line]]:
+        """Read the pairs again, each with the numbers of its files and of its rule.
+
+        Raises `DataError` if the files have become shorter or longer.
+        """
+        for number, pair in enumerate(self.files):
+            start, end = int(self.starts[number]), int(self.starts[number + 1])
+            codes = chain.from_iterable(
+                self.codes[block].tobytes() for block in self.blocks([number])
+            )
+            lines = aligned_lines([pair.source], [pair.target])
+            for (source, target), code in zip(lines, codes, strict=False):
+                yield number, code, source, target
+                start += 1
+            if start != end or next(lines, None) is not None:
+                raise _changed(pair.source)
+
+
+def _file_pairs(
+    files: CorpusFiles, languages: LanguagesConfig | None
+) -> list[_FilePair]:
+    if len(files.source) != len(files.target):
+        raise DataError(
+            "Source and target must have equally many files, but have "
+            f"{len(files.source)} and {len(files.target)}."
+        )
+    given = languages or LanguagesConfig()
+    return [
+        _FilePair(one, other, given.source or guess(one), given.target or guess(other))
+        for one, other in zip(files.source, files.target, strict=True)
+    ]
+
+
+def _require_distinct_names(paths: Iterable[Path]) -> None:
+    """Raise `ConfigError` if two files of the output folder would have one name."""
+    names = {DROPPED_FILE, REPORT_FILE, SCORES_FILE}
+    for path in paths:
+        if path.name in names:
+            raise ConfigError(
+                f"{path}: the kept pairs are written under the names of the files, but "
+                f"another file of the output folder is named {path.name}; rename one."
+            )
+        names.add(path.name)
+
+
+def _states(paths: Iterable[Path]) -> dict[Path, tuple[int, int] | None]:
+    """Size and time of change of each file; None for a missing one."""
+    return {path: _state(path) for path in paths}
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # reading it raises an error
+    return status.st_size, status.st_mtime_ns
+
+
+def _require_unchanged(before: dict[Path, tuple[int, int] | None]) -> None:
+    for path, state in before.items():
+        if _state(path) != state:
+            raise _changed(path)
+
+
+def _changed(path: Path) -> DataError:
+    return DataError(
+        f"{path}: a corpus must stay as it is while it is cleaned, but this file was "
+        "changed; start again."
+    )
+
+
+def _chunks(files: Sequence[_FilePair]) -> Iterator[_Chunk]:
+    for number, pair in enumerate(files):
+        lines = aligned_lines([pair.source], [pair.target])
+        while chunk := list(islice(lines, CHUNK_PAIRS)):
+            yield _Chunk(
+                number,
+                [source.content for source, _ in chunk],
+                [target.content for _, target in chunk],
+            )
+
+
+def _judged(
+    chunks: Iterator[_Chunk], judge: _ChunkJudge, num_processes: int
+) -> Iterator[_ChunkRows]:
+    """Judge chunks in several processes; yield the results in order."""
+    first = list(islice(chunks, 2))
+    chunks = chain(first, chunks)
+    if num_processes == 1 or len(first) == 1:
+        yield from map(judge, chunks)
+        return
+    workers = _Workers()
+    try:
+        workers.start(judge, num_processes)
+        yield from workers.judged(chunks)
+    finally:
+        workers.end()
+
+
+class _Workers:
+    """Processes that judge chunks, each one chunk at a time."""
+
+    def __init__(self) -> None:
+        self._processes: list[BaseProcess] = []
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}
+        """Number of the chunk that each process judges."""
+        self._done: dict[int, _ChunkRows] = {}
+        """Results that wait for earlier ones."""
+
+    def start(self, judge: _ChunkJudge, number: int) -> None:
+        """Start processes, under Linux as forks, which need not import this package."""
+        context = get_context("fork" if sys.platform == "linux" else "spawn")
+        with signals_held(), warnings.catch_warnings():
+            # The workers use no lock that another thread may hold during the fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_run_worker, args=(judge, theirs, os.getpid()), daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._idle.append(ours)
+
+    def judged(self, chunks: Iterable[_Chunk]) -> Iterator[_ChunkRows]:
+        """Yield the results in order; `RequestError` if a process was killed."""
+        most_ahead = CHUNKS_AHEAD * len(self._processes)
+        next_number = 0
+        for number, chunk in enumerate(chunks):
+            while not self._idle or number - next_number > most_ahead:
+                self._receive()
+                while next_number in self._done:
+                    yield self._done.pop(next_number)
+                    next_number += 1
+            connection = self._idle.pop()
+            self._busy[connection] = number
+            with suppress(OSError):  # it was killed; `_receive` raises then
+                connection.send(chunk)
+        while self._busy or self._done:
+            if next_number in self._done:
+                yield self._done.pop(next_number)
+                next_number += 1
+            else:
+                self._receive()
+
+    def _receive(self) -> None:
+        """Wait for the result of at least one process."""
+        for each in wait(list(self._busy)):
+            connection = cast(Connection, each)
+            try:
+                rows = connection.recv()
+            except (EOFError, OSError):
+                raise RequestError(
+                    "A process that cleans was killed, perhaps for lack of memory; "
+                    "free some, or ask for fewer processes: --processes 1"
+                ) from None
+            self._done[self._busy.pop(connection)] = rows
+            self._idle.append(connection)
+
+    def end(self) -> None:
+        """End the processes, which have no state to save."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _run_worker(judge: _ChunkJudge, connection: Connection, parent: int) -> None:
+    """Judge the chunks that arrive, until the first process ends this one."""
+    # Signals reach all processes of a group; only the first one handles them.
+    for number in (signal.SIGINT, *terminations()):
+        signal.signal(number, signal.SIG_IGN)
+    if os.name != "nt":
+        end_with_parent(parent, signal.SIGKILL)
+    with suppress(EOFError, OSError):  # the first process has ended
+        while True:
+            connection.send(judge(connection.recv()))
+
+
+def _write_rows(
+    judged: Iterable[_ChunkRows],
+    num_files: int,
+    folder: Path,
+    on_pairs: OnPairs,
+) -> list[int]:
+    """Write the arrays of `_Corpus` and the details; the number of pairs by file."""
+    totals = [0] * num_files
+    names = ("codes", "lengths", "pairs", "sources", "targets", "details")
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context((folder / name).open("wb")) for name in names
+        }
+        for rows in judged:
+            source, target = rows.digests.T
+            files["codes"].write(rows.codes)
+            files["lengths"].write(rows.lengths.tobytes())
+            files["pairs"].write(pair_digests(source, target).tobytes())
+            files["sources"].write(source.tobytes())
+            files["targets"].write(target.tobytes())
+            files["details"].writelines(
+                json.dumps(detail).encode() + b"\n" for detail in rows.details
+            )
+            totals[rows.file] += len(rows.codes)
+            on_pairs("read", sum(totals))
+    return totals
+
+
+def _drop_unusual_lengths(
+    corpus: _Corpus, config: CleaningConfig
+) -> dict[str, LengthRatio]:
+    """Learn the length ratio of each pair of languages, and apply the rule."""
+    if not config.has("length-ratio"):
+        return {}
+    ratios = {}
+    for direction in dict.fromkeys(pair.direction for pair in corpus.files):
+        numbers = [
+            number
+            for number, pair in enumerate(corpus.files)
+            if pair.direction == direction
+        ]
+        ratio = _learned_ratio(corpus, numbers, config)
+        if ratio is None:
+            continue
+        ratios[direction] = ratio
+        for block in corpus.blocks(numbers):
+            codes = corpus.codes[block]
+            deviations = np.abs(ratio.deviations(corpus.lengths[block]))
+            codes[(codes == 0) & (deviations > math.log(ratio.largest_factor))] = (
+                LENGTH_RATIO
+            )
+    return ratios
+
+
+def _learned_ratio(
+    corpus: _Corpus, files: Sequence[int], config: CleaningConfig
+) -> LengthRatio | None:
+    """Median ratio and spread of the pairs that no other rule drops; None for few."""
+
+    def kept_lengths() -> Iterator[Float[np.ndarray, "pairs 2"]]:
+        for block in corpus.blocks(files):
+            yield corpus.lengths[block][corpus.codes[block] == 0].astype(np.float64)
+
+    long, all_ = _Histogram(), _Histogram()
+    for lengths in kept_lengths():
+        filled = lengths[lengths.min(axis=1) > 0]
+        logarithms = np.log(filled[:, 1] / filled[:, 0])
+        all_.add(logarithms)
+        long.add(logarithms[filled.max(axis=1) >= RATIO_CHARACTERS])
+    known = long if long.number >= RATIO_PAIRS else all_
+    if known.number < RATIO_PAIRS:
+        return None
+    ratio = LengthRatio(usual=math.exp(known.median()), largest_factor=1.0)
+    spread = _Histogram()
+    for lengths in kept_lengths():
+        spread.add(np.abs(ratio.deviations(lengths)))
+    largest = config.ratio_spreads * NORMAL_SPREAD * spread.median()
+    return replace(
+        ratio,
+        largest_factor=math.exp(min(max(largest, math.log(config.ratio_factor)), 14)),
+    )
+
+
+class _Histogram:
+    """Counts of numbers by narrow bins, whose median takes no memory for each."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(NUM_BINS, dtype=np.int64)
+
+    @property
+    def number(self) -> int:
+        return int(self._counts.sum())
+
+    def add(self, values: Float[np.ndarray, " values"]) -> None:
+        bins = np.floor(values * BINS_PER_UNIT).astype(np.int64) + NUM_BINS // 2
+        bins = np.clip(bins, 0, NUM_BINS - 1)
+        self._counts += np.bincount(bins, minlength=NUM_BINS)
+
+    def median(self) -> float:
+        """Middle of the bin with the lower median."""
+        below = np.cumsum(self._counts)
+        place = int(np.searchsorted(below, (self.number + 1) // 2))
+        return (place - NUM_BINS // 2 + 0.5) / BINS_PER_UNIT
+
+
+def _drop_repeats(corpus: _Corpus, name: str, code: int) -> None:
+    """Drop the pairs whose digest an earlier kept pair has.
+
+    The digests are compared in parts that fit in memory, by their leading bits.
+    """
+    digests = corpus.digests(name)
+    num_parts = -(-corpus.num_pairs // PARTITION_ROWS)
+    bits = (num_parts - 1).bit_length()
+    for part in range(1 << bits):
+        found: list[Integer[np.ndarray, " rows"]] = []
+        for block in corpus.blocks():
+            is_ours: Bool[np.ndarray, " rows"] = corpus.codes[block] == 0
+            if bits:
+                is_ours &= (digests[block] >> np.uint64(64 - bits)) == part
+            found.append(np.flatnonzero(is_ours) + block.start)
+        rows = np.concatenate(found)
+        # A stable order keeps equal digests in the order of the corpus.
+        rows = rows[np.argsort(digests[rows], kind="stable")]
+        sorted_digests = digests[rows]
+        is_repeat = np.zeros(len(rows), dtype=bool)
+        is_repeat[1:] = sorted_digests[1:] == sorted_digests[:-1]
+        first = rows[~is_repeat][np.cumsum(~is_repeat) - 1] if len(rows) else rows
+        corpus.codes[rows[is_repeat]] = code
+        corpus.first[rows[is_repeat]] = first[is_repeat]
+
+
+SCORE = np.dtype([("row", "<i8"), ("forward", "<f8"), ("reverse", "<f8")])
+"""Number of a pair, and its cross-entropies under both models, in nats per token."""
+
+
+def _write_scores(corpus: _Corpus, scoring: Scoring, on_pairs: OnPairs) -> None:
+    """Score the pairs that are kept so far, and write a `SCORE` for each."""
+    number = 0
+    # Windows do not depend on chunks or processes, and nor do the scores.
+    with (corpus.folder / "scores").open("wb") as file:
+        texts = (
+            (row, source.text(), target.text())
+            for row, (_, code, source, target) in enumerate(corpus.lines())
+            if code == 0
+        )
+        while window := list(islice(texts, SCORED_PAIRS)):
+            rows, sources, targets = zip(*window, strict=True)
+            scores = np.empty(len(rows), SCORE)
+            scores["row"] = rows
+            scores["forward"] = list(
+                map(_cross_entropy, scoring.score(sources, targets))
+            )
+            scores["reverse"] = np.nan
+            if scoring.score_reverse is not None:
+                found = scoring.score_reverse(targets, sources)
+                scores["reverse"] = list(map(_cross_entropy, found))
+            file.write(scores.tobytes())
+            number += len(rows)
+            on_pairs("scored", number)
+
+
+def _cross_entropy(score: TargetScore) -> float:
+    return -score.log_probability / score.num_tokens
+
+
+def _scores(corpus: _Corpus) -> Iterator[np.ndarray]:
+    """Blocks of the scores on disk; none without a model."""
+    path = corpus.folder / "scores"
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        while content := file.read(BLOCK_ROWS * SCORE.itemsize):
+            yield np.frombuffer(content, SCORE)
+
+
+def _ranks(scores: np.ndarray) -> Float[np.ndarray, " pairs"]:
+    """What pairs are ranked by, lowest first.
+
+    With two models it is the dual conditional cross-entropy: the absolute difference of
+    both cross-entropies plus their mean (Junczys-Dowmunt, 2018).
+    """
+    forward, reverse = scores["forward"], scores["reverse"]
+    dual = np.abs(forward - reverse) + (forward + reverse) / 2
+    return np.where(np.isnan(reverse), forward, dual)
+
+
+def _drop_worst(corpus: _Corpus, worst: float) -> None:
+    """Drop a share of the scored pairs; among equal ones, the last."""
+    number = sum(map(len, _scores(corpus)))
+    to_drop = int(worst * number)
+    if not to_drop:
+        return
+    limit, num_above, num_equal = _largest_but(corpus, to_drop)
+    first_equal = num_equal - (to_drop - num_above)
+    equal_before = 0
+    for scores in _scores(corpus):
+        keys = _sort_keys(_ranks(scores))
+        is_equal = keys == limit
+        place = np.cumsum(is_equal) - 1 + equal_before
+        is_dropped = (keys > limit) | (is_equal & (place >= first_equal))
+        corpus.codes[scores["row"][is_dropped]] = CODES["low-score"]
+        equal_before += int(is_equal.sum())
+
+
+def _largest_but(corpus: _Corpus, number: int) -> tuple[np.uint64, int, int]:
+    """Key with rank `number` from the top; how many are above it, and equal to it.
+
+    The key is found digit by digit, so that no array of all keys is in memory.
+    """
+    limit, num_above = 0, 0
+    counts = np.zeros(1 << DIGIT_BITS, dtype=np.int64)
+    for digit in reversed(range(DIGITS)):
+        shift = np.uint64(digit * DIGIT_BITS)
+        counts[:] = 0
+        for scores in _scores(corpus):
+            keys = _sort_keys(_ranks(scores)) >> shift
+            same = keys[(keys >> np.uint64(DIGIT_BITS)) == limit]
+            digits = (same & np.uint64((1 << DIGIT_BITS) - 1)).astype(np.int64)
+            counts += np.bincount(digits, minlength=len(counts))
+        above = np.cumsum(counts[::-1])[::-1] - counts
+        # The lowest digit that has too few keys above it.
+        found = int(np.flatnonzero(num_above + above < number)[0])
+        num_above += int(above[found])
+        limit = (limit << DIGIT_BITS) | found
+    return np.uint64(limit), num_above, int(counts[limit & ((1 << DIGIT_BITS) - 1)])
+
+
+def _sort_keys(values: Float[np.ndarray, " values"]) -> UInt64[np.ndarray, " values"]:
+    """64-bit numbers in the order of floating-point ones."""
+    bits = np.ascontiguousarray(values, dtype="<f8").view("<u8")
+    top = np.uint64(1 << 63)
+    return np.where(bits & top, ~bits, bits | top)
+
+
+def _write(
+    corpus: _Corpus,
+    folder: Path,
+    ratios: dict[str, LengthRatio],
+    on_pairs: OnPairs,
+) -> CleaningReport:
+    """Write the kept pairs, the dropped pairs and the scores."""
+    kept = [0] * len(corpus.files)
+    counts = [0] * len(NAMES)
+    with ExitStack() as stack:
+        outputs = [
+            [_opened(stack, path, folder) for path in (pair.source, pair.target)]
+            for pair in corpus.files
+        ]
+        dropped = stack.enter_context((folder / DROPPED_FILE).open("wb"))
+        details = stack.enter_context((corpus.folder / "details").open("rb"))
+        scored = _ScoreWriter(stack, corpus, folder)
+        for row, (number, code, source, target) in enumerate(corpus.lines()):
+            counts[code] += 1
+            rank = scored.write(row, source, is_kept=code == 0)
+            if code == 0:
+                kept[number] += 1
+                for file, line in zip(outputs[number], (source, target), strict=True):
+                    file.write(line.content + b"\n")
+            else:
+                detail = _detail(corpus, row, code, ratios, number, rank)
+                if detail is None:
+                    detail = json.loads(details.readline())
+                dropped.write(_record(code, detail, source, target))
+            if row % CHUNK_PAIRS == 0:
+                on_pairs("written", row)
+    return CleaningReport(
+        total=corpus.num_pairs,
+        kept=sum(kept),
+        dropped={
+            NAMES[code]: number for code, number in enumerate(counts) if code and number
+        },
+        files=tuple(
+            CleanedFiles(**pair._asdict(), total=total, kept=number)
+            for pair, total, number in zip(
+                corpus.files, corpus.totals, kept, strict=True
+            )
+        ),
+        length_ratios=ratios,
+        largest_score=scored.largest_kept,
+    )
+
+
+def _opened(stack: ExitStack, path: Path, folder: Path) -> BinaryIO:
+    """Open the output file of an input file, as gzip if the input is."""
+    file = stack.enter_context((folder / path.name).open("wb"))
+    with path.open("rb") as given:
+        is_gzip = given.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    if not is_gzip:
+        return file
+    # Without name and time, so that the same text gives the same file.
+    zipped = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+    stack.enter_context(zipped)
+    return cast(BinaryIO, stack.enter_context(BufferedWriter(cast(Any, zipped))))
+
+
+class _ScoreWriter:
+    """Writes the scores beside the pairs, in their order."""
+
+    def __init__(self, stack: ExitStack, corpus: _Corpus, folder: Path) -> None:
+        self.largest_kept: float | None = None
+        self._scores = chain.from_iterable(
+            zip(each["row"].tolist(), *_columns(each), strict=True)
+            for each in _scores(corpus)
+        )
+        self._next = next(self._scores, None)
+        if self._next is not None:
+            path = folder / SCORES_FILE
+            self._file = stack.enter_context(path.open("w", encoding="utf-8"))
+            self._file.write("file\tline\tkept\tscore\tforward\treverse\n")
+
+    def write(self, row: int, source: Line, *, is_kept: bool) -> float | None:
+        """Write the score of a pair, if it has one; return what it is ranked by."""
+        if self._next is None or self._next[0] != row:
+            return None
+        _, rank, forward, reverse = self._next
+        backward = "" if math.isnan(reverse) else f"{reverse:.6f}"
+        self._file.write(
+            f"{source.path}\t{source.number}\t{is_kept:d}\t{rank:.6f}\t"
+            f"{forward:.6f}\t{backward}\n"
+        )
+        if is_kept:
+            self.largest_kept = max(rank, self.largest_kept or -math.inf)
+        self._next = next(self._scores, None)
+        return rank
+
+
+def _columns(scores: np.ndarray) -> tuple[list[float], list[float], list[float]]:
+    return (
+        _ranks(scores).tolist(),
+        scores["forward"].tolist(),
+        scores["reverse"].tolist(),
+    )
+
+
+def _detail(
+    corpus: _Corpus,
+    row: int,
+    code: int,
+    ratios: dict[str, LengthRatio],
+    number: int,
+    rank: float | None,
+) -> str | None:
+    """What breaks a rule for the whole corpus; None for a rule for single pairs."""
+    if NAMES[code] in REPEATS:
+        return f"repeats {corpus.place(int(corpus.first[row]))}"
+    if code == LENGTH_RATIO:
+        ratio = ratios[corpus.files[number].direction]
+        factor = math.exp(float(ratio.deviations(corpus.lengths[row : row + 1])[0]))
+        return f"the target is {factor:.2f} times as long as usual"
+    if NAMES[code] == "low-score":
+        return f"score {rank:.4f}"
+    return None
+
+
+def _record(code: int, detail: str, source: Line, target: Line) -> bytes:
+    """Dropped pair as a line of JSON; bytes that are not UTF-8 as lone surrogates."""
+    record = {
+        "file": str(source.path),
+        "line": source.number,
+        "reason": NAMES[code],
+        "detail": detail,
+        "source": source.content.decode("utf-8", "surrogateescape"),
+        "target": target.content.decode("utf-8", "surrogateescape"),
+    }
+    line = json.dumps(record, ensure_ascii=False)
+    if not line.isprintable():  # also U+2028, at which some readers end a line
+        line = json.dumps(record)
+    return line.encode() + b"\n"

@@ -1,0 +1,520 @@
+"""Rules that drop a sentence pair from a corpus, each of them with a reason.
+
+A rule here looks at one pair only. `cleaning` adds the rules that need the whole
+corpus: length ratio, duplicates, and a model's scores. Rules leave short entries such
+as "DNA" or "Berlin" alone where their shares and ratios mean nothing.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from hashlib import blake2b
+from html.entities import html5
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt64
+
+from transduce.data.corpus_files import ANY_MARK, MARKS
+from transduce.errors import ConfigError
+from transduce.settings import require_between
+from transduce.text.languages import (
+    UNSPACED_RUN,
+    english_name,
+    script_letters,
+)
+from transduce.text.tokenizer import normalize
+
+RULES = {
+    "not-text": "A line is not UTF-8, or holds a NUL byte.",
+    "empty": "A side is only white space.",
+    "in-dev": "The source is also a source of the dev text.",
+    "replacement-character": "U+FFFD stands where a letter was lost.",
+    "doubly-encoded-letter": "A letter was encoded twice, such as Ã¼ for ü.",
+    "control-character": "A character is a control character.",
+    "line-separator": "A character separates lines elsewhere, such as U+2028.",
+    "markup": "A side has HTML tags or entities.",
+    "url-only": "A side has no letters but those of addresses.",
+    "few-letters": "Too few of a side's characters are letters.",
+    "wrong-script": "Too few of a side's letters are of its language's script.",
+    "too-long": "A side has too many words.",
+    "long-word": "A word is too long.",
+    "identical": "Both sides are the same text.",
+    "numbers": "Each side has a number that the other does not have.",
+    "loop": "A side repeats a phrase in a row, and the other does not.",
+    "length-ratio": "The lengths of the sides are in an unusual ratio.",
+    "duplicate": "An earlier pair is the same.",
+    "duplicate-source": "An earlier pair has the same source.",
+    "duplicate-target": "An earlier pair has the same target.",
+    "low-score": "The model gives the pair one of the worst scores.",
+}
+"""Rules in the order in which they are applied; the first that a pair breaks is its
+reason."""
+CODES = {rule: code for code, rule in enumerate(RULES, start=1)}
+"""Numbers of the rules; 0 stands for a kept pair."""
+NAMES = ("kept", *RULES)
+"""Names by number."""
+
+DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplier that combines two digests; odd, so that no information is lost."""
+
+NOT_TEXT = re.compile(r"[\x00\udc80-\udcff]")
+"""NUL, or a byte that is not UTF-8 as Python's `surrogateescape` decodes it."""
+TAG = re.compile(r"</?[A-Za-z][\w:-]*(?:\s[^<>]*)?/?>|<!--|-->|<!\[CDATA\[")
+ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+ADDRESS = re.compile(
+    r"(?:(?:https?|ftp)://|www\.)\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE
+)
+"""URL or e-mail address."""
+AROUND_ADDRESS = "<>()[]{}\"'.,;:!?"
+"""Punctuation that may stand around an address."""
+LETTERS = re.compile(r"[^\W\d_]+")
+WORDS = re.compile(r"\w+")
+ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
+"""Bytes that are deleted from UTF-8 to find its letters, faster than by a pattern."""
+BELOW_UNSPACED = bytes(range(0xE0))
+"""Bytes of UTF-8 that are not the first of a letter of a script without spaces."""
+NUMBER = re.compile(r"\d{1,3}(?:[.,'’ \u00a0\u2009\u202f]\d{3})+(?!\d)|\d+")
+"""Whole number, with or without marks between its thousands."""
+NOON = 12
+YEAR_DIGITS = 2, 4
+"""Digits of a year without and with its century."""
+
+UNSPACED_WORD = 2
+"""Number of letters that count as a word where words are not separated by spaces."""
+LONGEST_PHRASE = 10
+"""Maximum number of words, or letters of an unspaced script, of a phrase in a loop."""
+MOST = 10**9
+"""Largest threshold of a number of words, characters or repeats."""
+SHOWN = 40
+"""Maximum number of characters of a text in a reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningConfig:
+    """Thresholds of the rules, and rules that are switched off."""
+
+    off: tuple[str, ...] = ()
+    """Names of rules that are not applied; `not-text` always is, since training refuses
+    such lines."""
+    min_letters: float = 0.3
+    """Smallest share of letters among a side's characters, without spaces."""
+    short_characters: int = 10
+    """Largest number of characters, without spaces, of a side that one letter makes
+    text, such as 10 km."""
+    min_script: float = 0.2
+    """Smallest share of letters in the script of the side's language."""
+    short_letters: int = 6
+    """Largest number of letters of a side that may be in any script, such as an
+    acronym."""
+    max_words: int = 200
+    """Largest number of words of a side."""
+    max_word_characters: int = 60
+    """Largest number of characters of a word that is not an address."""
+    identical_words: int = 3
+    """Identical sides of at most this many words are kept: names and loan words."""
+    max_repeats: int = 3
+    """Largest number of times that a side has a phrase in a row, unless the other side
+    has one at least half as often."""
+    ratio_spreads: float = 5.0
+    """Largest deviation of the logarithm of the length ratio from its median, in
+    standard deviations (estimated from the median deviation)."""
+    ratio_factor: float = 2.0
+    """Factor by which a length may always deviate from the usual ratio."""
+    unique_source: bool = False
+    """Whether to drop a pair whose source occurred before."""
+    unique_target: bool = False
+    """Whether to drop a pair whose target occurred before."""
+
+    def __post_init__(self) -> None:
+        for name in self.off:
+            require_rule(name)
+        for share in ("min_letters", "min_script"):
+            require_between(share, getattr(self, share), 0, 1)
+        for number in (
+            *("short_characters", "short_letters", "max_words"),
+            *("max_word_characters", "identical_words"),
+        ):
+            require_between(number, getattr(self, number), 0, MOST)
+        require_between("max_repeats", self.max_repeats, 1, MOST)
+        require_between("ratio_spreads", self.ratio_spreads, 0, math.inf)
+        require_between("ratio_factor", self.ratio_factor, 1, math.inf)
+
+    def has(self, rule: str) -> bool:
+        """Whether a rule is applied."""
+        if rule == "duplicate-source":
+            return self.unique_source and rule not in self.off
+        if rule == "duplicate-target":
+            return self.unique_target and rule not in self.off
+        return rule not in self.off
+
+
+def require_rule(name: str) -> None:
+    """Raise `ConfigError` for the name of no rule, or of one that is always applied."""
+    if name == "not-text":
+        raise ConfigError(
+            "The rule not-text must be applied, since training refuses such lines, but "
+            "is switched off; leave it out of --off."
+        )
+    if name not in RULES:
+        near = get_close_matches(name, RULES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(RULES)}."
+        raise ConfigError(f"There is no rule {name[:SHOWN]!r}; {hint}")
+
+
+class SideText:
+    """Side of a pair, with the views of its text that several rules share."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """Decode a line; raise `UnicodeDecodeError` if it is not UTF-8."""
+        self.name = name
+        self.text = content.decode("utf-8")
+        self.is_ascii = self.text.isascii()
+        self.words = self.text.split()
+        self.size = sum(map(len, self.words))
+        """Number of characters without white space."""
+        self._content = content
+
+    @cached_property
+    def letters(self) -> str:
+        """The letters alone, without their combining marks."""
+        rest = self._content.translate(None, ASCII_WITHOUT_LETTERS).decode("utf-8")
+        return rest if self.is_ascii else "".join(LETTERS.findall(rest))
+
+    @cached_property
+    def unspaced_letters(self) -> int:
+        """Number of letters of scripts without spaces between words."""
+        if not self._content.translate(None, BELOW_UNSPACED):
+            return 0
+        return sum(map(len, UNSPACED_RUN.findall(self.text)))
+
+    @property
+    def num_words(self) -> int:
+        """Number of words, estimated for scripts without spaces between them."""
+        return len(self.words) + self.unspaced_letters // UNSPACED_WORD
+
+
+Check = Callable[[SideText, SideText], str | None]
+"""Returns what is wrong with a pair, or None."""
+
+
+class Judgement(NamedTuple):
+    """What the rules for single pairs find in a pair."""
+
+    code: int
+    """Number of the broken rule; 0 for none."""
+    detail: str
+    """What breaks the rule, and where."""
+    source_size: int
+    """Number of characters of the source without white space; 0 for a dropped pair."""
+    target_size: int
+    source_digest: int
+    """Digest of the source; 0 for a dropped pair."""
+    target_digest: int
+
+
+class PairRules:
+    """The rules that look at one pair only, for the languages of one corpus."""
+
+    def __init__(
+        self,
+        config: CleaningConfig,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        dev_sources: frozenset[int] = frozenset(),
+    ) -> None:
+        """Prepare the rules.
+
+        Languages are BCP 47 tags; without one, a side may be in any script.
+        `dev_sources` are the digests of the sources of the dev text.
+        """
+        self._config = config
+        self._dev_sources = dev_sources if config.has("in-dev") else frozenset()
+        self._languages = {"source": source_language, "target": target_language}
+        self._scripts = {
+            side: None if tag is None else script_letters(tag)
+            for side, tag in self._languages.items()
+        }
+        patterns = {kind.replace(" ", "-"): each for kind, each in MARKS.items()}
+        self._marks = {
+            rule: patterns[rule]
+            for rule in RULES
+            if rule in patterns and config.has(rule)
+        }
+        checks: dict[str, Check] = {
+            "markup": _on_either(_markup),
+            "url-only": _on_either(_only_addresses),
+            "few-letters": _on_either(self._few_letters),
+            "wrong-script": _on_either(self._wrong_script),
+            "too-long": _on_either(self._too_long),
+            "long-word": _on_either(self._long_word),
+            "identical": self._identical,
+            "numbers": _numbers,
+            "loop": self._loop,
+        }
+        self._checks = [
+            (CODES[rule], check) for rule, check in checks.items() if config.has(rule)
+        ]
+
+    def judge(self, source: bytes, target: bytes) -> Judgement:
+        """Apply the rules to a pair of lines; the first broken one counts."""
+        first, second = _side("source", source), _side("target", target)
+        if first is None or second is None:
+            name, content = ("source", source) if first is None else ("target", target)
+            return _dropped("not-text", f"{name}: {invalid_byte(content)}")
+        if self._config.has("empty") and not (first.words and second.words):
+            return _dropped("empty", _empty_sides(first, second))
+        source_digest = text_digest(first.text)
+        if source_digest in self._dev_sources:
+            return _dropped("in-dev", "source")
+        if mark := self._mark(first) or self._mark(second):
+            return mark
+        for code, check in self._checks:
+            if (detail := check(first, second)) is not None:
+                return Judgement(code, detail, 0, 0, 0, 0)
+        return Judgement(
+            0, "", first.size, second.size, source_digest, text_digest(second.text)
+        )
+
+    def _mark(self, side: SideText) -> Judgement | None:
+        if side.is_ascii and side.text.isprintable():  # most text, and faster
+            return None
+        if not ANY_MARK.search(side.text):
+            return None
+        for rule, pattern in self._marks.items():
+            if match := pattern.search(side.text):
+                return _dropped(rule, f"{side.name}: {code_points(match[0])}")
+        return None
+
+    def _few_letters(self, side: SideText) -> str | None:
+        required = self._config.min_letters * side.size
+        if side.size <= self._config.short_characters:
+            required = min(required, 1)
+        number = len(side.letters)
+        if number and number >= required:
+            return None
+        # Vowel signs and other marks belong to the letters.
+        number += sum(unicodedata.category(each)[0] == "M" for each in side.text)
+        if number and number >= required:
+            return None
+        return f"letters are {number:,} of {side.size:,} characters"
+
+    def _wrong_script(self, side: SideText) -> str | None:
+        pattern = self._scripts[side.name]
+        number = len(side.letters)
+        if pattern is None or number <= self._config.short_letters:
+            return None
+        if side.is_ascii and pattern.match("a"):
+            return None
+        expected = len(pattern.findall(side.letters))
+        if expected >= self._config.min_script * number:
+            return None
+        language = english_name(self._languages[side.name] or "")
+        return f"{expected:,} of {number:,} letters are of the script of {language}"
+
+    def _too_long(self, side: SideText) -> str | None:
+        if side.size <= self._config.max_words or (
+            side.num_words <= self._config.max_words
+        ):
+            return None
+        return f"{side.num_words:,} words"
+
+    def _long_word(self, side: SideText) -> str | None:
+        if side.size <= self._config.max_word_characters:
+            return None
+        longest = max(side.words, key=len)
+        if len(longest) <= self._config.max_word_characters:
+            return None
+        for word in side.words:
+            length = len(UNSPACED_RUN.sub("", ADDRESS.sub("", word)))
+            if length > self._config.max_word_characters:
+                return f"{shown(word)} has {len(word):,} characters"
+        return None
+
+    def _identical(self, source: SideText, target: SideText) -> str | None:
+        if len(source.letters) != len(target.letters):
+            return None
+        if source.letters.casefold() != target.letters.casefold():
+            return None
+        if source.num_words <= self._config.identical_words:
+            return None
+        if _words_alone(source) != _words_alone(target):
+            return None
+        return "but for case and punctuation"
+
+    def _loop(self, source: SideText, target: SideText) -> str | None:
+        for side, other in ((source, target), (target, source)):
+            loop = longest_loop(side, self._config.max_repeats)
+            # The other side may translate the loop, with fewer repeats.
+            if loop is None or longest_loop(other, max(1, (loop[0] + 1) // 2 - 1)):
+                continue
+            return f"{side.name}: {shown(loop[1])} {loop[0]:,} times"
+        return None
+
+
+def text_digest(text: str) -> int:
+    """64-bit digest of a text after normalization."""
+    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
+
+
+def pair_digests(
+    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
+) -> UInt64[np.ndarray, " pairs"]:
+    """Combine the digests of both sides."""
+    return source * DIGEST_FACTOR + target
+
+
+def invalid_byte(content: bytes) -> str:
+    """Describe the first invalid byte of a line; positions count from 1."""
+    valid, *_ = NOT_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
+    offset = len(valid.encode("utf-8"))
+    return f"byte {offset + 1} is 0x{content[offset]:02x}"
+
+
+def code_points(text: str) -> str:
+    """Write characters as U+0041 U+0042."""
+    return " ".join(f"U+{ord(character):04X}" for character in text)
+
+
+def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
+    """Phrase that a side has most often in a row, if more than `max_repeats` times.
+
+    Returns the number of times and the phrase, of at most `LONGEST_PHRASE` words, or
+    letters if the text is in a script without spaces.
+    """
+    # The first and the last word of a loop may have another case or a punctuation mark.
+    if len(side.words) - len(set(side.words)) < max_repeats - 2 and side.is_ascii:
+        return None
+    is_unspaced = side.unspaced_letters > 0
+    text = side.text.casefold()
+    units = list("".join(text.split())) if is_unspaced else WORDS.findall(text)
+    if len(units) - len(set(units)) < max_repeats:
+        return None
+    found = (0, "")
+    for length in range(1, min(LONGEST_PHRASE, len(units) // (max_repeats + 1)) + 1):
+        run = most = end = 0
+        for position in range(length, len(units)):
+            run = run + 1 if units[position] == units[position - length] else 0
+            if run > most:
+                most, end = run, position
+        times = most // length + 1
+        if times > max_repeats and times > found[0]:
+            phrase = units[end + 1 - length : end + 1]
+            found = times, ("" if is_unspaced else " ").join(phrase)
+    return found if found[0] else None
+
+
+def shown(text: str) -> str:
+    """Quote a text, cut to `SHOWN` characters."""
+    return f'"{text}"' if len(text) <= SHOWN else f'"{text[:SHOWN]}..."'
+
+
+def _side(name: str, content: bytes) -> SideText | None:
+    """Decode a side; None if it is not UTF-8, or holds a NUL byte."""
+    if b"\0" in content:
+        return None
+    try:
+        return SideText(name, content)
+    except UnicodeDecodeError:
+        return None
+
+
+def _dropped(rule: str, detail: str) -> Judgement:
+    return Judgement(CODES[rule], detail, 0, 0, 0, 0)
+
+
+def _on_either(find: Callable[[SideText], str | None]) -> Check:
+    def check(source: SideText, target: SideText) -> str | None:
+        for side in (source, target):
+            if (detail := find(side)) is not None:
+                return f"{side.name}: {detail}"
+        return None
+
+    return check
+
+
+def _empty_sides(source: SideText, target: SideText) -> str:
+    return " and ".join(side.name for side in (source, target) if not side.words)
+
+
+def _markup(side: SideText) -> str | None:
+    has_bracket = "<" in side.text or "-->" in side.text
+    if has_bracket and (match := TAG.search(side.text)):
+        return shown(match[0])
+    if "&" in side.text:
+        for match in ENTITY.finditer(side.text):
+            if match[0][1] == "#" or match[0][1:] in html5:
+                return shown(match[0])
+    return None
+
+
+def _only_addresses(side: SideText) -> str | None:
+    address = ""
+    for word in side.words:
+        if ADDRESS.fullmatch(word.strip(AROUND_ADDRESS)):
+            address = word
+        elif LETTERS.search(word):
+            return None
+    return shown(address) if address else None
+
+
+def _words_alone(side: SideText) -> str:
+    """Letters and digits of a text, without case and punctuation."""
+    return "".join(WORDS.findall(side.text)).casefold()
+
+
+def _numbers(source: SideText, target: SideText) -> str | None:
+    found = NUMBER.findall(source.text)
+    others = NUMBER.findall(target.text) if found else []
+    if not others or found == others:
+        return None
+    ours, theirs = _by_digits(found), _by_digits(others)
+    only_ours = [ours[digits] for digits in ours if digits not in theirs]
+    only_theirs = [theirs[digits] for digits in theirs if digits not in ours]
+    ours_alone = _without_other_form(only_ours, only_theirs)
+    theirs_alone = _without_other_form(only_theirs, only_ours)
+    if not ours_alone or not theirs_alone:
+        return None
+    return f"{ours_alone[0]} in the source, {theirs_alone[0]} in the target"
+
+
+def _by_digits(numbers: Iterable[str]) -> dict[str, str]:
+    """Digits of numbers, by these digits without zeros at both ends.
+
+    So 3 million is the same as 300 ten thousands, and 09:00 as 9.
+    """
+    digits = {each.strip("0"): each for each in map(_ascii_digits, numbers)}
+    digits.pop("", None)
+    return digits
+
+
+def _ascii_digits(number: str) -> str:
+    if number.isascii() and number.isdigit():
+        return number
+    return "".join(str(unicodedata.digit(each)) for each in number if each.isdigit())
+
+
+def _without_other_form(numbers: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Numbers that are not another form of one of the others.
+
+    Forms differ as 1990 and 90 do, or as 3 pm and 15 Uhr.
+    """
+    return [
+        each
+        for each in numbers
+        if not any(_is_same_year(each, o) or _is_same_hour(each, o) for o in others)
+    ]
+
+
+def _is_same_year(one: str, other: str) -> bool:
+    shorter, longer = sorted((one, other), key=len)
+    return (len(shorter), len(longer)) == YEAR_DIGITS and longer.endswith(shorter)
+
+
+def _is_same_hour(one: str, other: str) -> bool:
+    earlier, later = sorted((int(one[:20]), int(other[:20])))
+    return later - earlier == NOON and later < 2 * NOON

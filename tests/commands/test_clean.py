@@ -1,0 +1,240 @@
+"""`transduce clean` writes the good pairs, and names what is wrong with the others."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transduce.model_folder import open_model
+
+PAIRS = (
+    ("A dog barks.", "Ein Hund bellt."),
+    ("A dog barks.", "Ein Hund bellt."),
+    ("The <b>cat</b>.", "Die Katze."),
+    ("one cat", "eine Katze"),
+)
+
+
+@pytest.fixture
+def my_corpus(tmp_path: Path) -> tuple[object, ...]:
+    """Options of a corpus of four pairs, two of which are good."""
+    for number, name in enumerate(("my.en", "my.de")):
+        text = "".join(f"{pair[number]}\n" for pair in PAIRS)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return ("--source", tmp_path / "my.en", "--target", tmp_path / "my.de")
+
+
+def test_the_report_counts_the_reasons(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    said = succeeds("clean", *my_corpus, "--out", out)
+    assert said.splitlines()[:7] == [
+        "             4 pairs  read",
+        "              1 pair  dropped: markup (25.0 %)",
+        "              1 pair  dropped: duplicate (25.0 %)",
+        "             2 pairs  kept (50.0 %)",
+        "Reasons:",
+        "  markup: A side has HTML tags or entities.",
+        "  duplicate: An earlier pair is the same.",
+    ]
+    assert f"train --source {out}/my.en --target {out}/my.de" in said
+    assert (out / "my.de").read_text() == "Ein Hund bellt.\neine Katze\n"
+
+
+def test_rules_are_switched_off_and_thresholds_set(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "dev.en").write_text("one cat\n", encoding="utf-8")
+    said = succeeds(
+        *("clean", *my_corpus, "--out", tmp_path / "out", "--json"),
+        *("--off", "markup", "duplicate", "--set", "max_words=2", "identical_words=9"),
+        *("--dev-source", tmp_path / "dev.en", "--processes", 1),
+    )
+    report = json.loads(said)
+    assert report["dropped"] == {"in-dev": 1, "too-long": 2}
+    assert (report["total"], report["kept"]) == (4, 1)
+
+
+def test_a_model_drops_the_worst_share(
+    succeeds: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    call = ("clean", *my_corpus, "--model", model, "--out", out, "--device", "cpu")
+    said = succeeds(*call, "--worst", 0.5)
+    assert "              1 pair  dropped: low-score (25.0 %)\n" in said
+    assert "Largest score of a kept pair: " in said
+    scores = [
+        line.split("\t") for line in (out / "scores.tsv").read_text().splitlines()
+    ]
+    assert [line[1] for line in scores] == ["line", "1", "4"]
+    assert sorted(line[2] for line in scores[1:]) == ["0", "1"]
+    kept = max(scores[1:], key=lambda line: float(line[2]))
+    assert float(kept[3]) == min(float(line[3]) for line in scores[1:])
+    said = succeeds(*call, "--reverse-model", model, "--force")
+    assert "low-score" not in said  # a tenth of two pairs
+    _, line, _ = (out / "scores.tsv").read_text().splitlines()
+    score, forward, reverse = map(float, line.split("\t")[3:])
+    assert score == pytest.approx(
+        abs(forward - reverse) + (forward + reverse) / 2, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--off", "loops"), "There is no rule 'loops'; did you mean loop?"),
+        (("--off", "not-text"), "The rule not-text must be applied, since training"),
+        (
+            ("--set", "max_word=3"),
+            "--set: there is no setting `max_word`; did you mean",
+        ),
+        (("--set", "max_words=few"), "`max_words` must be"),
+        (("--set", "min_letters=2"), "`min_letters` must be at most 1, but is 2"),
+        (("--worst", "0.2"), "--worst must be given together with a model"),
+        (("--reverse-model", "x"), "--reverse-model must be given together with"),
+        (("--model", "missing"), "missing: "),
+        (("--processes", "0"), "`processes` must be at least 1, but is 0."),
+        (("--dev-source", "missing"), "missing: the file cannot be read (No such"),
+        (("--source-language", "English"), "A language must be a BCP 47 tag"),
+    ],
+)
+def test_a_mistake_gives_one_sentence_and_no_folder(
+    refuses: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    assert message in refuses("clean", *my_corpus, "--out", tmp_path / "out", *options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.de", "my.en"]
+
+
+def test_one_side_or_none_is_refused(
+    refuses: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    out = ("--out", tmp_path / "out")
+    assert refuses("clean", *out).startswith("A corpus must be given: --source FILE")
+    assert "Both sides of a corpus must be given" in refuses(
+        "clean", *my_corpus[:2], *out
+    )
+    assert "A corpus must be in files" in refuses(
+        "clean", *my_corpus[:2], "--target", "-", *out
+    )
+    assert "must have equally many files" in refuses(
+        "clean", *my_corpus, tmp_path / "my.en", *out
+    )
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_model_of_another_language_is_refused(
+    refuses: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    model: Path,
+    tmp_path: Path,
+    side: str,
+) -> None:
+    languages = {"source": "en", "target": "de"} | {side: "fr"}
+    shutil.copytree(model, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config |= {f"{name}_language": tag for name, tag in languages.items()}
+    path.write_text(json.dumps(config))
+    assert getattr(open_model(tmp_path / "model"), f"{side}_language") == "fr"
+    call = ("clean", *my_corpus, "--out", tmp_path / "out", "--device", "cpu")
+    said = refuses(*call, "--model", tmp_path / "model")
+    of_corpus = {"source": "en", "target": "de"}[side]
+    assert f"but its {side} is fr and here {of_corpus}; choose another model" in said
+    # A reverse model has the languages the other way round.
+    assert "languages of the corpus" in refuses(
+        *call, "--model", model, "--reverse-model", tmp_path / "model"
+    )
+
+
+def test_a_parser_is_refused(
+    refuses: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    parsing_model: Path,
+    tmp_path: Path,
+) -> None:
+    call = ("clean", *my_corpus, "--out", tmp_path / "out", "--model", parsing_model)
+    assert "parse" in refuses(*call)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    call = ("clean", *my_corpus, "--out", out)
+    succeeds(*call)
+    assert "overwrite it with --force" in refuses(*call)
+    (out / "old").touch()
+    succeeds(*call, "--force")
+    assert not (out / "old").exists()
+    inside = ("clean", "--source", out / "my.en", "--target", out / "my.de")
+    said = refuses(*inside, "--out", out, "--force")
+    assert "a folder without the corpus in it" in said
+    assert (out / "my.en").exists()
+    (out / "report.json").unlink()
+    assert "--force overwrites only what the same command wrote" in refuses(
+        *call, "--force"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_command_ends_its_processes_and_leaves_no_output(
+    succeeds: Callable[..., str], tmp_path: Path, number: signal.Signals
+) -> None:
+    """A killed one leaves its unfinished folder, which the next command removes."""
+    sides = tmp_path / "my.en", tmp_path / "my.de"
+    for path in sides:
+        text = "".join(f"{path.suffix} word {n} and more\n" for n in range(30_000))
+        path.write_text(text, encoding="utf-8")
+    call = [
+        *(sys.executable, "-m", "transduce", "clean", "--source", str(sides[0])),
+        *("--target", str(sides[1]), "--out", str(tmp_path / "out")),
+        *("--processes", "2"),
+    ]
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    unfinished = tmp_path / ".out.transduce-new"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers: list[str] = []
+    while process.poll() is None and len(workers) < 2:
+        time.sleep(0.01)
+        workers = children.read_text().split() if children.exists() else []
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (
+        process.returncode
+        == {
+            signal.SIGINT: 2,
+            signal.SIGTERM: 128 + signal.SIGTERM,
+            signal.SIGKILL: -signal.SIGKILL,
+        }[number]
+    ), said.decode()
+    assert b"Traceback" not in said
+    assert not (tmp_path / "out").exists()
+    assert unfinished.exists() == (number == signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{each}/exe") for each in workers):
+        assert time.monotonic() < deadline, "a process still runs"
+        time.sleep(0.05)
+    for path in sides:
+        path.write_text("one and more\n", encoding="utf-8")
+    succeeds("clean", "--source", sides[0], "--target", sides[1], *call[-4:])
+    assert not unfinished.exists()

@@ -1,0 +1,245 @@
+"""Rules that drop a single pair."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.data.cleaning_rules import (
+    NAMES,
+    RULES,
+    CleaningConfig,
+    PairRules,
+    invalid_byte,
+)
+from transduce.errors import ConfigError
+from transduce.settings import apply_assignments
+
+LONG_WORD = "Donaudampfschifffahrts" * 3
+FAULTY = {
+    "not-text": [
+        (b"caf\xe9 au lait", b"Kaffee", "source: byte 4 is 0xe9"),
+        ("Kaffee", b"co\0ffee", "target: byte 3 is 0x00"),
+    ],
+    "empty": [
+        ("A dog barks.", " \t", "target"),
+        ("\u3000", "\u00a0", "source and target"),
+    ],
+    "replacement-character": [("A caf\ufffd opens.", "Es öffnet.", "source: U+FFFD")],
+    "doubly-encoded-letter": [
+        ("The dog is here.", "Der Hund ist Ã¼ber.", "target: U+00C3 U+00BC"),
+        ("The street.", "Die StraÃŸe.", "target: U+00C3 U+0178"),
+        ("It\u00e2\u20ac\u2122s a dog.", "Ein Hund.", "source: U+00E2 U+20AC"),
+        ("Hello there.", "ÐŸÑ\u0080Ð¸Ð²ÐµÑ\u0082.", "target: "),
+    ],
+    "control-character": [("A \x07 dog.", "Ein Hund.", "source: U+0007")],
+    "line-separator": [("A dog.\u2028A cat.", "Ein Hund.", "source: U+2028")],
+    "markup": [
+        ("A <b>dog</b> barks.", "Ein Hund bellt.", 'source: "<b>"'),
+        ('See <a href="x">here</a>.', "Siehe hier.", """source: "<a href="x">\""""),
+        ("Salt &amp; pepper.", "Salz und Pfeffer.", 'source: "&amp;"'),
+        ("It works.", "Es l&#228;uft.", 'target: "&#228;"'),
+    ],
+    "url-only": [
+        ("https://example.org/a/b", "Eine Seite.", "source: "),
+        ("Write to us.", "<info@example.org>,", "target: "),
+    ],
+    "few-letters": [
+        ("Twelve and more.", "12.5 % / 37.1 % = ?", "letters are 0 of 13"),
+        ("*** --- !!!! a", "Ein Hund.", "source: letters are 1 of 11"),
+        ("★★★★★★★", "Five stars.", "source: letters are 0 of 7"),
+    ],
+    "wrong-script": [
+        ("Мама мыла раму.", "Мама мыла раму вчера.", "source: 0 of 12 letters"),
+    ],
+    "too-long": [("one two " * 101, "eins zwei", "source: 202 words")],
+    "long-word": [("A ship.", f"Die {LONG_WORD}.", "target: ")],
+    "identical": [
+        ("The dog barks in the yard.", "the dog barks in the yard", "but for case"),
+    ],
+    "numbers": [
+        ("It costs 17 euros.", "Es kostet 71 Euro.", "17 in the source, 71 in the tar"),
+        ("7 dogs and 4 cats.", "17 Hunde und 4 Katzen.", "7 in the source, 17 in"),
+        ("In 1984 it began.", "1985 begann es.", "1984 in the source, 1985"),
+    ],
+    "loop": [
+        ("The dog barks.", "Der Hund Hund Hund Hund bellt.", '"hund" 4 times'),
+        ("No.", "Nein, das ist es, das ist es, das ist es, das ist es,", " 4 times"),
+    ],
+}
+"""Pairs, English and German, with the broken rule and a part of the reason."""
+SOUND = [
+    ("A dog barks.", "Ein Hund bellt."),
+    ("DNA", "DNA"),
+    ("Berlin", "Berlin"),
+    ("New York City", "New York City"),
+    ("USB 3.0", "USB 3.0"),
+    ("A-1", "A-1"),
+    ("Ω", "Ohm"),
+    ("motor vehicle", "Kfz."),
+    ("3D", "3D"),
+    ("yes", "Selbstverständlich"),
+    ("3 million people came.", "3.000.000 Menschen kamen."),
+    ("At 3 pm on 12/31/99.", "Um 15 Uhr am 31.12.1999."),
+    ("Three dogs and 2 cats.", "Drei Hunde und zwei Katzen."),
+    ("1,234.5 km", "1.234,5 km"),
+    ("Very, very, very good.", "Sehr, sehr, sehr gut."),
+    ("Ha ha ha ha ha!", "Ha ha ha ha ha ha!"),
+    ("If a < b and b > c, stop.", "Wenn a < b und b > c, halt."),
+    ("Johnson & Johnson; more", "Johnson & Johnson; mehr"),
+    ("See www.example.org for more.", "Mehr auf www.example.org."),
+    ("A caf\u00e9\u0301.", "Ein Cafe\u0301."),
+    ("The SÃO PAULO office.", "Das Büro in SÃO PAULO."),
+    ("\ttab", "Tab"),
+]
+"""Pairs that no rule drops, short entries among them."""
+
+
+def broken(
+    source: str | bytes, target: str | bytes, rules: PairRules | None = None
+) -> tuple[str, str]:
+    """Name of the rule that a pair breaks, and the detail."""
+    rules = rules or PairRules(CleaningConfig(), "en", "de")
+    contents = [
+        each if isinstance(each, bytes) else each.encode() for each in (source, target)
+    ]
+    found = rules.judge(contents[0], contents[1])
+    return NAMES[found.code], found.detail
+
+
+@pytest.mark.parametrize(
+    ("rule", "source", "target", "detail"),
+    [(rule, *each) for rule, pairs in FAULTY.items() for each in pairs],
+)
+def test_a_faulty_pair_is_dropped_with_its_reason(rule, source, target, detail) -> None:
+    found, said = broken(source, target)
+    assert found == rule
+    assert detail in said
+
+
+@pytest.mark.parametrize(("source", "target"), SOUND)
+def test_a_sound_pair_is_kept_in_both_directions(source: str, target: str) -> None:
+    assert broken(source, target) == ("kept", "")
+    assert broken(target, source, PairRules(CleaningConfig(), "de", "en"))[0] == "kept"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in FAULTY if rule != "not-text"])
+def test_a_rule_that_is_off_drops_nothing(rule: str) -> None:
+    rules = PairRules(CleaningConfig(off=(rule,)), "en", "de")
+    assert rule not in {broken(*each[:2], rules)[0] for each in FAULTY[rule]}
+
+
+def test_every_rule_for_single_pairs_has_an_example() -> None:
+    of_the_corpus = {"in-dev", "length-ratio", "low-score"}
+    repeats = {"duplicate", "duplicate-source", "duplicate-target"}
+    assert FAULTY.keys() == RULES.keys() - of_the_corpus - repeats
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "rule"),
+    [
+        ("zh", "两个穿着衬衫的年轻人站在外面。", "kept"),
+        ("zh", "我用 iPhone 和 Android 手机。", "kept"),
+        ("zh", "WTO", "kept"),
+        ("zh", "Two young men are outside.", "wrong-script"),
+        ("zh-Latn", "Liang ge nianqing ren zai waimian.", "kept"),
+        ("ja", "二人の若い男性が外にいます。", "kept"),
+        ("ko", "두 젊은 남자가 밖에 있다.", "kept"),
+        ("ar", "رجلان شابان في الخارج.", "kept"),
+        ("ar", "שני גברים צעירים בחוץ.", "wrong-script"),
+        ("he", "שני גברים צעירים בחוץ.", "kept"),
+        ("fa", "دو مرد جوان بیرون هستند.", "kept"),
+        ("hi", "दो युवक बाहर हैं।", "kept"),
+        ("th", "ชายหนุ่มสองคนอยู่ข้างนอก", "kept"),
+        ("sr", "Dva mladića su napolju.", "kept"),
+        ("sr", "Два младића су напољу.", "kept"),
+        ("sr-Cyrl", "Dva mladića su napolju.", "wrong-script"),
+        ("el", "Δύο νέοι είναι έξω.", "kept"),
+        ("vi", "Hai thanh niên ở ngoài.", "kept"),
+        ("de", "Два младића су напољу.", "wrong-script"),
+        ("xx", "Два младића су напољу.", "kept"),
+        (None, "Два младића су напољу.", "kept"),
+    ],
+)
+def test_the_script_of_the_language_is_required(language, text, rule) -> None:
+    rules = PairRules(CleaningConfig(), "en", language)
+    assert broken("Two young men are outside.", text, rules)[0] == rule
+
+
+def test_a_loop_in_text_without_spaces_is_found() -> None:
+    rules = PairRules(CleaningConfig(), "en", "zh")
+    found = broken("A dog is here.", "这里有一只狗" * 5, rules)
+    assert found == ("loop", 'target: "这里有一只狗" 5 times')
+
+
+def test_letters_of_unspaced_scripts_count_as_half_words() -> None:
+    rules = PairRules(CleaningConfig(max_words=10), "en", "zh")
+    assert broken("A short one.", "一二三四五六七八九十" * 2, rules) == (
+        "too-long",
+        "target: 11 words",
+    )
+
+
+def test_sources_of_the_dev_text_are_dropped_whatever_their_spaces() -> None:
+    from transduce.data.cleaning_rules import text_digest
+
+    digests = frozenset([text_digest("A dog  barks. ")])
+    rules = PairRules(CleaningConfig(), "en", "de", digests)
+    assert broken("A dog barks.", "Ein Hund.", rules)[0] == "in-dev"
+    assert broken("Ein Hund.", "A dog barks.", rules)[0] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "source", "target", "rule"),
+    [
+        ("max_words=3", "one two three four", "eins", "too-long"),
+        ("max_word_characters=4", "A horse.", "Ein.", "long-word"),
+        ("min_letters=0.9", "A dog, 1234.", "Hund und 1234.", "few-letters"),
+        ("identical_words=0", "Berlin", "Berlin", "identical"),
+        ("max_repeats=2", "No dog.", "Hund Hund.", "kept"),
+        ("max_repeats=2", "No dog.", "Hund Hund Hund", "loop"),
+        ("short_characters=0", "A-1-2", "Das", "few-letters"),
+        ("min_script=1", "A dog.", "Ein Hund слон.", "wrong-script"),
+    ],
+)
+def test_a_threshold_can_be_set(assignment, source, target, rule) -> None:
+    config = apply_assignments(CleaningConfig(), [assignment])
+    assert broken(source, target, PairRules(config, "en", "de"))[0] == rule
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"off": ("loops",)}, "There is no rule 'loops'; did you mean loop?"),
+        ({"off": ("qqq",)}, "There is no rule 'qqq'; known are not-text, empty, "),
+        ({"off": ("not-text",)}, "The rule not-text must be applied"),
+        ({"min_letters": 1.5}, "`min_letters` must be at most 1"),
+        ({"min_script": -1.0}, "`min_script` must be at least 0"),
+        ({"max_repeats": 0}, "`max_repeats` must be at least 1"),
+        ({"max_words": -1}, "`max_words` must be at least 0"),
+        ({"ratio_factor": 0.5}, "`ratio_factor` must be at least 1"),
+        ({"ratio_spreads": -2.0}, "`ratio_spreads` must be at least 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused(change, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        CleaningConfig(**change)
+    assert message in str(refused.value)
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_any_two_lines_are_judged(source: bytes, target: bytes) -> None:
+    found = PairRules(CleaningConfig(), "en", "zh").judge(source, target)
+    if found.code:
+        assert found.detail
+    else:
+        assert source.decode().split()
+        assert target.decode().split()
+    if NAMES[found.code] == "not-text":
+        side = source if found.detail.startswith("source") else target
+        assert found.detail.endswith(invalid_byte(side))
+
+
+@given(st.text(alphabet="aé 1.,<>&;:/@漢\u0301", max_size=80), st.text(max_size=80))
+def test_any_two_texts_are_judged(source: str, target: str) -> None:
+    rules = PairRules(CleaningConfig(max_words=9, max_word_characters=9), "en", "ja")
+    broken(source.replace("\0", ""), target.encode("utf-8", "ignore"), rules)
