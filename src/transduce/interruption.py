@@ -103,8 +103,8 @@ def signals_held() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(held):
-            signal.raise_signal(number)
+        for arrived in dict.fromkeys(held):
+            signal.raise_signal(arrived)
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

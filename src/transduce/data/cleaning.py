@@ -473,7 +473,7 @@ class _Workers:
 
     def start(self, judge: _ChunkJudge, number: int) -> None:
         """Start processes, under Linux as forks, which need not import this package."""
-        context = get_context("fork" if sys.platform == "linux" else "spawn")
+        context: Any = get_context("fork" if sys.platform == "linux" else "spawn")
         with signals_held(), warnings.catch_warnings():
             # The workers use no lock that another thread may hold during the fork.
             warnings.simplefilter("ignore", DeprecationWarning)
