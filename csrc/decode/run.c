@@ -9,6 +9,7 @@
 
 #include "alloc.h"
 #include "checks.h"
+#include "decode/restrictions.h"
 #include "decode/step.h"
 #include "decode/top_k.h"
 #include "gemm/amx_int8.h"
@@ -34,6 +35,7 @@ static td_candidates candidates_of(const td_search *search, int64_t vocab)
         .excluded_tokens = search->config.excluded_tokens,
         .num_excluded_tokens = search->config.num_excluded_tokens,
         .forced_tokens = search->has_prefixes ? search->forced_tokens : NULL,
+        .restrictions = has_restrictions(search) ? &search->restrictions : NULL,
         .diversity = search->config.is_greedy ? 0.0 : search->config.diversity,
         .found_log_probs = search->found_log_probs,
         .found_parents = search->found_parents,
@@ -52,6 +54,8 @@ TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
     td_candidates query = candidates_of(search, vocab);
     query.mask = mask;
     td_status status = reserve_step(search);
+    if (status == TD_OK)
+        status = find_restrictions(search);
     if (status == TD_OK)
         status = find_candidates(&query, logits);
     if (status != TD_OK)
@@ -125,11 +129,11 @@ static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
 }
 
 /* Whether logits can be searched in registers: by AMX, on one thread, and without
- * forced tokens, whose logits must be stored. */
+ * forced or repeated tokens, whose logits must be stored. */
 static int can_fuse(const Run *run, const Workspace *work)
 {
     return work->quantized.for_amx && work->num_threads == 1 &&
-           !run->query.forced_tokens &&
+           !run->query.forced_tokens && !has_repetition_penalty(run->search) &&
            run->decoder->model->output.outputs > FIRST_LOGITS;
 }
 
@@ -153,6 +157,8 @@ static td_status read_and_find(Run *run, const int64_t *tokens)
 {
     Workspace work;
     td_status status = reserve_step(run->search);
+    if (status == TD_OK)
+        status = find_restrictions(run->search);
     if (status != TD_OK)
         return status;
     run->query = candidates_of(run->search, run->decoder->model->output.outputs);

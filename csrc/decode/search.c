@@ -153,6 +153,22 @@ static td_status reserve_trace(td_search *search, int64_t num_steps)
 
 /* ---- Interface --------------------------------------------------------------- */
 
+static int is_valid_restriction(const td_search_config *config)
+{
+    int64_t num_tokens = 0;
+    if (config->no_repeat_ngram < 0 || config->num_bad_words < 0 ||
+        !isfinite(config->repetition_penalty) || config->repetition_penalty < 0)
+        return 0;
+    if (config->num_bad_words && !(config->bad_word_lengths && config->bad_word_tokens))
+        return 0;
+    for (int64_t i = 0; i < config->num_bad_words; i++)
+        if (config->bad_word_lengths[i] < 1 ||
+            __builtin_add_overflow(num_tokens, config->bad_word_lengths[i],
+                                   &num_tokens))
+            return 0;
+    return 1;
+}
+
 static int is_valid_config(const td_search_config *config)
 {
     const int64_t size = config->beam_size;
@@ -163,6 +179,8 @@ static int is_valid_config(const td_search_config *config)
     if (config->num_excluded_tokens && !config->excluded_tokens)
         return 0;
     if (config->num_best < 1 || config->num_best > size)
+        return 0;
+    if (!is_valid_restriction(config))
         return 0;
     if (config->end_candidates < 1 || config->end_candidates > 2 * size)
         return 0;
@@ -195,18 +213,36 @@ static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengt
     return TD_OK;
 }
 
+static int64_t count_bad_tokens(const td_search_config *config)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < config->num_bad_words; i++)
+        count += config->bad_word_lengths[i];
+    return count;
+}
+
+/* A copy of an array; NULL if allocation fails, never if it is empty. */
+static int64_t *copy_array(const int64_t *from, int64_t count)
+{
+    int64_t *copy = new_array(count, 1, sizeof *copy);
+    if (copy && count)
+        memcpy(copy, from, (size_t)count * sizeof *copy);
+    return copy;
+}
+
 static td_status copy_config(td_search *search, const td_search_config *config)
 {
-    search->config = *config;
-    search->config.excluded_tokens = NULL;
-    int64_t *excluded = new_array(config->num_excluded_tokens, 1, sizeof *excluded);
-    if (!excluded)
-        return TD_OUT_OF_MEMORY;
-    if (config->num_excluded_tokens)
-        memcpy(excluded, config->excluded_tokens,
-               (size_t)config->num_excluded_tokens * sizeof *excluded);
-    search->config.excluded_tokens = excluded;
-    return TD_OK;
+    td_search_config *copy = &search->config;
+    *copy = *config;
+    copy->excluded_tokens =
+        copy_array(config->excluded_tokens, config->num_excluded_tokens);
+    copy->bad_word_lengths =
+        copy_array(config->bad_word_lengths, config->num_bad_words);
+    copy->bad_word_tokens =
+        copy_array(config->bad_word_tokens, count_bad_tokens(config));
+    return copy->excluded_tokens && copy->bad_word_lengths && copy->bad_word_tokens
+               ? TD_OK
+               : TD_OUT_OF_MEMORY;
 }
 
 static td_status add_sentences(td_search *search, int64_t num_sentences,
@@ -278,7 +314,10 @@ void search_free(td_search *search)
     free(search->found_tokens);
     free(search->trace_tokens);
     free(search->trace_log_probs);
+    free(search->restricted);
     free((void *)search->config.excluded_tokens);
+    free((void *)search->config.bad_word_lengths);
+    free((void *)search->config.bad_word_tokens);
     free(search);
 }
 
@@ -344,6 +383,12 @@ td_status search_grow(td_search *search, int64_t num_candidates,
     return TD_OK;
 }
 
+/* Whether two arrays of `count` numbers are equal. */
+static int are_equal(const int64_t *a, const int64_t *b, int64_t count)
+{
+    return !memcmp(a, b, (size_t)count * sizeof *a);
+}
+
 static int are_equal_configs(const td_search_config *a, const td_search_config *b)
 {
     return a->beam_size == b->beam_size && a->is_greedy == b->is_greedy &&
@@ -355,8 +400,12 @@ static int are_equal_configs(const td_search_config *a, const td_search_config *
            a->is_power_penalty == b->is_power_penalty &&
            a->coverage_penalty == b->coverage_penalty && a->diversity == b->diversity &&
            a->num_excluded_tokens == b->num_excluded_tokens &&
-           !memcmp(a->excluded_tokens, b->excluded_tokens,
-                   (size_t)a->num_excluded_tokens * sizeof *a->excluded_tokens);
+           are_equal(a->excluded_tokens, b->excluded_tokens, a->num_excluded_tokens) &&
+           a->no_repeat_ngram == b->no_repeat_ngram &&
+           a->repetition_penalty == b->repetition_penalty &&
+           a->num_bad_words == b->num_bad_words &&
+           are_equal(a->bad_word_lengths, b->bad_word_lengths, a->num_bad_words) &&
+           are_equal(a->bad_word_tokens, b->bad_word_tokens, count_bad_tokens(a));
 }
 
 td_status search_join(td_search *search, td_search *other)

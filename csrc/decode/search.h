@@ -45,7 +45,7 @@ static inline BeamEntry *entries_of_step(const td_search_config *config,
 }
 
 struct td_search {
-    td_search_config config; /* with a copy of the excluded tokens */
+    td_search_config config; /* with copies of its arrays */
     int64_t num_candidates;  /* of a sentence in each step: 2 beam_size */
     int64_t group;           /* hypotheses of a live sentence: 1, then the beam size */
     int64_t has_prefixes;    /* whether any sentence had one */
@@ -66,6 +66,10 @@ struct td_search {
     /* Candidates of the step [num_live, num_candidates], best first. */
     double *found_log_probs;
     int64_t *found_parents, *found_tokens;
+
+    td_restrictions restrictions; /* of the next tokens; its arrays are in `restricted` */
+    int64_t restricted_capacity;
+    int64_t *restricted;
 
     int64_t trace_capacity;
     int64_t *trace_tokens; /* of the hypothesis that search_hypothesis returned last */

@@ -47,21 +47,42 @@ static void insert(TopK *top, float value, int64_t token)
     }
 }
 
-/* Tokens that must not follow a hypothesis. */
 typedef struct {
-    const uint8_t *mask; /* [vocab], or NULL */
     const int64_t *tokens;
-    int64_t num_tokens;
+    int64_t count;
+} Tokens;
+
+static int contains(Tokens tokens, int64_t token)
+{
+    for (int64_t i = 0; i < tokens.count; i++)
+        if (tokens.tokens[i] == token)
+            return 1;
+    return 0;
+}
+
+/* Tokens that are not inserted while the logits of a hypothesis are searched. */
+typedef struct {
+    const uint8_t *mask;  /* [vocab] of tokens that must not follow it, or NULL */
+    Tokens never, banned; /* that must not follow any hypothesis, or this one */
+    Tokens repeated;      /* inserted at the end with another log-probability */
 } Excluded;
+
+/* Whether a token must not follow, even if it is forced. */
+static int is_never(const Excluded *excluded, int64_t token)
+{
+    return (excluded->mask && excluded->mask[token]) ||
+           contains(excluded->never, token);
+}
 
 static int is_excluded(const Excluded *excluded, int64_t token)
 {
-    if (excluded->mask && excluded->mask[token])
-        return 1;
-    for (int64_t i = 0; i < excluded->num_tokens; i++)
-        if (excluded->tokens[i] == token)
-            return 1;
-    return 0;
+    return is_never(excluded, token) || contains(excluded->banned, token) ||
+           contains(excluded->repeated, token);
+}
+
+static int64_t count_excluded(const Excluded *excluded)
+{
+    return excluded->never.count + excluded->banned.count + excluded->repeated.count;
 }
 
 /* Consecutive logits of a row. */
@@ -125,7 +146,7 @@ static float nth_largest_lane(vec x, int64_t place)
  * infinity if too few lanes have a logit that can be inserted. */
 static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
-    const int64_t enough = top->count + excluded->num_tokens;
+    const int64_t enough = top->count + count_excluded(excluded);
     const uint32_t better = vec_gt_bits(max, vec_set1(smallest_of(top)));
     if (excluded->mask || __builtin_popcount(better) < enough)
         return -INFINITY;
@@ -208,10 +229,32 @@ static int64_t rows_of(const td_candidates *query)
     return query->sentences * query->group;
 }
 
+static Tokens tokens_of_row(const int64_t *offsets, const int64_t *tokens, int64_t row)
+{
+    return (Tokens){tokens + offsets[row], offsets[row + 1] - offsets[row]};
+}
+
 static Excluded excluded_after(const td_candidates *query, int64_t row)
 {
-    return (Excluded){query->mask ? query->mask + row * query->vocab : NULL,
-                      query->excluded_tokens, query->num_excluded_tokens};
+    Excluded excluded = {
+        .mask = query->mask ? query->mask + row * query->vocab : NULL,
+        .never = {query->excluded_tokens, query->num_excluded_tokens},
+    };
+    const td_restrictions *given = query->restrictions;
+    if (given) {
+        excluded.banned =
+            tokens_of_row(given->banned_offsets, given->banned_tokens, row);
+        excluded.repeated =
+            tokens_of_row(given->repeated_offsets, given->repeated_tokens, row);
+    }
+    return excluded;
+}
+
+/* Logits of a row's repeated tokens. */
+static float *repeated_logits_of(const td_candidates *query,
+                                 const CandidateWorkspace *workspace, int64_t row)
+{
+    return workspace->repeated_logits + query->restrictions->repeated_offsets[row];
 }
 
 static int64_t forced_after(const td_candidates *query, int64_t row)
@@ -225,6 +268,11 @@ static TopK top_of(const CandidateWorkspace *workspace, int64_t row)
                   workspace->tokens + row * workspace->stride};
 }
 
+static int is_in_piece(const Piece *piece, int64_t token)
+{
+    return token >= piece->first_token && token < piece->first_token + piece->count;
+}
+
 static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
                       int64_t row, const Piece *piece)
 {
@@ -234,8 +282,48 @@ static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
     TopK top = top_of(workspace, row);
     insert_best(&top, piece, max, &excluded);
     add_to_softmax(&workspace->rows[row].softmax, piece, vec_reduce_max(max));
-    if (forced >= piece->first_token && forced < piece->first_token + piece->count)
+    if (is_in_piece(piece, forced))
         workspace->rows[row].forced_logit = piece->values[forced - piece->first_token];
+    for (int64_t i = 0; i < excluded.repeated.count; i++) {
+        const int64_t token = excluded.repeated.tokens[i];
+        if (is_in_piece(piece, token))
+            repeated_logits_of(query, workspace, row)[i] =
+                piece->values[token - piece->first_token];
+    }
+}
+
+/* Insert a log-probability; of equal ones, that of the lower token comes first. */
+static void insert_in_order(TopK *top, float value, int64_t token)
+{
+    int64_t place = top->count;
+    while (place > 0 &&
+           (top->values[place - 1] < value ||
+            (top->values[place - 1] == value && top->tokens[place - 1].id > token)))
+        place--;
+    if (place == top->count)
+        return;
+    for (int64_t i = top->count - 1; i > place; i--) {
+        top->values[i] = top->values[i - 1];
+        top->tokens[i] = top->tokens[i - 1];
+    }
+    top->values[place] = value;
+    top->tokens[place].id = (int32_t)token;
+}
+
+/* Insert the repeated tokens of a row with their penalty. */
+static void insert_repeated(const td_candidates *query,
+                            const CandidateWorkspace *workspace, int64_t row,
+                            TopK *top, const Excluded *excluded, float log_sum)
+{
+    for (int64_t i = 0; i < excluded->repeated.count; i++) {
+        const int64_t token = excluded->repeated.tokens[i];
+        const float log_prob =
+            (repeated_logits_of(query, workspace, row)[i] - log_sum) *
+            (float)query->restrictions->repetition_penalty;
+        if (log_prob > -INFINITY && !is_never(excluded, token) &&
+            !contains(excluded->banned, token))
+            insert_in_order(top, log_prob, token);
+    }
 }
 
 /* Turn the largest logits of a row into log-probabilities. Missing ones become minus
@@ -243,19 +331,21 @@ static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
 static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
                       int64_t row)
 {
-    const TopK top = top_of(workspace, row);
+    TopK top = top_of(workspace, row);
     const Excluded excluded = excluded_after(query, row);
     const int64_t forced = forced_after(query, row);
     const float log_sum = log_sum_exp(&workspace->rows[row].softmax);
     for (int64_t i = 0; i < top.count; i++)
         top.values[i] -= log_sum;
-    if (forced < 0)
+    if (forced < 0) {
+        insert_repeated(query, workspace, row, &top, &excluded, log_sum);
         return;
+    }
     for (int64_t i = 0; i < top.count; i++) {
         top.values[i] = -INFINITY - log_sum; /* NaN if log_sum is */
         top.tokens[i].id = (int32_t)forced;
     }
-    if (!is_excluded(&excluded, forced))
+    if (!is_never(&excluded, forced))
         top.values[0] = workspace->rows[row].forced_logit - log_sum;
 }
 
@@ -302,6 +392,35 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
     }
 }
 
+/* Whether offsets begin with 0 and never fall. */
+static int are_offsets(const int64_t *offsets, int64_t rows)
+{
+    if (!offsets || offsets[0])
+        return 0;
+    for (int64_t i = 0; i < rows; i++)
+        if (offsets[i + 1] < offsets[i])
+            return 0;
+    return 1;
+}
+
+static td_status check_restrictions(const td_candidates *query)
+{
+    const td_restrictions *given = query->restrictions;
+    const int64_t rows = rows_of(query);
+    if (!are_offsets(given->banned_offsets, rows) ||
+        !are_offsets(given->repeated_offsets, rows) ||
+        !(given->repetition_penalty > 0))
+        return TD_BAD_ARGUMENT;
+    const int64_t count = given->repeated_offsets[rows];
+    if ((given->banned_offsets[rows] && !given->banned_tokens) ||
+        (count && !given->repeated_tokens))
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; i < count; i++)
+        if (given->repeated_tokens[i] < 0 || given->repeated_tokens[i] >= query->vocab)
+            return TD_BAD_TOKEN;
+    return TD_OK;
+}
+
 static td_status check_query(const td_candidates *query)
 {
     const int64_t sizes[] = {query->sentences, query->group, query->vocab,
@@ -318,7 +437,7 @@ static td_status check_query(const td_candidates *query)
     for (int64_t i = 0; query->forced_tokens && i < query->sentences; i++)
         if (query->forced_tokens[i] < -1 || query->forced_tokens[i] >= query->vocab)
             return TD_BAD_TOKEN;
-    return TD_OK;
+    return query->restrictions ? check_restrictions(query) : TD_OK;
 }
 
 /* Place the buffers of all rows in the block, which is replaced if it is too small. */
@@ -331,9 +450,12 @@ static td_status reserve_candidates(const td_candidates *query,
     workspace->stride = LANES + round_up_to_lanes(workspace->count);
     const size_t per_row = sizeof(CandidateRow) +
                            (size_t)workspace->stride * (sizeof(Token) + sizeof(float));
+    const int64_t num_repeated =
+        query->restrictions ? query->restrictions->repeated_offsets[rows] : 0;
     size_t bytes;
     if (__builtin_mul_overflow((size_t)rows, per_row, &bytes) ||
-        __builtin_add_overflow(bytes, (size_t)group * sizeof(int64_t), &bytes))
+        __builtin_add_overflow(bytes, (size_t)group * sizeof(int64_t), &bytes) ||
+        __builtin_add_overflow(bytes, (size_t)num_repeated * sizeof(float), &bytes))
         return TD_OUT_OF_MEMORY;
     if (!workspace->num_taken || bytes > workspace->capacity) {
         void *block = allocate_lines((double)bytes);
@@ -346,6 +468,8 @@ static td_status reserve_candidates(const td_candidates *query,
     workspace->rows = (CandidateRow *)(workspace->num_taken + group);
     workspace->tokens = (Token *)(workspace->rows + rows) + LANES;
     workspace->values = (float *)(workspace->tokens + rows * workspace->stride);
+    workspace->repeated_logits =
+        workspace->values - LANES + rows * workspace->stride;
     return TD_OK;
 }
 

@@ -52,6 +52,7 @@ typedef struct {
     int64_t *num_taken; /* [group]: candidates that merge() has taken of each */
     Token *tokens;
     float *values;
+    float *repeated_logits; /* of the tokens in td_restrictions.repeated_tokens */
 } CandidateWorkspace;
 
 /* Implementation of td_decode_api.find_candidates. */

@@ -309,6 +309,16 @@ typedef struct td_model td_model;
  * values. All groups have the same size. Its model must be freed after it. */
 typedef struct td_decoder td_decoder;
 
+/* Restrictions on the next token of each of some hypotheses, or rows. The tokens of row
+ * r are number offsets[r] to offsets[r + 1] - 1; the first offset is 0. */
+typedef struct td_restrictions {
+    const int64_t *banned_offsets, *banned_tokens; /* that must not follow */
+    /* Tokens whose log-probability is multiplied by repetition_penalty; those of a row
+     * are different and in ascending order. */
+    const int64_t *repeated_offsets, *repeated_tokens;
+    double repetition_penalty; /* above 0 */
+} td_restrictions;
+
 /* Arguments of find_candidates: the hypotheses of some sentences, and where the best
  * ways to extend them by one token are written. */
 typedef struct td_candidates {
@@ -321,6 +331,8 @@ typedef struct td_candidates {
     int64_t num_excluded_tokens;
     const int64_t *forced_tokens; /* [sentences]: the only token that may follow, or -1;
                                      NULL if no sentence has one */
+    const td_restrictions *restrictions; /* [sentences * group] rows; NULL: none. Forced
+                                            tokens are not restricted. */
     double diversity; /* nats subtracted, in the choice of candidates, for each better
                          token after the same hypothesis (Li et al., 2016) */
     /* Results [sentences, count], best first: log-probability including the token,
@@ -355,6 +367,15 @@ typedef struct td_search_config {
     double diversity;               /* as in td_candidates */
     const int64_t *excluded_tokens; /* [num_excluded_tokens] that never occur; copied */
     int64_t num_excluded_tokens;
+    /* No sequence of so many tokens occurs twice in a hypothesis; 0: no such limit. */
+    int64_t no_repeat_ngram;
+    /* Factor of the log-probability of tokens that a hypothesis has already; 0 or 1:
+     * none (Keskar et al., 2019). */
+    double repetition_penalty;
+    /* Sequences of bad_word_lengths[i] >= 1 tokens that never occur. They follow one
+     * another in bad_word_tokens. Copied. */
+    int64_t num_bad_words;
+    const int64_t *bad_word_lengths, *bad_word_tokens;
 } td_search_config;
 
 /* A search for translations of some sentences, which are numbered from 0. A sentence is
@@ -470,6 +491,10 @@ typedef struct td_decode_api {
      * -1. Any may be NULL. */
     td_status (*search_next)(const td_search *search, double *log_probs,
                              int64_t *forced_tokens);
+    /* Find the restrictions of the next token after the hypotheses [live, group]; all
+     * pointers are NULL if the configuration has none. The arrays are valid until the
+     * next call with the search. TD_OUT_OF_MEMORY. */
+    td_status (*search_restrictions)(td_search *search, td_restrictions *restrictions);
 
     /* Extend the hypotheses of all live sentences by one token, given logits [live,
      * group, vocab] and `mask` as in td_candidates. With a coverage penalty, `coverage`

@@ -46,6 +46,7 @@ const td_decode_api TD_NAME(td_decode) = {
     .search_num_live = search_num_live,
     .search_live = search_live,
     .search_next = search_next,
+    .search_restrictions = search_restrictions,
     .search_advance = search_advance,
     .search_grow = search_grow,
     .search_run = search_run,

@@ -31,6 +31,21 @@ static double odd_double(double high)
     return pick(0, 29) ? high * (double)pick(0, 4) / 4 : far[pick(0, 4)];
 }
 
+/* Add restrictions of the next token, mostly valid ones. */
+static void restrict_search(td_search_config *config)
+{
+    static int64_t lengths[2], tokens[4];
+    for (int i = 0; i < 2; i++)
+        lengths[i] = pick(0, 9) ? pick(1, 2) : pick(0, 2);
+    for (int i = 0; i < 4; i++)
+        tokens[i] = odd(0, MAX_VOCAB);
+    config->no_repeat_ngram = odd(0, 3);
+    config->repetition_penalty = pick(0, 1) ? 1.5 : odd_double(1);
+    config->num_bad_words = pick(0, 2);
+    config->bad_word_lengths = pick(0, 9) ? lengths : NULL;
+    config->bad_word_tokens = pick(0, 9) ? tokens : NULL;
+}
+
 static td_search *new_search(const td_decode_api *decode)
 {
     static int64_t excluded[3], limits[5], lengths[5], prefixes[5 * 4];
@@ -45,7 +60,7 @@ static td_search *new_search(const td_decode_api *decode)
     }
     for (int i = 0; i < 20; i++)
         prefixes[i] = odd(0, MAX_VOCAB - 1);
-    const td_search_config config = {
+    td_search_config config = {
         .beam_size = beam,
         .is_greedy = pick(0, 3) == 0 && beam == 1,
         .eos = odd(0, 3),
@@ -61,6 +76,8 @@ static td_search *new_search(const td_decode_api *decode)
         .excluded_tokens = pick(0, 9) ? excluded : NULL,
         .num_excluded_tokens = pick(0, 3),
     };
+    if (pick(0, 1))
+        restrict_search(&config);
     td_search *search = NULL;
     const td_status status =
         decode->search_new(pick(0, 50) ? &config : NULL, pick(0, 20) ? pick(0, 5) : -1,
@@ -94,6 +111,8 @@ static void read_all(const td_decode_api *decode, td_search *search)
     decode->search_live(search, pick(0, 1) ? ints : NULL, pick(0, 1) ? ints : NULL,
                         pick(0, 1) ? ints : NULL);
     decode->search_next(search, pick(0, 1) ? doubles : NULL, pick(0, 1) ? ints : NULL);
+    td_restrictions restrictions;
+    decode->search_restrictions(search, pick(0, 9) ? &restrictions : NULL);
     const int64_t number = odd(0, 12), rank = odd(0, 2);
     const int64_t count = decode->search_num_hypotheses(search, number);
     td_hypothesis found;

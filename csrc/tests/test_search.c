@@ -200,6 +200,52 @@ static void a_nan_makes_all_candidates_of_its_row_nan(const td_api *api)
     free_case(made);
 }
 
+static void restricted_tokens_are_banned_or_penalized(const td_api *api)
+{
+    const int64_t vocab = 2100;
+    Case *made = new_case(1, 2, vocab, 4);
+    /* Log-probabilities are about -log(8), -log(8) - 1 ... of tokens 1500, 3, 2099, 9. */
+    static const int64_t best[] = {1500, 3, 2099, 9};
+    for (int64_t row = 0; row < 2; row++)
+        for (int64_t i = 0; i < vocab; i++)
+            made->logits[row * vocab + i] = -20.0f;
+    for (int64_t row = 0; row < 2; row++)
+        for (int i = 0; i < 4; i++)
+            made->logits[row * vocab + best[i]] = (float)-i;
+    made->log_probs[1] = -100.0;
+    const double log_sum = log_sum_exp(made->logits, vocab);
+    const int64_t banned_offsets[] = {0, 1, 2}, banned[] = {3, 5000};
+    const int64_t repeated_offsets[] = {0, 3, 3}, repeated[] = {3, 1500, 2099};
+    const td_restrictions restrictions = {banned_offsets, banned, repeated_offsets,
+                                          repeated, 4.0};
+    made->query.restrictions = &restrictions;
+    CHECK_STATUS(api->decode->find_candidates(&made->query, made->logits), TD_OK);
+    static const int64_t tokens[] = {1500, 9, 2099};
+    const double expected[] = {4 * -log_sum, -3 - log_sum, 4 * (-2 - log_sum)};
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(made->found_tokens[i], tokens[i]);
+        CHECK_NEAR(made->found_log_probs[i], expected[i], 1e-4);
+    }
+    /* A forced token is free. */
+    const int64_t forced[] = {3};
+    made->query.forced_tokens = forced;
+    CHECK_STATUS(api->decode->find_candidates(&made->query, made->logits), TD_OK);
+    CHECK_INT(made->found_tokens[0], 3);
+    CHECK_NEAR(made->found_log_probs[0], -1 - log_sum, 1e-4);
+    made->query.forced_tokens = NULL;
+    td_restrictions bad = restrictions;
+    const int64_t outside[] = {3, 1500, 2100}, falling[] = {0, 1, 0};
+    bad.repeated_tokens = outside;
+    made->query.restrictions = &bad;
+    CHECK_STATUS(api->decode->find_candidates(&made->query, made->logits),
+                 TD_BAD_TOKEN);
+    bad = restrictions;
+    bad.banned_offsets = falling;
+    CHECK_STATUS(api->decode->find_candidates(&made->query, made->logits),
+                 TD_BAD_ARGUMENT);
+    free_case(made);
+}
+
 static void impossible_queries_are_refused(const td_api *api)
 {
     Case *made = new_case(1, 1, 10, 2);
@@ -459,8 +505,8 @@ static void joined_searches_find_what_they_find_alone(const td_api *api)
 static void impossible_configurations_are_refused(const td_api *api)
 {
     const td_search_config good = config_of(4);
-    td_search_config bad[11];
-    for (int i = 0; i < 11; i++)
+    td_search_config bad[15];
+    for (int i = 0; i < 15; i++)
         bad[i] = good;
     bad[0].beam_size = 0;
     bad[1].beam_size = INT64_MAX;
@@ -473,9 +519,14 @@ static void impossible_configurations_are_refused(const td_api *api)
     bad[8].coverage_penalty = INFINITY;
     bad[9].num_excluded_tokens = 3;
     bad[10].min_length = -1;
+    bad[11].no_repeat_ngram = -1;
+    bad[12].repetition_penalty = NAN;
+    bad[13].num_bad_words = 1;
     const int64_t limit = 5, negative = -1;
+    bad[14] = bad[13];
+    bad[14].bad_word_lengths = bad[14].bad_word_tokens = &negative;
     td_search *search = NULL;
-    for (int i = 0; i < 11; i++)
+    for (int i = 0; i < 15; i++)
         CHECK_STATUS(api->decode->search_new(bad + i, 1, &limit, NULL, NULL, &search),
                      TD_BAD_ARGUMENT);
     CHECK_STATUS(api->decode->search_new(NULL, 1, &limit, NULL, NULL, &search),
@@ -498,6 +549,7 @@ int main(void)
 {
     for_each_isa(candidates_are_those_of_sorting);
     for_each_isa(a_nan_makes_all_candidates_of_its_row_nan);
+    for_each_isa(restricted_tokens_are_banned_or_penalized);
     for_each_isa(impossible_queries_are_refused);
     for_each_isa(a_beam_ends_when_nothing_can_overtake);
     for_each_isa(scores_are_divided_by_the_length_penalty);

@@ -201,6 +201,19 @@ static td_search_config config_of(int64_t beam_size, double coverage_penalty)
     };
 }
 
+/* The same, with restrictions of the next token. */
+static td_search_config restricted_config_of(int64_t beam_size)
+{
+    static const int64_t lengths[] = {1, 2}, tokens[] = {7, 5, 6};
+    td_search_config config = config_of(beam_size, 0.0);
+    config.no_repeat_ngram = 2;
+    config.repetition_penalty = 1.4;
+    config.num_bad_words = 2;
+    config.bad_word_lengths = lengths;
+    config.bad_word_tokens = tokens;
+    return config;
+}
+
 static void check_run(const td_decode_api *decode, const td_model *model, int64_t vocab,
                       const td_search_config *config, const int64_t *prefix_lengths)
 {
@@ -232,6 +245,8 @@ static void steps_together_find_what_single_steps_find(const td_api *api)
             config = config_of(beam, 0.5);
             if (beam > 1)
                 check_run(api->decode, model, vocab, &config, NULL);
+            config = restricted_config_of(beam);
+            check_run(api->decode, model, vocab, &config, prefix_lengths);
         }
         api->decode->model_free(model);
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between, require_types
+from transduce.settings import require_between, require_types, shown
 
 MAX_BEAM_SIZE = 1_000
 """Largest beam size: ten times the size beyond which translations get worse (Stahlberg
@@ -18,6 +18,11 @@ MAX_WEIGHT = 1_000
 """Largest patience, coverage penalty and diversity, far beyond useful values."""
 MAX_TOKENS = 100_000
 """Maximum length of a translation in tokens: longer than any sentence."""
+
+MAX_REPETITION_PENALTY = 1_000
+"""Largest repetition penalty, which excludes almost all repetitions."""
+MAX_TOKEN = 2**31 - 1
+"""Largest id of a token in the native library."""
 
 LengthPenalty = Literal["gnmt", "power"]
 
@@ -55,8 +60,20 @@ class SearchConfig:
     """Maximum length of a translation minus that of its source, in tokens."""
     max_length: int | None = None
     """Absolute maximum length of a translation in tokens, with the end token."""
+    # Unlike the paper: the next token may depend on the tokens before it by rules, as
+    # in other libraries, against loops and for forbidden words. By default it does not.
+    no_repeat_ngram: int = 0
+    """No sequence of so many tokens occurs twice in a translation; 0 for no limit."""
+    repetition_penalty: float = 1.0
+    """Factor of the log-probability of each token that the hypothesis has already;
+    above 1, repetitions become less likely (Keskar et al., 2019). The log-probabilities
+    of hypotheses include it."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that never occur in a translation."""
 
     def __post_init__(self) -> None:
+        words = require_sequences("search.bad_words", self.bad_words)
+        object.__setattr__(self, "bad_words", words)
         require_types(self, "search.")
         self._require_sizes()
         self._require_numbers()
@@ -90,8 +107,14 @@ class SearchConfig:
             ("coverage_penalty", MAX_WEIGHT),
             ("min_length", MAX_TOKENS),
             ("extra_length", MAX_TOKENS),
+            ("no_repeat_ngram", MAX_TOKENS),
         ):
             require_between(f"search.{name}", getattr(self, name), 0, most)
+        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise ConfigError(
+                "`search.repetition_penalty` must be above 0 and at most "
+                f"{MAX_REPETITION_PENALTY:,}, but is {self.repetition_penalty}."
+            )
         if self.max_length is not None and self.max_length <= self.min_length:
             raise ConfigError(
                 f"`search.max_length` must be at least {self.min_length + 1}, one more "
@@ -182,6 +205,13 @@ class SearchConfig:
         return max(limit, self.min_length + 1, least)
 
     @property
+    def has_restrictions(self) -> bool:
+        """Whether the next token depends on the tokens before it by rules."""
+        return bool(
+            self.no_repeat_ngram or self.bad_words or self.repetition_penalty != 1
+        )
+
+    @property
     def candidates(self) -> int:
         """Number of candidates in each step: twice the beam, since half may end."""
         return 2 * self.beam_size
@@ -223,6 +253,21 @@ class SearchConfig:
         # Unlike the paper: length^alpha as an option, as in other libraries.
         base = (5 + length) / 6 if self.penalty == "gnmt" else float(length)
         return float(base**self.length_penalty)
+
+
+def require_sequences(key: str, value: object) -> tuple[tuple[int, ...], ...]:
+    """Return sequences of ids as tuples; raise `ConfigError` for anything else."""
+    rows = list(value) if isinstance(value, list | tuple) else [None]
+    for row in rows:
+        is_sequence = isinstance(row, list | tuple) and bool(row)
+        if not is_sequence or not all(
+            type(i) is int and 0 <= i <= MAX_TOKEN for i in row
+        ):
+            raise ConfigError(
+                f"`{key}` must be a list of lists of token ids, none of them empty, "
+                f"but is {shown(value)}."
+            )
+    return tuple(map(tuple, rows))
 
 
 MAX_TOP_K = 10_000_000

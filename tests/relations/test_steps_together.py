@@ -45,6 +45,9 @@ searches = st.builds(
     diversity=st.sampled_from([0.0, 0.4]),
     min_length=st.sampled_from([0, 3, 50]),
     coverage_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+    no_repeat_ngram=st.sampled_from([0, 0, 1, 2, 3]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
+    bad_words=st.sampled_from([(), ((7,),), ((5,), (8, 9), (9, 8, 7))]),
 )
 
 

@@ -1,5 +1,6 @@
 """`transduce serve`: models over HTTP, with a web page."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +9,10 @@ from cyclopts import Parameter
 
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.processes import default_processes
-from transduce.decoding.translator import choose_device, load
+from transduce.decoding.translator import Translator, choose_device, load
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
+from transduce.search_config import SearchConfig
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 
@@ -34,6 +36,8 @@ def serve(
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,
+    no_repeat_ngram: int | None = None,
+    repetition_penalty: float | None = None,
 ) -> None:
     """Serve translators and parsers over HTTP, with a web page at /.
 
@@ -95,6 +99,13 @@ def serve(
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
+    no_repeat_ngram
+        No sequence of so many tokens occurs twice in a translation, so that it cannot
+        loop; by default each model's own setting.
+    repetition_penalty
+        Factor of the log-probability of each token that the translation has already;
+        above 1, repetitions become less likely (Keskar et al., 2019). By default each
+        model's own setting.
     """
     if not models:
         raise ConfigError(
@@ -131,17 +142,17 @@ def serve(
         processes = default_processes(choose_device(device))
     # The page, the clients and the queue need a core too.
     leave_a_core()
+    restrictions = {
+        "no_repeat_ngram": no_repeat_ngram,
+        "repetition_penalty": repetition_penalty,
+    }
+    SearchConfig().given(restrictions)  # to refuse them before a model is loaded
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
                 each,
                 RequestQueue(
-                    load(
-                        each.path,
-                        device=device,
-                        precision=precision,
-                        num_processes=processes,
-                    ),
+                    loaded(each.path, device, precision, processes, restrictions),
                     queue_config,
                 ),
             )
@@ -154,3 +165,20 @@ def serve(
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
         app = server.create_app(served, admission_config, access_config)
         server.serve(app, listener, server_config)
+
+
+def loaded(
+    path: Path,
+    device: str,
+    precision: DecodingPrecision,
+    num_processes: int,
+    restrictions: Mapping[str, int | float | None],
+) -> Translator:
+    """Load a model; the restrictions that are not None change a translator's search."""
+    translator = load(
+        path, device=device, precision=precision, num_processes=num_processes
+    )
+    if translator.symbols is None:
+        given = {k: value for k, value in restrictions.items() if value is not None}
+        translator.search = replace(translator.search, **given)
+    return translator

@@ -143,7 +143,13 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _kinds(hint: Any) -> Iterator[str]:
     for each in _members(hint):
-        yield "text" if typing.get_origin(each) is Literal else KINDS[each]
+        match typing.get_origin(each):
+            case origin if origin is Literal:
+                yield "text"
+            case origin if origin is tuple:
+                yield "list"
+            case _:
+                yield KINDS[each]
 
 
 def _choices(hint: Any) -> Iterator[str]:
@@ -231,7 +237,7 @@ def as_toml(value: object) -> str:
             return "none"
         case bool():
             return str(value).lower()
-        case str():
+        case str() | tuple():
             return json.dumps(value, ensure_ascii=False)
         case _:
             return str(value)

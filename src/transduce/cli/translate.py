@@ -48,6 +48,9 @@ def translate(
     min_length: int | None = None,
     extra_length: int | None = None,
     max_length: int | None = None,
+    no_repeat_ngram: int | None = None,
+    repetition_penalty: float | None = None,
+    bad_words: Path | None = None,
     nbest: int | None = None,
     target_language: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
@@ -108,6 +111,15 @@ def translate(
         Maximum length of a translation in tokens, with the end token; a prefix and one
         token are always allowed. If a line is translated in parts, the length limits
         apply to each part.
+    no_repeat_ngram
+        No sequence of so many tokens occurs twice in a translation, so that it cannot
+        loop; 0 for no limit.
+    repetition_penalty
+        Factor of the log-probability of each token that the translation has already;
+        above 1, repetitions become less likely (Keskar et al., 2019).
+    bad_words
+        A text file with one word or phrase per line, none of which occurs in a
+        translation in this spelling.
     nbest
         Number of different translations of each line, best first, one per line. Blank
         lines stand for missing ones; a line translated in parts has only one. The
@@ -127,13 +139,15 @@ def translate(
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
     """
-    if prefixes == STANDARD_INPUT and input in (None, STANDARD_INPUT):
-        raise ConfigError(
-            "Standard input must stand for one file, but is both --input and "
-            "--prefixes; name one of them."
-        )
+    for option, file in (("--prefixes", prefixes), ("--bad-words", bad_words)):
+        if file == STANDARD_INPUT and input in (None, STANDARD_INPUT):
+            raise ConfigError(
+                "Standard input must stand for one file, but is both --input and "
+                f"{option}; name one of them."
+            )
     destination = Destination(output=output, force=force, resume=resume)
-    destination.require_usable(input, prefixes)
+    destination.require_usable(input, prefixes, bad_words)
+    forbidden = None if bad_words is None else list(read_text([bad_words]))
     source = source_lines(input)
     translator = load(
         model,
@@ -160,6 +174,9 @@ def translate(
         "min_length": min_length,
         "extra_length": extra_length,
         "max_length": max_length,
+        "no_repeat_ngram": no_repeat_ngram,
+        "repetition_penalty": repetition_penalty,
+        "bad_words": None if forbidden is None else translator.token_ids(forbidden),
     }
     config = search_of(translator.search, settings)
     begun = None if prefixes is None else read_text([prefixes])

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
+from transduce.decoding.restrictions import Restrictions, restrictions_after
 from transduce.decoding.search import (
     NOT_FORCED,
     Candidates,
@@ -207,13 +208,15 @@ class BeamSearch:
         Returns the rows that continue and the token of each.
         """
         state, config = self._state, self._config
+        forced = self._forced()
         found = find_candidates(
             logits,
             state.live_totals,
             config.candidates,
             self._excluded,
-            self._forced(),
+            forced,
             config.diversity,
+            self._restrictions(forced),
         )
         if self._coverage is not None:
             state.live_coverage = self._coverage()
@@ -236,6 +239,24 @@ class BeamSearch:
         positions = np.minimum(lengths, prefixes.shape[1] - 1)
         forced = prefixes[np.arange(len(lengths)), positions]
         return forced if (forced != NOT_FORCED).any() else None
+
+    def _restrictions(
+        self, forced: Int64[np.ndarray, " sentences"] | None
+    ) -> Restrictions | None:
+        """Return the restrictions of the next tokens, if the config has any."""
+        state = self._state
+        if not self._config.has_restrictions:
+            return None
+        is_free = state.live_totals > -math.inf
+        if forced is not None:
+            is_free &= (forced == NOT_FORCED)[:, None]
+        hypotheses = [
+            state.live_tokens[place][: state.lengths[place[0]]].tolist()
+            if is_free[place]
+            else None
+            for place in np.ndindex(is_free.shape)
+        ]
+        return restrictions_after(hypotheses, self._config)
 
     def _finish(
         self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
+from transduce.decoding.restrictions import restrictions_after
 from transduce.decoding.search import (
     NOT_FORCED,
     Decoder,
@@ -62,6 +63,7 @@ class GreedySearch:
         ]
         """Sentences that are not done."""
         self._excluded = excluded
+        self._config = config
 
     def grow(
         self, logits: Float[Any, "sentences 1 vocab"]
@@ -79,6 +81,10 @@ class GreedySearch:
             2,
             self._excluded,
             forced if (forced != NOT_FORCED).any() else None,
+            restrictions=restrictions_after(
+                [p.ids if p.forced == NOT_FORCED else None for p in self.live],
+                self._config,
+            ),
         )
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.beam_search import ENDLESS, BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.restrictions import Restrictions, RowTokens
 from transduce.decoding.search import (
     Candidates,
     Coverage,
@@ -156,6 +157,8 @@ class NativeSearch:
         lengths = np.array([len(each) for each in prefixes], dtype=np.int64)
         tokens = np.array([i for each in prefixes for i in each], dtype=np.int64)
         assert len(lengths) == len(limits)
+        bad_words = RowTokens.of(config.bad_words)
+        bad_word_lengths = np.diff(bad_words.offsets)
         fields = ffi.new(
             "td_search_config *",
             {
@@ -175,6 +178,11 @@ class NativeSearch:
                 "diversity": 0.0 if is_greedy else config.diversity,
                 "excluded_tokens": pointer(excluded, "int64_t *"),
                 "num_excluded_tokens": len(excluded),
+                "no_repeat_ngram": config.no_repeat_ngram,
+                "repetition_penalty": config.repetition_penalty,
+                "num_bad_words": len(config.bad_words),
+                "bad_word_lengths": pointer(bad_word_lengths, "int64_t *"),
+                "bad_word_tokens": pointer(bad_words.tokens, "int64_t *"),
             },
         )
         handle = ffi.new("td_search **")
@@ -224,6 +232,26 @@ class NativeSearch:
             self._excluded if self._mask is None else self._mask,
             forced,
             0.0 if self._is_greedy else self._config.diversity,
+            self._restrictions(),
+        )
+
+    def _restrictions(self) -> Restrictions | None:
+        """Copy the restrictions of the next tokens, if the config has any."""
+        if not self._config.has_restrictions:
+            return None
+        found = ffi.new("td_restrictions *")
+        check(self._api.search_restrictions(self._handle, found))
+        rows = len(self.live) * self._group
+
+        def copy(offsets: Any, tokens: Any) -> RowTokens:
+            ends = np.array(ffi.unpack(offsets, rows + 1), dtype=np.int64)
+            ids = ffi.unpack(tokens, ends[-1]) if ends[-1] else []
+            return RowTokens(offsets=ends, tokens=np.array(ids, dtype=np.int64))
+
+        return Restrictions(
+            banned=copy(found.banned_offsets, found.banned_tokens),
+            repeated=copy(found.repeated_offsets, found.repeated_tokens),
+            penalty=found.repetition_penalty,
         )
 
     def _grow_by_candidates(self, found: Candidates) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
+from transduce.decoding.restrictions import Restrictions
 from transduce.errors import CheckpointError
 from transduce.metrics.perplexity import TargetScore
 from transduce.native import api, check, ffi, pointer
@@ -49,6 +50,7 @@ def find_candidates(
     excluded: Excluded = (),
     forced: Int64[np.ndarray, " sentences"] | None = None,
     diversity: float = 0.0,
+    restrictions: Restrictions | None = None,
 ) -> Candidates:
     """Find the `count` likeliest continuations of each sentence.
 
@@ -56,6 +58,7 @@ def find_candidates(
     which a sentence may continue, or `NOT_FORCED`. For the ranking, the k-th best token
     after a hypothesis, from k = 0, loses `diversity` times k nats (Li et al., 2016). Of
     equal candidates, those of earlier hypotheses come first, then lower token ids.
+    Restrictions do not apply to forced tokens.
 
     Raises `IndexError` if a forced token is outside the vocabulary.
     """
@@ -63,12 +66,14 @@ def find_candidates(
     numbers = native_logits(logits)
     if numbers is not None:
         return _find_natively(
-            numbers, log_probabilities, count, never, forced, diversity
+            numbers, log_probabilities, count, never, forced, diversity, restrictions
         )
     # Imported late: PyTorch takes a second to load, and the native library needs none.
     from transduce.decoding.torch_model import find_by_torch
 
-    return find_by_torch(logits, log_probabilities, count, never, forced, diversity)
+    return find_by_torch(
+        logits, log_probabilities, count, never, forced, diversity, restrictions
+    )
 
 
 def native_logits(
@@ -96,6 +101,7 @@ def _find_natively(
     never: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
     forced: Int64[np.ndarray, " sentences"] | None,
     diversity: float,
+    restrictions: Restrictions | None,
 ) -> Candidates:
     sentences, group, vocab = logits.shape
     assert log_probabilities.shape == (sentences, group)
@@ -110,6 +116,7 @@ def _find_natively(
         ids = np.array(never, dtype=np.int64)
     totals = np.empty((sentences, count))
     parents, tokens = np.empty((2, sentences, count), np.int64)
+    restricted = ffi.NULL if restrictions is None else restrictions.native
     query = ffi.new(
         "td_candidates *",
         {
@@ -124,6 +131,7 @@ def _find_natively(
             "forced_tokens": (
                 ffi.NULL if forced is None else pointer(forced, "int64_t *")
             ),
+            "restrictions": restricted,
             "diversity": diversity,
             "found_log_probs": pointer(totals, "double *"),
             "found_parents": pointer(parents, "int64_t *"),

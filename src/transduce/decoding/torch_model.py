@@ -29,6 +29,7 @@ from transduce.decoding.native_model import (
     NativePrecision,
     PackedLinear,
 )
+from transduce.decoding.restrictions import Restrictions
 from transduce.decoding.search import NOT_FORCED, Candidates
 from transduce.decoding.torch_decoder import (
     FusedStep,
@@ -384,11 +385,14 @@ def find_by_torch(
     excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
     forced: Int64[np.ndarray, " sentences"] | None,
     diversity: float,
+    restrictions: Restrictions | None = None,
 ) -> Candidates:
-    """Find the likeliest continuations, as `candidates.find_candidates` does."""
+    """Find the likeliest continuations, as `search.find_candidates` does."""
     # `log_softmax` takes half the time of subtracting `logsumexp`.
     log_probs = torch.as_tensor(logits).float().log_softmax(dim=-1)
     is_nan = _numpy(log_probs[..., 0].isnan())  # then the whole row is NaN
+    if restrictions is not None:
+        _restrict(log_probs, restrictions, forced)
     _exclude(log_probs, excluded, forced)
     # Few numbers are left, for which numpy is faster.
     values, tokens = map(_numpy, _largest(log_probs, count))
@@ -402,6 +406,30 @@ def find_by_torch(
         _filled(chosen // values.shape[-1], count, 0),
         _filled(_flat(tokens)[sentences, chosen], count, 0),
     )
+
+
+def _restrict(
+    log_probs: Float[Tensor, "sentences group vocab"],
+    restrictions: Restrictions,
+    forced: Int64[np.ndarray, " sentences"] | None,
+) -> None:
+    """Penalize repeated tokens, and set banned ones to minus infinity, in place."""
+    rows = log_probs.flatten(0, 1)
+    is_free = np.ones(len(rows), dtype=np.bool_)
+    if forced is not None:
+        is_free = np.repeat(forced == NOT_FORCED, log_probs.size(1))
+    for kind in (restrictions.repeated, restrictions.banned):
+        applies = is_free[kind.rows]
+        row, token = (
+            torch.from_numpy(each[applies]).to(rows.device)
+            for each in (kind.rows, kind.tokens)
+        )
+        if kind is restrictions.repeated:
+            rows[row, token] *= restrictions.penalty
+        else:
+            # Bad words may have tokens that the vocabulary lacks.
+            known = token < rows.size(1)
+            rows[row[known], token[known]] = -math.inf
 
 
 def _exclude(

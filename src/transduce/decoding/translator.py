@@ -336,6 +336,7 @@ class Translator:
         self.require_translation()
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
+        self._require_known(config.bad_words)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -349,6 +350,23 @@ class Translator:
         )
         pairs = pair_up(sources, prefixes)
         return map(without_duplicates, self._in_windows(pairs, pace or Pace(), task))
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.
+
+        Empty texts have none, and are left out.
+        """
+        require_lists(texts)
+        return [ids for ids in self.tokenizer.encode_targets(list(texts)) if ids]
+
+    def _require_known(self, words: Iterable[Sequence[int]]) -> None:
+        """Raise `ConfigError` if a token id is outside the vocabulary."""
+        largest = max(chain.from_iterable(words), default=0)
+        if largest >= self.tokenizer.vocab_size:
+            raise ConfigError(
+                "`search.bad_words` must hold token ids below the vocabulary's size "
+                f"{self.tokenizer.vocab_size:,}, but one is {largest:,}."
+            )
 
     @overload
     def sample(  # type: ignore[overload-overlap]
