@@ -170,7 +170,7 @@ def serve(
 def loaded(
     path: Path,
     device: str,
-    precision: DecodingPrecision,
+    precision: PrecisionChoice,
     num_processes: int,
     restrictions: Mapping[str, int | float | None],
 ) -> Translator:
