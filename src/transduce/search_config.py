@@ -257,7 +257,7 @@ class SearchConfig:
 
 def require_sequences(key: str, value: object) -> tuple[tuple[int, ...], ...]:
     """Return sequences of ids as tuples; raise `ConfigError` for anything else."""
-    rows = list(value) if isinstance(value, list | tuple) else [None]
+    rows: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
     for row in rows:
         is_sequence = isinstance(row, list | tuple) and bool(row)
         if not is_sequence or not all(
@@ -267,7 +267,7 @@ def require_sequences(key: str, value: object) -> tuple[tuple[int, ...], ...]:
                 f"`{key}` must be a list of lists of token ids, none of them empty, "
                 f"but is {shown(value)}."
             )
-    return tuple(map(tuple, rows))
+    return tuple(tuple(row) for row in rows)
 
 
 MAX_TOP_K = 10_000_000

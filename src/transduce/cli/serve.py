@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -172,7 +172,7 @@ def loaded(
     device: str,
     precision: PrecisionChoice,
     num_processes: int,
-    restrictions: Mapping[str, int | float | None],
+    restrictions: Mapping[str, Any],
 ) -> Translator:
     """Load a model; the restrictions that are not None change a translator's search."""
     translator = load(
