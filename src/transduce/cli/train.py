@@ -66,6 +66,7 @@ from transduce.experiments.run_folder import (
 )
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.machine import Precision
+from transduce.text.augmentation import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.device_setup import MicroBatch
 from transduce.training.distributed import is_distributed, local_rank, process_group
@@ -102,6 +103,8 @@ class TrainingDisplay(ProgressDisplay):
         if start.origin is not None:
             self.console.print(_origin(start))
             self.console.print(_adaptation(start.config.training))
+        if start.config.augmentation.used:
+            self.console.print(_text_changes(start.config.augmentation))
         self.console.print(_forecast(start))
         self.console.print(_checkpoints(start.config.training))
         self._advise(start)
@@ -293,6 +296,16 @@ def _augmented(total: int, config: AugmentationConfig) -> str:
         f"{config.replaced_constituents:.0%} of the others have one of another tree, "
         f"and {config.replaced_words:.0%} of the words are replaced"
     )
+
+
+def _text_changes(config: TextAugmentationConfig) -> str:
+    """Describe the changes of the training pairs."""
+    rates = {
+        name: f"{value:.0%}" if name in SHARES else f"{value:g}"
+        for name, value in config.used.items()
+    }
+    named = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    return f"Augmentation: {named}, new in each epoch"
 
 
 def _forecast(start: RunStart) -> str:
