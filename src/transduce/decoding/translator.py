@@ -68,7 +68,7 @@ from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.languages import best_match
 from transduce.text.tags import find_language_tag, languages_of
-from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 
 if TYPE_CHECKING:
@@ -521,11 +521,7 @@ class Translator:
 
     def tagged(self, source: str) -> str:
         """Return a source with the tag of the target language that `into` has set."""
-        if not self.language_tag or not source.strip():
-            return source
-        if self.tokenizer.language(source):
-            return source
-        return f"{self.language_tag} {source}"
+        return tagged(source, self.language_tag, self.tokenizer)
 
     def require_translation(self) -> None:
         """Raise `RequestError` if the first model parses."""

@@ -43,6 +43,7 @@ from transduce.serving.translation import (
     TranslatedSegment,
     found_segments,
     search_for,
+    sources,
     split,
     translate_documents,
     translated_segments,
@@ -174,12 +175,13 @@ class Endpoints:
     async def languages(self) -> list[messages.Language]:
         """List the languages of the models; target-only languages have no targets."""
         models = self._translating
-        codes = {m.source: None for m in models} | {m.target: None for m in models}
+        codes = {m.source: None for m in models}
+        codes |= {target: None for m in models for target in m.targets}
         return [
             messages.Language(
                 code=code,
                 name=language_name(code),
-                targets=[m.target for m in models if m.source == code],
+                targets=[t for m in models if m.source == code for t in m.targets],
             )
             for code in codes
         ]
@@ -227,6 +229,7 @@ class Endpoints:
                 task="parse" if model.is_parser else "translate",
                 source=model.source,
                 target=model.target,
+                targets=model.targets,
                 source_name=language_name(model.source),
                 target_name=language_name(model.target),
             )
@@ -241,12 +244,16 @@ class Endpoints:
         """
         message = await self._admission.admit(request, messages.StreamRequest)
         model = by_name(self._translating, message.model)
+        if message.target is not None:
+            model = by_languages([model], AUTO, message.target)
         queue = model.queue
         deadline = queue.deadline()
-        segments = await in_thread(deadline, split, message.q, _options(message, model))
-        await queue.require_short(sentences(segments), deadline)
+        options = _options(message, model)
+        segments = await in_thread(deadline, split, message.q, options)
+        texts = sources(segments, options, queue)
+        await queue.require_short(texts, deadline)
         search = search_for(queue.translator.search, message.alternatives)
-        futures = queue.submit(sentences(segments), search, deadline)
+        futures = queue.submit(texts, search, deadline)
         found = translated_segments(
             queue, segments, futures, message.format, message.alternatives, deadline
         )
@@ -351,6 +358,7 @@ def _options(
         format=message.format,
         language=model.language,
         splits_lines=message.split_sentences,
+        tag=model.tag_for(message.target or model.target),
     )
 
 

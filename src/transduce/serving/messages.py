@@ -148,6 +148,10 @@ class Model(BaseModel):
     task: Literal["translate", "parse"]
     source: str
     target: str
+    targets: Annotated[
+        list[str],
+        Field(description="Target languages; several of a multilingual model."),
+    ]
     source_name: str
     target_name: str
 
@@ -157,6 +161,10 @@ class StreamRequest(RequestMessage):
 
     q: str
     model: ModelNamed = None
+    target: Annotated[
+        str | None,
+        Field(description="Target language, of a model with several."),
+    ] = None
     format: Format = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True

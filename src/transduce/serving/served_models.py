@@ -1,8 +1,8 @@
 """Served models, by name and by languages."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transduce.errors import ConfigError, RequestError
@@ -14,6 +14,7 @@ from transduce.text.languages import (
     english_name,
     is_known,
 )
+from transduce.text.tags import find_language_tag
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
@@ -86,6 +87,8 @@ class ServedModel:
     """BCP 47 tag of the language, or a placeholder if it is unknown."""
     target: str
     queue: RequestQueue
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of several target languages, by BCP 47 tag; empty for one."""
 
     @classmethod
     def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
@@ -97,7 +100,28 @@ class ServedModel:
             translator.source_language or name.guessed[0],
             translator.target_language or name.guessed[1],
         )
-        return cls(name=name.name, source=source, target=target, queue=queue)
+        tags = dict(
+            zip(
+                translator.target_languages,
+                translator.tokenizer.language_tags,
+                strict=True,
+            )
+        )
+        if tags and name.stated:  # only into this one
+            tags = {target: find_language_tag(target, list(tags.values()))}
+        if tags and target not in tags:
+            target = next(iter(tags))
+        return cls(name=name.name, source=source, target=target, queue=queue, tags=tags)
+
+    @property
+    def targets(self) -> list[str]:
+        """Target languages: one, or those of the model's tags."""
+        return list(self.tags) or [self.target]
+
+    def tag_for(self, target: str | None) -> str:
+        """Return the tag of a target language; empty for a model of one language."""
+        best = None if target is None else best_match(target, list(self.tags))
+        return "" if best is None else self.tags[best]
 
     @property
     def language(self) -> str | None:
@@ -149,16 +173,18 @@ def by_languages(
         model
         for model in models
         if (is_any or best_match(source, [model.source]))
-        and (target is None or best_match(target, [model.target]))
+        and (target is None or best_match(target, model.targets))
     ]
     if target is not None:
-        best = best_match(target, [model.target for model in found])
-        found = [model for model in found if model.target == best]
+        best = best_match(target, [each for model in found for each in model.targets])
+        found = [model for model in found if best in model.targets]
     if not is_any:
         best = best_match(source, [model.source for model in found])
         found = [model for model in found if model.source == best]
     if not found or len({model.source for model in found}) > 1:
-        pairs = ", ".join(f"{model.source} to {model.target}" for model in models)
+        pairs = ", ".join(
+            f"{model.source} to {' or '.join(model.targets)}" for model in models
+        )
         raise RequestError(
             f"`source` and `target` must be languages of a model ({pairs}), but are "
             f"{_shown(source)} and {_shown(target)}."

@@ -18,6 +18,7 @@ from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.inline_tags import WordLinks
 from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import Segment, sentences, split_text
+from transduce.text.tokenizer import tagged
 
 Found = TypeVar("Found")
 
@@ -35,6 +36,8 @@ class DocumentOptions:
     """Language of the documents, as a BCP 47 tag."""
     splits_lines: bool = True
     """Whether a line of text, or a block of HTML, is split into sentences."""
+    tag: str = ""
+    """Tag of the target language before each sentence; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,14 @@ def split(document: str, options: DocumentOptions) -> list[Segment]:
     return split_format(document, options.language, splits_lines=options.splits_lines)
 
 
+def sources(
+    segments: Sequence[Segment], options: DocumentOptions, queue: RequestQueue
+) -> list[str]:
+    """Return the sentences of segments, with the tag of the target language."""
+    tokenizer = queue.translator.tokenizer
+    return [tagged(each, options.tag, tokenizer) for each in sentences(segments)]
+
+
 async def translate_documents(
     queue: RequestQueue,
     documents: Sequence[str],
@@ -83,7 +94,8 @@ async def translate_documents(
     )
     every = [each for segments in split_documents for each in segments]
     search = search_for(queue.translator.search, num_alternatives)
-    found = await queue.translate(sentences(every), search, deadline)
+    texts = sources(every, options, queue)
+    found = await queue.translate(texts, search, deadline)
     marked = [each for each in every if each.is_sentence]
     pairs = list(zip(marked, found, strict=True))
     links = await _links(queue, pairs, num_alternatives, deadline)

@@ -296,6 +296,16 @@ Tokenizer = SubwordTokenizer | SentencePieceTokenizer
 """Tokenizer with one vocabulary for source and target."""
 
 
+def tagged(source: str, tag: str, tokenizer: Tokenizer) -> str:
+    """Return a source with the tag of a target language before it.
+
+    A source that is blank or begins with such a tag stays as it is.
+    """
+    if not tag or not source.strip() or tokenizer.language(source):
+        return source
+    return f"{tag} {source}"
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a saved tokenizer; `CheckpointError` if it is missing or damaged."""
     try:

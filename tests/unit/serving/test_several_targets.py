@@ -1,0 +1,91 @@
+"""A served model with several target languages."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from serving_client import RunningServer, running, served
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
+from transduce.serving.request_queue import RequestQueue
+from transduce.serving.served_models import ModelName, ServedModel
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
+
+TEXT = ["A man sleeps.", "Two men sleep."]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    """Untrained model into German and French."""
+    torch.manual_seed(1)
+    config = TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(TEXT * 5, config, [">>de<<", ">>fr<<"])
+    model = Transformer(
+        ModelConfig(
+            vocab_size=tokenizer.vocab_size, num_layers=1, d_model=16, d_ff=16,
+            num_heads=2, d_k=8, d_v=8,
+        )
+    )  # fmt: skip
+    return Checkpoint(
+        config=model.config,
+        weights=model.state_dict(),
+        tokenizer=tokenizer,
+        step=1,
+        search=SearchConfig(beam_size=1, extra_length=5),
+        source_language="en",
+        target_language="de",
+    )
+
+
+@pytest.fixture(scope="module")
+def http(checkpoint: Checkpoint) -> Iterator[RunningServer]:
+    with running([served(checkpoint, "many")]) as server:
+        yield server
+
+
+def test_the_target_of_a_request_chooses_the_language(
+    http: RunningServer, checkpoint: Checkpoint
+) -> None:
+    translator = Translator(checkpoint, "cpu")
+    for target, language in (("fr", "fr"), ("fr-CA", "fr"), ("de", "de")):
+        body = {"q": TEXT[0], "source": "en", "target": target}
+        found = http.post("/translate", body).json["translatedText"]
+        assert found == translator.into(language).translate(TEXT[0]).text
+    body = {"q": TEXT[0], "model": "many", "target": "fr"}
+    line = http.post("/v1/translate", body).json
+    assert line["translation"] == translator.into("fr").translate(TEXT[0]).text
+
+
+def test_the_languages_are_listed(http: RunningServer) -> None:
+    [english, *others] = http.get("/languages").json
+    assert (english["code"], english["targets"]) == ("en", ["de", "fr"])
+    assert [each["code"] for each in others] == ["de", "fr"]
+    [model] = http.get("/v1/models").json
+    assert (model["target"], model["targets"]) == ("de", ["de", "fr"])
+
+
+def test_an_unknown_target_is_refused_with_those_there_are(http: RunningServer) -> None:
+    answer = http.post("/translate", {"q": "A", "source": "en", "target": "nl"})
+    assert answer.status == 400
+    assert "(en to de or fr), but are 'en' and 'nl'" in answer.json["error"]
+
+
+def test_languages_stated_with_the_name_leave_one_target(
+    checkpoint: Checkpoint,
+) -> None:
+    with RequestQueue(Translator(checkpoint, "cpu")) as queue:
+        model = ServedModel.of(ModelName.parse("en:fra=m"), queue)
+        assert (model.targets, model.tag_for("fr")) == (["fr"], ">>fr<<")
+        with pytest.raises(RequestError, match="has de"):
+            ServedModel.of(ModelName.parse("en:nl=m"), queue)
+    other = replace(checkpoint, target_language=None)
+    with RequestQueue(Translator(other, "cpu")) as queue:
+        model = ServedModel.of(ModelName.parse("m"), queue)
+        assert (model.target, model.targets) == ("de", ["de", "fr"])
