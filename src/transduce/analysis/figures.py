@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -357,6 +358,8 @@ def _plain(label: str) -> str:
 
 
 TRAINING, DEV, REWARD = "#4477aa", "#ee6677", "#228833"
+OTHERS = ("#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+"""Colours of further dev sets."""
 TOKENIZER = re.compile(r"\|tok:([^|]*)")
 """Pattern of the tokenizer in sacreBLEU's signature."""
 
@@ -370,11 +373,17 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     loss_axes, quality_axes = figure.subplots(1, 2)
     _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
-    _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
+    name = next((e["name"] for e in scores if "name" in e), "dev")
+    others = _dev_sets(entries)
+    _line(loss_axes, scores, "loss", name, DEV, marker="o")
+    for (other, found), color in zip(others.items(), cycle(OTHERS)):
+        _line(loss_axes, found, "loss", other, color, marker="o")
     loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
     final = [e for e in entries if e["kind"] == "final"]
     key = "f1" if any("f1" in e for e in scores) else "bleu"
-    _line(quality_axes, scores, key, "dev, greedy", DEV, marker="o")
+    _line(quality_axes, scores, key, f"{name}, greedy", DEV, marker="o")
+    for (other, found), color in zip(others.items(), cycle(OTHERS)):
+        _line(quality_axes, found, key, f"{other}, greedy", color, marker="o")
     _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
     label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
     quality_axes.set(xlabel="step", ylabel=label)
@@ -384,6 +393,17 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
+
+
+def _dev_sets(
+    entries: Iterable[Mapping[str, Any]],
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Scores of checkpoints on further dev sets, by name."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if entry["kind"] == "dev set":
+            found.setdefault(str(entry.get("name")), []).append(entry)
+    return found
 
 
 def _draw_rewards(

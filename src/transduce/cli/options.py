@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.data.mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
@@ -26,6 +26,13 @@ CorpusWords = Annotated[
     Parameter(name="--corpus", consume_multiple=True, negative="", show_default=False),
 ]
 """Corpora of a mixture, each as NAME SOURCE TARGET [WEIGHT] [KEY=VALUE...]."""
+
+
+DevWords = Annotated[
+    tuple[str, ...],
+    Parameter(name="--dev", consume_multiple=True, negative="", show_default=False),
+]
+"""Dev sets, each as NAME SOURCE TARGET."""
 
 
 LEFT_TO_DATA = ("model.vocab_size", "model.target_vocab_size")
@@ -69,6 +76,47 @@ def corpora_of(words: tuple[str, ...]) -> tuple[CorpusConfig, ...]:
         mixture = apply_mapping(RunConfig(), {"corpora": [given]}, "--corpus: ")
         corpora += mixture.corpora
     return tuple(corpora)
+
+
+def dev_sets_of(words: tuple[str, ...]) -> tuple[DevSet, ...]:
+    """Return the dev sets that the values of all `--dev` options describe.
+
+    Raises `ConfigError` if one is not a name and two files of text.
+    """
+    if len(words) % 3:
+        raise ConfigError(
+            "--dev must have NAME SOURCE TARGET, but one has only "
+            f"`{' '.join(words[-(len(words) % 3) :])}`."
+        )
+    triples = zip(words[::3], words[1::3], words[2::3], strict=True)
+    sets = tuple(
+        DevSet(name=name, source=Path(source), target=Path(target))
+        for name, source, target in triples
+    )
+    for each in sets:
+        _refuse_standard_input(each.source, each.target)
+        refuse_trees(each.source, each.target, option="--dev-trees")
+    return sets
+
+
+def with_dev_sets(files: RunFiles | None, sets: tuple[DevSet, ...]) -> RunFiles | None:
+    """Return the files of a run with further dev sets.
+
+    Raises `ConfigError` if there is no text to train on beside them.
+    """
+    if not sets:
+        return files
+    if isinstance(files, TreebankFiles):
+        raise ConfigError(
+            "--dev names text and its translation, but the corpus has trees; give "
+            "--dev-trees in its place."
+        )
+    if files is None:
+        raise ConfigError(
+            "--dev needs text to train on; a resumed run has the dev sets that it was "
+            "started with, so leave it out."
+        )
+    return files.with_dev_sets(sets)
 
 
 def _is_number(word: str) -> bool:

@@ -4,12 +4,13 @@ Its progress appears on a terminal, in a log file, and in TensorBoard.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.table import Table
 
 from transduce.cli.files import Files, Force
 from transduce.cli.launching import (
@@ -22,13 +23,16 @@ from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
     CorpusWords,
+    DevWords,
     changed_by_options,
     corpora_of,
+    dev_sets_of,
     replayed,
     run_config,
     run_files,
     text_files,
     with_corpora,
+    with_dev_sets,
 )
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.corpus_files import CorpusFiles
@@ -146,6 +150,8 @@ class TrainingDisplay(ProgressDisplay):
             )
         else:
             self.console.print(f"Dev pairs: {corpus.dev}")
+        for name, counts in corpus.dev_sets.items():
+            self.console.print(f"Dev pairs of {name}: {counts}")
         if corpus.shared_with is not None:
             self.console.print(
                 f"Prepared corpus, shared with other runs: {corpus.shared_with}"
@@ -180,7 +186,8 @@ class TrainingDisplay(ProgressDisplay):
             )
 
     def scored(self, score: DevScore) -> None:
-        self.console.print(f"step {score.step:,}: dev: {_figures(score)}")
+        step = f"step {score.step:,}" if score.step else "start"
+        self.console.print(f"{step}: {score.name}: {_figures(score)}")
 
     def warned(self, message: str) -> None:
         self.console.print(f"Warning: {message}")
@@ -196,9 +203,14 @@ class TrainingDisplay(ProgressDisplay):
             what = "The model"
         if result.dev is not None:
             self.console.print(
-                f"{what}: dev: {_figures(result.dev)}, by beam search\n  "
+                f"{what}: {result.dev.name}: {_figures(result.dev)}, by beam search\n  "
                 f"{result.dev.quality.details}"
             )
+            for score in result.dev_sets:
+                self.console.print(f"  {score.name}: {_figures(score)}")
+            if result.before:
+                after = (result.dev, *result.dev_sets)
+                self.console.print(_comparison(result.before, after))
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
@@ -228,6 +240,26 @@ def _mixture(config: RunConfig, corpus: PreparedCorpus) -> Iterator[str]:
 
 def _shares(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+
+
+def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
+    """Table of the scores of the start and of the run's model on each dev set."""
+    table = Table("dev set", "metric", box=None, pad_edge=False)
+    for name in ("start", "model", "gain"):
+        table.add_column(name, justify="right")
+    for old, new in zip(before, after, strict=True):
+        for metric, (one, other) in _metrics(old, new).items():
+            gain = f"{other - one:+.2f}"
+            table.add_row(new.name, metric, f"{one:.2f}", f"{other:.2f}", gain)
+    return table
+
+
+def _metrics(old: DevScore, new: DevScore) -> dict[str, tuple[float, float]]:
+    """Scores of two models by metric."""
+    found = {new.quality.name: (old.quality.score, new.quality.score)}
+    if "chrf" in new.quality.log:
+        found["chrF2"] = (old.quality.log["chrf"], new.quality.log["chrf"])
+    return {**found, "perplexity": (old.perplexity, new.perplexity)}
 
 
 def _figures(score: DevScore) -> str:
@@ -371,7 +403,7 @@ class TensorBoardLog:
             "perplexity": score.perplexity,
             score.quality.metric: score.quality.score,
         }
-        self._write("dev", figures, score.step)
+        self._write(score.name, figures, score.step)
 
     def warned(self, message: str) -> None: ...
 
@@ -408,6 +440,7 @@ def train(
     corpus: CorpusWords = (),
     replay: tuple[Path, Path] | None = None,
     replay_share: float | None = None,
+    dev: DevWords = (),
     no_dev: Annotated[bool, Parameter(negative="")] = False,
     source_language: str | None = None,
     target_language: str | None = None,
@@ -470,6 +503,9 @@ def train(
         --source and --target, so that a model of --from does not forget it.
     replay_share
         Share of the text of --replay in the training pairs; by default 0.2.
+    dev
+        A dev set, as NAME SOURCE TARGET; repeat it for each. Each is scored at each
+        checkpoint, and the first (or --dev-source) chooses the best one.
     no_dev
         Train on all pairs. By default, if no dev corpus is given, 1 % of the pairs are
         held out, at least 200 and at most 2,000.
@@ -525,6 +561,7 @@ def train(
         replayed(files, replay, replay_share),
         is_new=not resume,
     )
+    files = with_dev_sets(files, dev_sets_of(dev))
     given_tags = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(given_tags))
     run = _without_dev(run, files) if no_dev else run

@@ -23,6 +23,27 @@ from transduce.metrics.tokenization import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
 
+MAIN_DEV = "dev"
+"""Name of the dev set that has none of its own."""
+DEV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+"""Pattern of names of dev sets, which are folders of a run, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevSet:
+    """Named dev set: two line-aligned text files that checkpoints are scored on."""
+
+    name: str
+    source: Path
+    target: Path
+
+    def __post_init__(self) -> None:
+        if not DEV_NAME.fullmatch(self.name):
+            raise ConfigError(
+                "The name of a dev set must be 1 to 40 letters, digits or signs of "
+                f'"-_.", the first a letter or a digit, but is {self.name!r}.'
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFiles:
@@ -35,6 +56,10 @@ class CorpusFiles:
     corpora: tuple[CorpusConfig, ...] = ()
     """Corpora of a mixture, whose files `source` and `target` list; empty without
     one."""
+    dev_name: str = MAIN_DEV
+    """Name of the dev set that chooses the best checkpoint."""
+    dev_sets: tuple[DevSet, ...] = ()
+    """Further dev sets, which are only scored."""
 
     task: ClassVar[Literal["translation", "parsing"]] = "translation"
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
@@ -43,6 +68,26 @@ class CorpusFiles:
     @property
     def has_dev(self) -> bool:
         return bool(self.dev_source or self.dev_target)
+
+    def with_dev_sets(self, sets: Sequence[DevSet]) -> "CorpusFiles":
+        """Add dev sets; the first chooses the best checkpoint if there was none before.
+
+        Raises `ConfigError` if two have one name.
+        """
+        files, others = self, tuple(sets)
+        if sets and not self.has_dev:
+            first, *rest = sets
+            source, target, others = (first.source,), (first.target,), tuple(rest)
+            files = replace(
+                self, dev_name=first.name, dev_source=source, dev_target=target
+            )
+        names = [files.dev_name, *(each.name for each in others)]
+        if (name := next((n for n in names if names.count(n) > 1), None)) is not None:
+            raise ConfigError(
+                f"Each dev set must have a name of its own, but two are {name}; rename "
+                "one."
+            )
+        return replace(files, dev_sets=others)
 
     @classmethod
     def of(
@@ -68,12 +113,21 @@ class CorpusFiles:
         return [(each.source_files, each.target_files) for each in self.corpora]
 
     def absolute_names(self) -> dict[str, list[str]]:
-        """Return the absolute file names by part."""
+        """Return the absolute file names by part, and the names of the dev sets."""
         parts = ("source", "target", "dev_source", "dev_target")
-        return {
+        files = {
             part: [str(path.absolute()) for path in getattr(self, part)]
             for part in parts
         }
+        if self.dev_name != MAIN_DEV or self.dev_sets:
+            files["dev_names"] = [self.dev_name, *(each.name for each in self.dev_sets)]
+        if self.dev_sets:
+            files["dev_sets"] = [
+                str(path.absolute())
+                for each in self.dev_sets
+                for path in (each.source, each.target)
+            ]
+        return files
 
 
 MARKS = {

@@ -29,6 +29,7 @@ from transduce.data.batches import (
 from transduce.data.corpus_files import (
     CorpusFiles,
     CorpusStatistics,
+    DevSet,
     read_corpora,
     read_through,
 )
@@ -47,6 +48,7 @@ from transduce.text.dictionary import (
     WordDictionary,
     learn_dictionary,
 )
+from transduce.text.languages import guess
 from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
@@ -180,6 +182,8 @@ PREPARATION_FORMAT = 1
 """Format version, raised when the same text would give other files."""
 CORPUS = "corpus"
 TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
+DEV_SETS = f"{CORPUS}/dev-sets"
+"""Folder of the further dev sets, each in a folder of its name."""
 DEV_SOURCE, DEV_TARGET = "source.txt", "target.txt"
 """Files of the dev corpus's original text."""
 PREPARATION = f"{CORPUS}/preparation.json"
@@ -202,6 +206,8 @@ class PreparedCorpus:
     """Statistics of the files by split: "training" and "dev"."""
     shared_with: Path | None = None
     """Folder of the run whose files are shared; None if made anew."""
+    dev_sets: Mapping[str, PairCounts] = field(default_factory=dict, compare=False)
+    """Numbers of pairs of the further dev sets, by name."""
     is_held_out: bool = False
     """Whether the dev corpus was taken from the training corpus."""
     corpora: Mapping[str, PairCounts] = field(default_factory=dict)
@@ -248,7 +254,8 @@ def prepare(
             _discard(folder)
     prepared = _make(files, key, folder)
     record = asdict(prepared)
-    del record["shared_with"], record["statistics"], record["is_held_out"]
+    for name in ("shared_with", "statistics", "dev_sets", "is_held_out"):
+        del record[name]
     if not prepared.corpora:
         del record["corpora"]
     text = json.dumps(record, indent=2) + "\n"
@@ -453,11 +460,47 @@ def _make_dev(
     again = CorpusStatistics()
     pairs = list(again.pairs(files.dev_source, files.dev_target))
     _require_unchanged(files.dev_source[0], again, key.dev)
-    counts = encode_corpus(pairs, encoder, key.max_length, folder)
+    return _write_dev(pairs, encoder, key.max_length, folder, files.dev_source[0])
+
+
+def prepare_dev_set(
+    dev: DevSet,
+    tokenizer: Tokenizer,
+    target_language: str | None,
+    max_length: int,
+    folder: Path,
+) -> PairCounts:
+    """Write a further dev set into a folder; `DataError` if no pair is left.
+
+    Its target language is that of its file's ending, or else the given one. If the
+    tokenizer has tags of languages, the tag precedes each source.
+    """
+    pairs = list(CorpusStatistics().pairs((dev.source,), (dev.target,)))
+    language = guess(dev.target) or target_language
+    if language is not None and tokenizer.language_tags:
+        tag = find_language_tag(language, tokenizer.language_tags)
+        pairs = [
+            pair
+            if tokenizer.language(pair.source)
+            else replace(pair, source=f"{tag} {pair.source}")
+            for pair in pairs
+        ]
+    encoder = PairEncoder(tokenizer=tokenizer)
+    return _write_dev(pairs, encoder, max_length, folder, dev.source)
+
+
+def _write_dev(
+    pairs: Sequence[SentencePair],
+    encoder: PairEncoder,
+    max_length: int,
+    folder: Path,
+    file: Path,
+) -> PairCounts:
+    """Write the ids and the text of a dev corpus, of which `file` is a source."""
+    counts = encode_corpus(pairs, encoder, max_length, folder)
     if counts.kept == 0:
         raise DataError(
-            f"{files.dev_source[0]}: at least one pair must be left to validate on, "
-            f"but {counts}."
+            f"{file}: at least one pair must be left to validate on, but {counts}."
         )
     # All of its text is translated, also pairs dropped from its loss.
     write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))

@@ -10,7 +10,8 @@ import torch
 
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
-from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
+from transduce.data.corpus_files import MAIN_DEV
+from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.experiments.presets import RunConfig
@@ -67,6 +68,10 @@ class DevScore:
     quality: Quality
     num_averaged: int = 1
     """Number of checkpoints in the average; 1 for a single checkpoint."""
+    name: str = MAIN_DEV
+    """Name of the dev set."""
+    is_main: bool = True
+    """Whether the dev set chooses the best checkpoint."""
 
     def is_tied(self, best: "DevScore") -> bool:
         """Whether the scores are equal and the losses within `LOSS_TOLERANCE`."""
@@ -75,7 +80,8 @@ class DevScore:
 
     def dropped_for(self, best: "DevScore") -> str:
         """Message that this average is dropped for a better checkpoint."""
-        return f"{self._comparison(best)}. The checkpoint is the run's model."
+        one = "checkpoint" if best.step else "start"
+        return f"{self._comparison(best)}. The {one} is the run's model."
 
     def kept_despite(self, best: "DevScore") -> str:
         """Message that this average is kept although a checkpoint scores better."""
@@ -84,17 +90,21 @@ class DevScore:
         return f"{self._comparison(best)}, but not {doubt}. The average is kept."
 
     def _comparison(self, best: "DevScore") -> str:
+        other = f"the checkpoint of step {best.step:,} alone"
+        if best.step == 0:
+            other = "the model that the run started from"
         return (
             f"The average of the last {self.num_averaged} checkpoints does worse on "
-            f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than the "
-            f"checkpoint of step {best.step:,} alone ({best.quality}, loss "
-            f"{best.loss:.3f})"
+            f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than {other} "
+            f"({best.quality}, loss {best.loss:.3f})"
         )
 
     def entry(self) -> dict[str, Any]:
         """Values for the log."""
+        name = {} if self.name == MAIN_DEV else {"name": self.name}
         return {
             "step": self.step,
+            **name,
             "loss": self.loss,
             "perplexity": self.perplexity,
             self.quality.metric: self.quality.score,
@@ -208,18 +218,41 @@ class DevCorpus:
     """Encoded dev corpus, and the evaluation of its translations or parses."""
 
     def __init__(
-        self, batcher: Batcher, evaluate: Evaluate, device: torch.device
+        self,
+        batcher: Batcher,
+        evaluate: Evaluate,
+        device: torch.device,
+        name: str,
+        *,
+        is_main: bool,
     ) -> None:
+        self.name = name
+        self.is_main = is_main
         self._batcher = batcher
         self._evaluate = evaluate
         self._device = device
 
     @classmethod
-    def open(
+    def open_all(
         cls, folder: RunFolder, config: RunConfig, device: torch.device
+    ) -> list["DevCorpus"]:
+        """Open the dev sets of a run, that which chooses the best checkpoint first."""
+        return [
+            cls._open(name, path, folder, config, device, is_main=number == 0)
+            for number, (name, path) in enumerate(folder.dev_corpora.items())
+        ]
+
+    @classmethod
+    def _open(
+        cls,
+        name: str,
+        path: Path,
+        folder: RunFolder,
+        config: RunConfig,
+        device: torch.device,
+        *,
+        is_main: bool,
     ) -> "DevCorpus":
-        """Open the dev corpus of a run that has one."""
-        path = folder.path / DEV
         dataset = open_dataset(path)
         model = config.model
         target_size = model.target_vocab_size or model.vocab_size
@@ -230,7 +263,7 @@ class DevCorpus:
             if folder.dev_trees is None
             else _parsing_evaluation(folder.dev_trees)
         )
-        return cls(batcher, evaluate, device)
+        return cls(batcher, evaluate, device, name, is_main=is_main)
 
     def score(
         self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
@@ -245,6 +278,8 @@ class DevCorpus:
             loss=validation.loss,
             perplexity=validation.perplexity,
             quality=self._evaluate(Translator(checkpoint, self._device), search),
+            name=self.name,
+            is_main=self.is_main,
         )
 
 

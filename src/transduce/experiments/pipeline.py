@@ -108,6 +108,9 @@ from transduce.training.trainer import (
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
+DEV_SET, FINAL_DEV_SET, OF_START = "dev set", "final dev set", "start model"
+"""Kinds of log entries: scores on further dev sets, of checkpoints and of the run's
+model, and those of the model that the run started from."""
 RISE_OF_RATE = 1.5
 """Rise of the learning rate from one update to the next that is told."""
 DIVERGED_RATE_FACTOR = 0.5
@@ -162,6 +165,10 @@ class RunResult:
     """Number of checkpoints in the average; 1 for the best checkpoint."""
     dev: DevScore | None
     """Score of the model by beam search; None without a dev corpus."""
+    dev_sets: tuple[DevScore, ...] = ()
+    """Scores of the model on the further dev sets."""
+    before: tuple[DevScore, ...] = ()
+    """Scores of the model that the run started from, on all dev sets."""
     picture: Path
     """Learning curve as PNG."""
 
@@ -459,9 +466,7 @@ class _Run:
         self._hardware = hardware
         self._processes = processes
         self._observers = observers if processes.is_first else ()
-        self._dev: DevCorpus | None = None
-        if folder.has_dev_corpus:
-            self._dev = DevCorpus.open(folder, self._config, hardware.device)
+        self._dev_sets = DevCorpus.open_all(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
@@ -504,6 +509,7 @@ class _Run:
         if self._processes.is_first:
             self._warn_of_changed_environment()
             self._save_last_if_missed(trainer)
+            self._score_start(trainer)
             self._score_if_missed(trainer)
             self._log_start(trainer.progress.step, start.micro_batch)
         self._train_to_the_end(trainer)
@@ -752,11 +758,23 @@ class _Run:
             checkpoint = self._checkpoint(trainer.model, step)
             self._checkpoints.save(checkpoint, trainer.state())
 
+    def _score_start(self, trainer: Trainer) -> None:
+        """Score the model that the run starts from, as if it were a checkpoint.
+
+        It stays the best one if none is better.
+        """
+        is_new = trainer.progress.step == 0 and 0 not in self._scored_steps()
+        if self._folder.start and is_new:
+            self._score(trainer)
+
+    def _scored_steps(self) -> set[int]:
+        return {entry["step"] for entry in self._folder.entries("dev", "loss")}
+
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the newest checkpoint, if the run was stopped before it was scored."""
         step = trainer.progress.step
-        scored = {entry["step"] for entry in self._folder.entries("dev", "loss")}
-        if self._folder.checkpoint(step).exists() and step not in scored:
+        is_saved = self._folder.checkpoint(step).exists()
+        if is_saved and step not in self._scored_steps():
             self._score(trainer)
 
     def _checkpointed(self, trainer: Trainer) -> bool:
@@ -767,14 +785,17 @@ class _Run:
         return self._is_over(trainer)
 
     def _score(self, trainer: Trainer) -> None:
-        """Score the model on the dev corpus, and save it if it is the best so far."""
-        if self._dev is not None:
-            checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
-            score = self._dev.score(checkpoint, trainer, self._config.search.greedy())
-            if self._history(score.step).is_best(score.entry()):
+        """Score the model on the dev sets, and save it if it is the best so far."""
+        checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
+        search = self._config.search.greedy()
+        scores = [dev.score(checkpoint, trainer, search) for dev in self._dev_sets]
+        for score in sorted(scores, key=lambda score: score.is_main):
+            if score.is_main and self._history(score.step).is_best(score.entry()):
                 save_model(checkpoint, self._folder.path / BEST)
             # Log last: a crash before this leaves no score of a model not saved.
-            self._folder.log("dev", **score.entry())
+            kind = "dev" if score.is_main else DEV_SET
+            self._folder.log(kind, **score.entry())
+        for score in scores:
             for observer in self._observers:
                 observer.scored(score)
         self._draw()
@@ -837,13 +858,16 @@ class _Run:
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
         model, folder = average(members), AVERAGED
-        dev = self._dev_score(trainer, model, len(members))
+        scores = self._dev_scores(trainer, model, len(members), self._dev_sets)
+        dev = scores[0] if scores else None
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint is the model if it alone does better on
         # the dev corpus than the average, by its score and clearly by its loss.
         if dev and best and self._is_chosen(best, dev):
             self._warn(dev.dropped_for(best))
             folder, dev = BEST, best
+            model = load_model(self._folder.path / BEST)
+            scores = [best, *self._dev_scores(trainer, model, 1, self._dev_sets[1:])]
             if (self._folder.path / AVERAGED).exists():
                 remove_folder(self._folder.path / AVERAGED)
         else:
@@ -852,15 +876,33 @@ class _Run:
             save_model(model, self._folder.path / AVERAGED)
         # Resuming a finished run reports its result again, but does not log it again.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())
+        before = self._scores_of_start(trainer)
         if dev is not None and not is_logged:
+            for score in before:
+                self._folder.log(OF_START, **score.entry())
+            for score in scores[1:]:
+                self._folder.log(FINAL_DEV_SET, **score.entry())
             self._folder.log("final", **dev.entry())
         self._draw()
         return RunResult(
             model=self._folder.path / folder,
             num_averaged=len(members) if folder == AVERAGED else 1,
             dev=dev,
+            dev_sets=tuple(scores[1:]),
+            before=tuple(before),
             picture=self._folder.path / PICTURE,
         )
+
+    def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
+        """Score the model that the run started from by beam search, if there is one."""
+        if not self._folder.start or not self._dev_sets:
+            return []
+        try:
+            start = load_model(self._folder.path / START)
+        except CheckpointError as error:
+            self._warn(f"{error} The model that the run started from is not scored.")
+            return []
+        return self._dev_scores(trainer, replace(start, step=0), 1, self._dev_sets)
 
     def _is_chosen(self, best: DevScore, dev: DevScore) -> bool:
         """Whether the best checkpoint is the run's model in place of the average."""
@@ -891,18 +933,20 @@ class _Run:
         is_by_reward = self._config.training.is_by_reward
         if is_by_reward(best.step) != is_by_reward(averaged[-1].step):
             return None
-        return self._dev_score(trainer, best, 1)
+        return self._dev_scores(trainer, best, 1, self._dev_sets[:1])[0]
 
-    def _dev_score(
-        self, trainer: Trainer, model: Checkpoint, num_averaged: int
-    ) -> DevScore | None:
+    def _dev_scores(
+        self,
+        trainer: Trainer,
+        model: Checkpoint,
+        num_averaged: int,
+        dev_sets: Sequence[DevCorpus],
+    ) -> list[DevScore]:
         """Score by beam search, as users will search with the model."""
-        if self._dev is None:
-            return None
         trainer.model.load_state_dict(dict(model.weights))
         search = replace(self._config.search, num_best=1)
-        score = self._dev.score(model, trainer, search)
-        return replace(score, num_averaged=num_averaged)
+        scores = [dev.score(model, trainer, search) for dev in dev_sets]
+        return [replace(score, num_averaged=num_averaged) for score in scores]
 
     def _draw(self) -> None:
         from transduce.analysis.figures import draw_learning_curve  # slow to import

@@ -11,21 +11,27 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
-from transduce.data.corpus_files import CorpusFiles, hold_out_pairs
+from transduce.data.corpus_files import (
+    MAIN_DEV,
+    CorpusFiles,
+    hold_out_pairs,
+    read_through,
+)
 from transduce.data.mixture import with_absolute_files, with_target_languages
 from transduce.data.prepared_corpus import (
     DEV,
+    DEV_SETS,
     TRAINING,
     PairEncoder,
     PreparedCorpus,
     prepare,
+    prepare_dev_set,
 )
 from transduce.data.treebank import (
     DEV_TREES,
@@ -45,6 +51,7 @@ from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
 from transduce.text.languages import LanguagesConfig, guess_all
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
@@ -212,6 +219,15 @@ class RunFolder:
     def has_dev_corpus(self) -> bool:
         """Whether the run has a dev corpus."""
         return (self.path / DEV).is_dir()
+
+    @property
+    def dev_corpora(self) -> dict[str, Path]:
+        """Folders of the dev sets by name; the first chooses the best checkpoint."""
+        if not self.has_dev_corpus:
+            return {}
+        main, *others = self.files().get("dev_names", [MAIN_DEV])
+        folders = {name: self.path / DEV_SETS / name for name in others}
+        return {main: self.path / DEV, **folders}
 
     @property
     def dev_trees(self) -> Path | None:
@@ -406,24 +422,31 @@ def _prepare(
             sibling_runs,
             seed,
         )
-    language = config.languages.target
-    prepared = partial(
-        prepare,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        folder=folder,
-        sibling_runs=sibling_runs,
-        target_language=language,
+    for dev in files.dev_sets:  # find faults before any work
+        read_through((dev.source,), (dev.target,))
+    parts = None
+    if seed is not None:
+        parts = hold_out_pairs(files, folder / "text", seed)
+    corpus = prepare(
+        parts or files,
+        tokenizer,
+        max_length,
+        folder,
+        sibling_runs,
+        target_language=config.languages.target,
     )
-    if seed is None:
-        return prepared(files)
-    text = folder / "text"
-    parts = hold_out_pairs(files, text, seed)
-    if parts is None:
-        return prepared(files)
-    corpus = prepared(parts)
-    shutil.rmtree(text)
-    return replace(corpus, is_held_out=True)
+    if parts is not None:
+        shutil.rmtree(folder / "text")
+        corpus = replace(corpus, is_held_out=True)
+    learned = load_tokenizer(folder / TOKENIZER_FILE)
+    language = config.languages.target
+    dev_sets = {
+        dev.name: prepare_dev_set(
+            dev, learned, language, max_length, folder / DEV_SETS / dev.name
+        )
+        for dev in files.dev_sets
+    }
+    return replace(corpus, dev_sets=dev_sets)
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:

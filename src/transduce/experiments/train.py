@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import MAIN_DEV, CorpusFiles, DevSet
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.dev_corpus import DevScore
@@ -36,6 +37,8 @@ from transduce.training.trainer import StepReport
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One file or several."""
+File = str | PathLike[str]
+NO_SETS: Mapping[str, tuple[File, File]] = MappingProxyType({})
 
 LOGGER = logging.getLogger("transduce")
 
@@ -51,6 +54,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     dev_source: Files = (),
     dev_target: Files = (),
+    dev_sets: Mapping[str, tuple[File, File]] = NO_SETS,
     source_language: str | None = None,
     target_language: str | None = None,
     device: str = "auto",
@@ -87,6 +91,9 @@ def train(
         `transduce settings` lists them.
     dev_source, dev_target
         Held-out text, scored at each checkpoint; by default 1 % of the pairs.
+    dev_sets
+        Further dev sets by name, each a source and a target file. The first, unless
+        `dev_source` is given, chooses the best checkpoint.
     source_language, target_language
         BCP 47 tags; by default guessed from the files' endings.
     device
@@ -122,7 +129,11 @@ def train(
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, base)
     config = with_settings(base, settings or {})
-    files = _with_corpora(files, config)
+    sets = [
+        DevSet(name=name, source=Path(source), target=Path(target))
+        for name, (source, target) in dev_sets.items()
+    ]
+    files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
     languages = LanguagesConfig().given(
@@ -186,7 +197,10 @@ class _Reporter:
         LOGGER.debug("step %d: loss %.3f", report.step, report.loss)
 
     def scored(self, score: DevScore) -> None:
-        LOGGER.info("step %d: %s, loss %.3f", score.step, score.quality, score.loss)
+        name = "" if score.name == MAIN_DEV else f"{score.name}: "
+        LOGGER.info(
+            "step %d: %s%s, loss %.3f", score.step, name, score.quality, score.loss
+        )
 
     def warned(self, message: str) -> None:
         LOGGER.warning("%s", message)
