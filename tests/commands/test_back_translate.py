@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.translator import Translator
 from transduce.search_config import SamplingConfig
+from transduce.text.tokenizer import load_tokenizer
 from waiting import wait_until
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -250,6 +252,21 @@ def test_impossible_options_are_refused(refuses, teacher, mono, options, said) -
     arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
     assert refuses(*arguments, *options).startswith(said)
     assert not Path("out").exists()
+
+
+def test_the_printed_command_trains_on_the_pairs(
+    succeeds, teacher, mono, corpus_files
+) -> None:
+    printed = succeeds("back-translate", teacher, "--input", mono, "--out", "out")
+    command = shlex.split(printed.splitlines()[-1])
+    assert command[:2] == ["transduce", "train"]
+    source, target = corpus_files
+    given = {"SOURCE": target, "TARGET": source, "RUN": "run"}
+    words = [given.get(word, word) for word in command[1:]]
+    options = ("--preset", "tiny", "--set", "training.steps=2", "--no-dev")
+    succeeds(*words, *options, "--device", "cpu", "--precision", "fp32")
+    tokenizer = load_tokenizer(Path("run/tokenizer.json"))
+    assert "<bt>" in tokenizer.pieces(range(tokenizer.vocab_size))
 
 
 def test_a_parser_cannot_translate_back(refuses, parsing_model, mono) -> None:

@@ -129,10 +129,14 @@ def test_a_student_learns_the_teachers_translations(
     assert models["student fp32"]["parameters"] > 10_000
     assert models["teacher fp32"]["scores"][0]["text"] == "mono"
     assert all(each["words_per_second"] > 0 for each in models.values())
+    for name in ("teacher", "student"):
+        whole, small = models[f"{name} fp32"], models[f"{name} int8"]
+        assert 0 < small["megabytes"] < whole["megabytes"]
     lines = Path("out/report/teacher.mono.txt").read_text().splitlines()
     assert len(lines) == len(SOURCES)
-    own = load_model(Path("out/student")).tokenizer
-    assert own == load_model(teacher).tokenizer
+    student = load_model(Path("out/student"))
+    assert student.tokenizer == load_model(teacher).tokenizer
+    assert (student.source_language, student.target_language) == ("en", "de")
     assert (Path("out/report/distillation.md")).read_text().startswith("# Distillation")
 
 
@@ -329,6 +333,9 @@ def test_teachers_with_different_vocabularies_are_refused(
             ("--set", "tokenizer.vocab_size=999"),
             "Settings of `tokenizer` have",
         ),
+        (("--set", "training.best_by=f1"), "`training.best_by` must be one of"),
+        (("--set", "model.num_layers=900000"), "Training must fit in the"),
+        (("--target-language", "fr"), "fr"),
         (("--set", "model.depth=9"), "there is no setting `model.depth`"),
         (("--test", "mono.en", "dev.de"), "dev.de:10: source and target must have"),
         (

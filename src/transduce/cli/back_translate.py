@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force, print_message
 from transduce.cli.lines import OutputKeptError
-from transduce.cli.terminal import ProgressDisplay, plain_console
+from transduce.cli.terminal import ProgressDisplay, plain_console, program
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.errors import ConfigError, counted
 from transduce.experiments.synthetic_text import (
@@ -30,6 +30,7 @@ def back_translate(
     /,
     *,
     ensemble: Files = (),
+    target_language: str | None = None,
     input: Files,
     out: Path,
     force: Force = False,
@@ -63,6 +64,8 @@ def back_translate(
         A model or run folder that translates from the target language.
     ensemble
         Further models; each token is chosen by the mean of all models' probabilities.
+    target_language
+        Language to translate into, of a model with several target languages.
     input
         Text files, one sentence per line, plain or gzip. Every different line is
         translated once.
@@ -109,6 +112,7 @@ def back_translate(
             input,
             out,
             ensemble=ensemble,
+            target_language=target_language,
             sampling=SamplingConfig(**_given(sampled)) if sampling else None,
             search=None if sampling else replace(own, num_best=1).given(searched),
             max_ratio=max_ratio,
@@ -186,3 +190,8 @@ def _print_result(result: BackTranslation) -> None:
     console.print(describe_pairs(result.pairs))
     console.print(f"Synthetic source: {result.source}")
     console.print(f"True target: {result.target}")
+    console.print(
+        "Train on them beside true pairs, told apart by a tag:\n"
+        f"  {program()} train --corpus true SOURCE TARGET "
+        f"--corpus back {result.source} {result.target} tag=bt --out RUN"
+    )

@@ -53,6 +53,7 @@ def distill(
     source: Files,
     out: Path,
     reference: Files = (),
+    target_language: str | None = None,
     dev_source: Files = (),
     dev_target: Files = (),
     test: Tests = (),
@@ -94,6 +95,8 @@ def distill(
     reference
         Translations of the source, line by line. The student then learns, of the n-best
         translations of a line, the one that is closest to its reference.
+    target_language
+        Language to translate into, of a teacher with several target languages.
     dev_source
         Held-out text, scored at each checkpoint of the student. By default pairs are
         held out: true ones if there are references, otherwise the teacher's own.
@@ -150,6 +153,7 @@ def distill(
         source=source,
         student=student,
         reference=reference,
+        target_language=target_language,
         dev_source=dev_source,
         dev_target=dev_target,
         tests=tuple(EvaluationText.of(one, other) for one, other in test),

@@ -23,12 +23,15 @@ from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.distillation_report import (
+    STUDENT,
+    TEACHER,
+    ComparedSystem,
     DistillationReport,
     EvaluationText,
     measure_models,
     write_report,
 )
-from transduce.experiments.pipeline import RunObserver, resume
+from transduce.experiments.pipeline import RunObserver, resolved, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import RunConfig, require_start, require_task
 from transduce.experiments.presets import preset as preset_named
@@ -59,7 +62,7 @@ from transduce.text.languages import LanguagesConfig, guess_all
 Vocabulary = Literal["teacher", "new"]
 
 STUDENT_TINY = "student-tiny"
-STUDENT, HELD_OUT, PAIRS = "student", "text", "pairs.json"
+HELD_OUT, PAIRS = "text", "pairs.json"
 REPORT_FOLDER = "report"
 NUM_BEST = 8
 """Default number of hypotheses that are compared with the reference."""
@@ -78,6 +81,8 @@ class DistillationPlan:
     """Settings of the student's training."""
     reference: tuple[Path, ...] = ()
     """Translations of the source; the student learns the closest hypothesis."""
+    target_language: str | None = None
+    """Language to translate into, of a teacher with several target languages."""
     dev_source: tuple[Path, ...] = ()
     """Held-out text. Without it, pairs are held out: true ones if there are references,
     otherwise the teachers' own."""
@@ -112,6 +117,11 @@ class DistillationPlan:
             raise ConfigError(
                 "Both sides of the dev text must be given, but only "
                 f"{(self.dev_source or self.dev_target)[0]} is."
+            )
+        if self.student.corpora:
+            raise ConfigError(
+                "The student learns what the teacher translates, so that `corpora` "
+                "have no effect; leave them out."
             )
         names = [test.name for test in self.tests]
         for name in names:
@@ -164,6 +174,7 @@ def distill(
     out: str | PathLike[str],
     *,
     reference: Files = (),
+    target_language: str | None = None,
     dev_source: Files = (),
     dev_target: Files = (),
     tests: Sequence[tuple[str | PathLike[str], str | PathLike[str]]] = (),
@@ -201,6 +212,8 @@ def distill(
     reference
         Translations of the source. The student then learns, of the `num_best`
         hypotheses of a line, the one that is closest to its reference.
+    target_language
+        Language to translate into, of a teacher with several target languages.
     dev_source, dev_target
         Held-out text with true translations.
     tests
@@ -246,6 +259,7 @@ def distill(
         source=paths_of(source),
         student=student,
         reference=paths_of(reference),
+        target_language=target_language,
         dev_source=paths_of(dev_source),
         dev_target=paths_of(dev_target),
         tests=tuple(EvaluationText.of(Path(one), Path(other)) for one, other in tests),
@@ -302,9 +316,17 @@ def distill_in(
         read_through(plan.dev_source, plan.dev_target)
     translator = teacher()
     translator.require_translation()
+    if plan.target_language is not None:
+        translator = translator.into(plan.target_language)
     own_search = replace(plan.search or translator.search, num_best=1)
     generation = _generation(plan, own_search)
     plan = replace(plan, student=_student(plan, translator))
+    encoder = None
+    if plan.vocabulary == "teacher":
+        encoder = PairEncoder(tokenizer=translator.tokenizer)
+    # The checks of the training come before the long translation, too.
+    like_pairs = replace(_files(plan), target=plan.reference or plan.source)
+    resolved(plan.student, like_pairs, hardware, None, encoder)
     figures = InputText(paths=plan.source, references=plan.reference).figures()
     settings = {
         "translation": {
@@ -324,14 +346,18 @@ def distill_in(
         translator.close()
         source, target = _select(out, plan, figures, observer)
         files = replace(files, source=(source,), target=(target,))
-        _train(out / STUDENT, files, plan, hardware, run_observers)
+        _train(out / STUDENT, files, plan.student, hardware, run_observers, encoder)
         report, texts = measure_models(
-            plan.teachers,
-            out / STUDENT,
+            ComparedSystem(
+                name=TEACHER,
+                folders=plan.teachers,
+                search=own_search,
+                into=plan.target_language,
+            ),
+            _trained_student(out / STUDENT),
             plan.tests or _dev_as_test(out, plan),
             observer.measuring,
             source=source,
-            search=own_search,
             device=hardware.device.type,
         )
         write_report(report, texts, out / REPORT_FOLDER)
@@ -403,14 +429,18 @@ def _discard(out: Path, step: str) -> None:
                     remove_folder(out / name)
 
 
-def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
-    """Return the text to translate, its references, and the dev text."""
-    files = CorpusFiles(
+def _files(plan: DistillationPlan) -> CorpusFiles:
+    return CorpusFiles(
         source=plan.source,
         target=plan.reference,
         dev_source=plan.dev_source,
         dev_target=plan.dev_target,
     )
+
+
+def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
+    """Return the text to translate, its references, and the dev text."""
+    files = _files(plan)
     if not plan.holds_out:
         return files
     # Done again at each call, as it is quick: a crash may have cut it short.
@@ -464,19 +494,22 @@ def _select(
 def _train(
     run: Path,
     files: CorpusFiles,
-    plan: DistillationPlan,
+    config: RunConfig,
     hardware: Hardware,
     observers: Sequence[RunObserver],
+    encoder: PairEncoder | None,
 ) -> None:
     """Train the student, or continue its training."""
-    if is_run(run):
-        if not any(entry["kind"] == "final" for entry in RunFolder(run).read_log()):
-            resume(run, hardware, *observers)
-        return
-    encoder = None
-    if plan.vocabulary == "teacher":
-        encoder = PairEncoder(tokenizer=open_model(plan.teachers[0]).tokenizer)
-    train_run(files, plan.student, run, hardware, *observers, encoder=encoder)
+    if not is_run(run):
+        train_run(files, config, run, hardware, *observers, encoder=encoder)
+    elif not any(entry["kind"] == "final" for entry in RunFolder(run).read_log()):
+        resume(run, hardware, *observers)
+
+
+def _trained_student(run: Path) -> ComparedSystem:
+    own = open_model(run).search or SearchConfig()
+    search = own.given({"num_best": 1})
+    return ComparedSystem(name=STUDENT, folders=(run,), search=search)
 
 
 def _dev_as_test(out: Path, plan: DistillationPlan) -> tuple[EvaluationText, ...]:

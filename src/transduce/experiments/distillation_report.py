@@ -106,13 +106,15 @@ class DistillationReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _System:
+class ComparedSystem:
     """Models that translate together, in one precision."""
 
     name: str
-    precision: DecodingPrecision
     folders: tuple[Path, ...]
     search: SearchConfig
+    precision: DecodingPrecision = "fp32"
+    into: str | None = None
+    """Target language, if the models have several."""
     is_scored: bool = True
 
     @property
@@ -123,7 +125,8 @@ class _System:
         )
 
     def load(self, device: str) -> Translator:
-        return load(*self.folders, device=device, precision=self.precision)
+        translator = load(*self.folders, device=device, precision=self.precision)
+        return translator if self.into is None else translator.into(self.into)
 
     def figures(
         self, words_per_second: float, scores: Sequence[TextScore]
@@ -145,29 +148,28 @@ class _System:
 
 
 def measure_models(
-    teachers: Sequence[Path],
-    student: Path,
+    teacher: ComparedSystem,
+    student: ComparedSystem,
     texts: Sequence[EvaluationText],
     on_step: Callable[[str], object],
     *,
     source: Path,
-    search: SearchConfig,
     device: str,
 ) -> tuple[DistillationReport, dict[str, list[str]]]:
-    """Compare teacher and student.
+    """Compare teacher and student, both also in 8 bits.
 
-    Also returns their translations, by the names of model and text. The teachers search
-    as given, the student as its settings say. The texts are translated on the device;
-    speed is measured on one core of the processor, by turns, with the first text, or
-    with `source` if there is none. `on_step` is called with a description of each step.
+    Also returns their translations, by the names of model and text. The texts are
+    translated on the device; speed is measured on one core of the processor, by turns,
+    with the first text, or with `source` if there is none. `on_step` is called with a
+    description of each step.
     """
     with TemporaryDirectory() as folder:
-        systems, notes = _systems(teachers, student, search, Path(folder))
+        systems, notes = _with_quantized((teacher, student), Path(folder))
         return _measured(systems, notes, texts, on_step, source, device)
 
 
 def _measured(
-    systems: Sequence[_System],
+    systems: Sequence[ComparedSystem],
     notes: tuple[str, ...],
     texts: Sequence[EvaluationText],
     on_step: Callable[[str], object],
@@ -209,32 +211,32 @@ def _measured(
     return report, translations
 
 
-def _systems(
-    teachers: Sequence[Path], student: Path, search: SearchConfig, quantized: Path
-) -> tuple[list[_System], tuple[str, ...]]:
-    """Return teacher and student in fp32 and in 8 bits, and notes on those left out.
+def _with_quantized(
+    systems: Sequence[ComparedSystem], quantized: Path
+) -> tuple[list[ComparedSystem], tuple[str, ...]]:
+    """Return each system in fp32 and in 8 bits, and notes on those left out.
 
     The models in 8 bits are written to the folder `quantized`.
     """
-    own = open_model(student).search or SearchConfig()
-    found: list[_System] = []
+    found: list[ComparedSystem] = []
     notes: list[str] = []
-    for name, folders, how in (
-        (TEACHER, tuple(teachers), search),
-        (STUDENT, (student,), own.given({"num_best": 1})),
-    ):
-        system = _System(name=name, precision="fp32", folders=folders, search=how)
-        found.append(system)
-        made = tuple(quantized / f"{name}-{i}" for i in range(len(folders)))
-        small = replace(
-            system, precision="int8", folders=made, is_scored=name == STUDENT
+    for system in systems:
+        made = tuple(
+            quantized / f"{system.name}-{i}" for i in range(len(system.folders))
         )
+        small = replace(
+            system,
+            precision="int8",
+            folders=made,
+            is_scored=system.name == STUDENT,
+        )
+        found.append(system)
         try:
-            for folder, out in zip(folders, made, strict=True):
+            for folder, out in zip(system.folders, made, strict=True):
                 quantize(folder, out)
             small.load("cpu").get_ready()
         except (ConfigError, RequestError) as error:
-            notes.append(f"The {name} is not measured in 8 bits: {error}")
+            notes.append(f"The {system.name} is not measured in 8 bits: {error}")
         else:
             found.append(small)
     return found, tuple(notes)
@@ -257,7 +259,7 @@ def _score(
 
 
 def _seconds_by_turns(
-    systems: Sequence[_System], lines: Sequence[str]
+    systems: Sequence[ComparedSystem], lines: Sequence[str]
 ) -> dict[str, float]:
     """Return the time of one core that each system takes, the median of its turns.
 

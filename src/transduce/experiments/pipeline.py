@@ -221,8 +221,8 @@ def train(
     training would take more than a week.
     """
     config, files = _with_mixture(config, files)
-    config = _resolved(config, files, hardware, start)
     encoder = start.encoder if start else encoder
+    config = resolved(config, files, hardware, start, encoder)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
@@ -365,8 +365,12 @@ def _with_mixture(config: RunConfig, files: RunFiles) -> tuple[RunConfig, RunFil
     return replace(config, corpora=corpora), replace(files, corpora=corpora)
 
 
-def _resolved(
-    config: RunConfig, files: RunFiles, hardware: Hardware, start: StartModel | None
+def resolved(
+    config: RunConfig,
+    files: RunFiles,
+    hardware: Hardware,
+    start: StartModel | None,
+    encoder: PairEncoder | None,
 ) -> RunConfig:
     """Settings with the languages of the run; `ConfigError` if something misfits."""
     languages, model = config.languages, config.model
@@ -381,7 +385,7 @@ def _resolved(
     require_memory(model, hardware)
     _require_consistent(files, config)
     _require_dev_language(files, config)
-    tokenizer = start.model.tokenizer if start else config.tokenizer
+    tokenizer = encoder.tokenizer if encoder else config.tokenizer
     require_suitable(config.augmentation, tokenizer)
     return config
 

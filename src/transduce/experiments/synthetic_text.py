@@ -484,6 +484,7 @@ def back_translate(
     out: str | Path,
     *,
     ensemble: Sequence[str | Path] = (),
+    target_language: str | None = None,
     sampling: SamplingConfig | None = None,
     search: SearchConfig | None = None,
     max_ratio: float = MAX_RATIO,
@@ -514,6 +515,8 @@ def back_translate(
         Folder of the result, new or begun by the same call.
     ensemble
         Further models, whose probabilities are averaged with those of the first.
+    target_language
+        Language to translate into, of a model with several target languages.
     sampling
         Settings of sampling (Edunov et al., 2018); by default beam search.
     search
@@ -552,6 +555,8 @@ def back_translate(
         num_processes=num_processes,
     )
     translator.require_translation()
+    if target_language is not None:
+        translator = translator.into(target_language)
     generation = Generation(
         decoding=sampling or search or translator.search.given({}), max_ratio=max_ratio
     )
@@ -584,16 +589,22 @@ def back_translate(
         result = BackTranslation(
             source=source, target=target, figures=figures, pairs=pairs
         )
-        report = {
-            "source": source.name,
-            "target": target.name,
-            "lines": {k: v for k, v in asdict(figures).items() if k != "digest"},
-            "pairs": pairs,
-        }
-        with atomic_file(folder / REPORT) as new:
-            new.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        _report(result, folder)
     translator.close()
     return result
+
+
+def _report(result: BackTranslation, folder: Path) -> None:
+    figures = asdict(result.figures)
+    del figures["digest"]
+    report = {
+        "source": result.source.name,
+        "target": result.target.name,
+        "lines": figures,
+        "pairs": dict(result.pairs),
+    }
+    with atomic_file(folder / REPORT) as new:
+        new.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def generation_settings(
@@ -604,6 +615,7 @@ def generation_settings(
     kind = "search" if isinstance(decoding, SearchConfig) else "sampling"
     return {
         kind: asdict(decoding),
+        "into": translator.target_language,
         "max_ratio": generation.max_ratio,
         "device": translator.device,
         "precision": translator.precision,
