@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
@@ -230,6 +230,9 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
         single=f"$A {SPECIAL_PIECES[EOS]}",
         special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
     )
+    # A tag before a text is one token; the library finds it within a text, too.
+    tags = [AddedToken(tag, normalized=False) for tag in tokenizer.language_tags]
+    portable.add_tokens(tags)
     portable.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -1,8 +1,10 @@
 """Tags of corpora and of target languages: names, tokens, and their search."""
 
 import pytest
+import tokenizers
 
 from transduce.errors import ConfigError, RequestError
+from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.text.tags import (
     corpus_tag,
     find_language_tag,
@@ -126,3 +128,15 @@ def test_an_unknown_language_is_refused_with_those_there_are():
     )
     with pytest.raises(RequestError, match="this one has none"):
         find_language_tag("fr", ())
+
+
+def test_an_exported_vocabulary_keeps_its_tags():
+    config = TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(TEXT * 3, config, TAGS)
+    portable = portable_tokenizer(tokenizer)
+    for text in (*TEXT[:2], ">>de<< A man", ">>pt-BR<< <bt> two", "<bt> A"):
+        assert portable.encode(text, add_special_tokens=False).ids == (
+            tokenizer.encode(text)
+        )
+    again = tokenizers.Tokenizer.from_str(portable.to_str())
+    assert own_tokenizer(again) == tokenizer
