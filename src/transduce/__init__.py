@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
     from transduce.errors import TransduceError
+    from transduce.experiments.cleaning import clean
     from transduce.experiments.distillation import distill
     from transduce.experiments.synthetic_text import back_translate
     from transduce.experiments.train import resume, train
@@ -23,6 +24,7 @@ __all__ = [
     "Translator",
     "__version__",
     "back_translate",
+    "clean",
     "distill",
     "load",
     "quantize",
@@ -37,6 +39,7 @@ _HOMES = {
     "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
     "back_translate": "transduce.experiments.synthetic_text",
+    "clean": "transduce.experiments.cleaning",
     "distill": "transduce.experiments.distillation",
     "load": "transduce.decoding.translator",
     "quantize": "transduce.decoding.quantization",

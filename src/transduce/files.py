@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import CheckpointError, TransduceError
+from transduce.errors import CheckpointError, ConfigError, TransduceError
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
@@ -86,6 +86,35 @@ def reason(error: BaseException, max_length: int = 200) -> str:
     words = " ".join(str(error).split())
     words = words.encode("utf-8", "backslashreplace").decode("utf-8")
     return words if len(words) <= max_length else f"{words[:max_length]}..."
+
+
+def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
+    """Raise `ConfigError` if an output folder holds files that would be lost.
+
+    Even force overwrites only a folder that the same command wrote: one with a file
+    named `holding`, and without folders.
+    """
+    if not (out.is_symlink() or out.exists()):
+        return
+    if not out.is_dir():
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is a file; choose "
+            "another name."
+        )
+    there = sorted(out.iterdir())
+    if not there:
+        return
+    if not force:
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another, or overwrite it with --force."
+        )
+    if not (out / holding).is_file() or any(each.is_dir() for each in there):
+        raise ConfigError(
+            f"{out}: --force overwrites only what the same command wrote, but the "
+            f"folder has other content (folders in it, or no {holding}); choose "
+            "another."
+        )
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import transduce
+from transduce.data.cleaning_rules import CleaningConfig
+from transduce.errors import ConfigError
 from transduce.model_folder import open_model
 
 PAIRS = (
@@ -101,8 +104,8 @@ def test_a_model_drops_the_worst_share(
         ),
         (("--set", "max_words=few"), "`max_words` must be"),
         (("--set", "min_letters=2"), "`min_letters` must be at most 1, but is 2"),
-        (("--worst", "0.2"), "--worst must be given together with a model"),
-        (("--reverse-model", "x"), "--reverse-model must be given together with"),
+        (("--worst", "0.2"), "`worst` must be given together with a model"),
+        (("--reverse-model", "x"), "`reverse_model` must be given together with"),
         (("--model", "missing"), "missing: "),
         (("--processes", "0"), "`processes` must be at least 1, but is 0."),
         (("--dev-source", "missing"), "missing: the file cannot be read (No such"),
@@ -238,3 +241,27 @@ def test_a_stopped_command_ends_its_processes_and_leaves_no_output(
         path.write_text("one and more\n", encoding="utf-8")
     succeeds("clean", "--source", sides[0], "--target", sides[1], *call[-4:])
     assert not unfinished.exists()
+
+
+def test_python_and_the_command_write_the_same_files(
+    succeeds: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    options = ("--model", model, "--device", "cpu", "--worst", 0.5)
+    succeeds("clean", *my_corpus, "--out", one, "--off", "markup", *options)
+    report = transduce.clean(
+        *(tmp_path / "my.en", str(tmp_path / "my.de"), str(other)),
+        config=CleaningConfig(off=("markup",)),
+        model=model,
+        device="cpu",
+        worst=0.5,
+    )
+    assert report.dropped == {"duplicate": 1, "low-score": 1}
+    assert {path.name for path in one.iterdir()} == {p.name for p in other.iterdir()}
+    for path in one.iterdir():
+        assert path.read_bytes() == (other / path.name).read_bytes()
+    with pytest.raises(ConfigError, match="Both sides of a corpus must be given"):
+        transduce.clean((), (), tmp_path / "third")

@@ -21,8 +21,10 @@ def test_the_public_names_are_exactly_these() -> None:
         "Translator",
         "__version__",
         "back_translate",
+        "clean",
         "distill",
         "load",
+        "quantize",
         "resume",
         "train",
     }

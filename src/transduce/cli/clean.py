@@ -9,25 +9,14 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.status import Status
 
-from transduce.cli.files import Files, Force, require_new_folder
-from transduce.cli.options import Assignments, require_both, text_files
+from transduce.cli.files import Files, Force
+from transduce.cli.options import Assignments, text_files
 from transduce.cli.terminal import error_console, program
-from transduce.data.cleaning import (
-    DROPPED_FILE,
-    REPORT_FILE,
-    CleaningReport,
-    Scoring,
-    clean_corpus,
-)
+from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
-from transduce.data.corpus_files import CorpusFiles
-from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, counted
+from transduce.experiments.cleaning import clean as clean_corpus
 from transduce.settings import apply_assignments
-from transduce.text.languages import LanguagesConfig, base, guess_all
-
-WORST = 0.1
-"""Share of the pairs that a model's scores drop by default."""
 
 
 def clean(
@@ -95,95 +84,32 @@ def clean(
     json_output
         Print the report as one JSON object.
     """
-    require_both(source, target)
-    files = replace(text_files(source, target, (), ()), dev_source=dev_source)
+    files = text_files(source, target, (), ())
     if not files.source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     for rule in off:
         require_rule(rule)
-    config = replace(apply_assignments(CleaningConfig(), settings), off=off)
-    given = {"source": source_language, "target": target_language}
-    languages = LanguagesConfig().given(given)
-    _require_replaceable(out, files, force=force)
-    scoring = _scoring(model, reverse_model, worst, device, _known(languages, files))
     with error_console().status("Reading the corpus...") as status:
         report = clean_corpus(
-            files,
+            source,
+            target,
             out,
-            config,
-            languages=languages,
-            scoring=scoring,
+            dev_source=dev_source,
+            source_language=source_language,
+            target_language=target_language,
+            config=replace(apply_assignments(CleaningConfig(), settings), off=off),
+            model=model,
+            reverse_model=reverse_model,
+            worst=worst,
+            device=device,
             num_processes=processes,
+            overwrite=force,
             on_pairs=_progress(status),
         )
     if json_output:
         print(json.dumps(asdict(report), indent=2, default=str))
     else:
         _show(report, out)
-
-
-def _require_replaceable(out: Path, files: CorpusFiles, *, force: bool) -> None:
-    """Raise `ConfigError` if the folder holds files that would be lost."""
-    require_new_folder(out, force=force, holding=REPORT_FILE)
-    for path in (*files.source, *files.target, *files.dev_source):
-        if out.resolve() in path.resolve().parents:
-            raise ConfigError(
-                f"{out}: the output must be a folder without the corpus in it, but is "
-                f"not; choose another."
-            )
-
-
-def _known(languages: LanguagesConfig, files: CorpusFiles) -> LanguagesConfig:
-    """Complete the languages by the endings of the files."""
-    return LanguagesConfig(
-        source=languages.source or guess_all(files.source),
-        target=languages.target or guess_all(files.target),
-    )
-
-
-def _scoring(
-    model: Path | None,
-    reverse_model: Path | None,
-    worst: float | None,
-    device: str,
-    languages: LanguagesConfig,
-) -> Scoring | None:
-    """Load the models; `ConfigError` if they do not fit the corpus or the options."""
-    if model is None:
-        option = "--worst" if reverse_model is None else "--reverse-model"
-        if reverse_model is not None or worst is not None:
-            raise ConfigError(
-                f"{option} must be given together with a model of the corpus's own "
-                "direction; add --model."
-            )
-        return None
-    share = WORST if worst is None else worst
-    Scoring(score=lambda _sources, _targets: (), worst=share)  # checks the share
-    translator = _loaded(model, device, languages)
-    if reverse_model is None:
-        return Scoring(score=translator.score, worst=share)
-    reverse = _loaded(
-        reverse_model,
-        device,
-        LanguagesConfig(source=languages.target, target=languages.source),
-    )
-    return Scoring(score=translator.score, score_reverse=reverse.score, worst=share)
-
-
-def _loaded(path: Path, device: str, languages: LanguagesConfig) -> Translator:
-    """Load a model; `ConfigError` if it is known to be of other languages."""
-    translator = load(path, device=device)
-    translator.require_translation()
-    for side in ("source", "target"):
-        of_model = getattr(translator, f"{side}_language")
-        of_corpus = getattr(languages, side)
-        if of_model and of_corpus and base(of_model) != base(of_corpus):
-            raise ConfigError(
-                f"{path}: the model must have the languages of the corpus, but its "
-                f"{side} is {of_model} and here {of_corpus}; choose another model, or "
-                f"correct --source-language and --target-language."
-            )
-    return translator
 
 
 def _progress(status: Status) -> Callable[[str, int], None]:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from transduce.errors import ConfigError, DataError
 from transduce.files import atomic_file
+from transduce.files import require_new_folder as require_new_folder
 
 Files = Annotated[
     tuple[Path, ...],
@@ -54,35 +55,6 @@ def require_new(
         raise ConfigError(
             f"{output}: the output must be new or empty, but is not; choose another "
             "name, or overwrite it with --force."
-        )
-
-
-def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
-    """Raise `ConfigError` if an output folder holds files that would be lost.
-
-    Even force overwrites only a folder that the same command wrote: one with a file
-    named `holding`, and without folders.
-    """
-    if not _exists(out):
-        return
-    if not out.is_dir():
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is a file; choose "
-            "another name."
-        )
-    there = sorted(out.iterdir())
-    if not there:
-        return
-    if not force:
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it with --force."
-        )
-    if not (out / holding).is_file() or any(each.is_dir() for each in there):
-        raise ConfigError(
-            f"{out}: --force overwrites only what the same command wrote, but the "
-            f"folder has other content (folders in it, or no {holding}); choose "
-            "another."
         )
 
 
@@ -151,10 +123,6 @@ def is_standard_output(output: Path) -> bool:
 
 def _keeps_what_is_written(output: Path) -> bool:
     return output.is_file() and not is_standard_output(output)
-
-
-def _exists(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -1,0 +1,174 @@
+"""Cleaning of a parallel corpus by rules and models: `transduce clean` in Python."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from transduce.data.cleaning import (
+    REPORT_FILE,
+    CleaningReport,
+    Scoring,
+    clean_corpus,
+)
+from transduce.data.cleaning_rules import CleaningConfig
+from transduce.data.corpus_files import CorpusFiles
+from transduce.decoding.translator import Translator, load
+from transduce.errors import ConfigError
+from transduce.files import require_new_folder
+from transduce.settings import require_between
+from transduce.text.languages import LanguagesConfig, base, guess_all
+
+WORST = 0.1
+"""Share of the pairs that a model's scores drop by default."""
+FileNames: TypeAlias = str | Path | Sequence[str | Path]
+
+
+def clean(
+    source: FileNames,
+    target: FileNames,
+    out: str | Path,
+    *,
+    dev_source: FileNames = (),
+    source_language: str | None = None,
+    target_language: str | None = None,
+    config: CleaningConfig | None = None,
+    model: str | Path | None = None,
+    reverse_model: str | Path | None = None,
+    worst: float | None = None,
+    device: str = "auto",
+    num_processes: int | None = None,
+    overwrite: bool = False,
+    on_pairs: Callable[[str, int], object] = lambda what, number: None,
+) -> CleaningReport:
+    """Write the good pairs of a parallel corpus to a folder, and the others with
+    reasons.
+
+        report = transduce.clean("my.en", "my.de", "cleaned")
+        print(report.kept, report.dropped)
+
+    The folder appears once it is complete. It holds the kept pairs under the names of
+    the files, the dropped ones in `dropped.jsonl`, `report.json`, and with a model
+    `scores.tsv`.
+
+    Parameters
+    ----------
+    source
+        Text files, one sentence per line, plain or gzip.
+    target
+        Their translations, line by line.
+    out
+        Folder of the result.
+    dev_source
+        Held-out text whose sentences are dropped from the source.
+    source_language, target_language
+        BCP 47 tags; by default the endings of the files name them.
+    config
+        Thresholds of the rules, and rules that are switched off
+        (`transduce.data.cleaning_rules.CleaningConfig`).
+    model
+        A model or run folder. Of the pairs that all rules keep, those with the largest
+        cross-entropy per token are dropped.
+    reverse_model
+        A model of the reverse direction. Pairs are then ranked by dual conditional
+        cross-entropy (Junczys-Dowmunt, 2018).
+    worst
+        Share of the pairs that the scores drop; by default 0.1.
+    device
+        Device of the models: "auto", "cpu" or "cuda".
+    num_processes
+        Number of processes; by default one for each core. The result is the same.
+    overwrite
+        Whether to replace the result of an earlier cleaning.
+    on_pairs
+        Called with "read", "scored" or "written", and the number of pairs so far.
+
+    Raises
+    ------
+    DataError
+        A file cannot be used; the message names it, and the line.
+    ConfigError
+        The folder holds something else, two files have one name, a model is of other
+        languages, or a number is out of bounds.
+    CheckpointError
+        A model is missing or damaged, or the folder cannot be written.
+    RequestError
+        A process was killed, or a model cannot score.
+    """
+    files = CorpusFiles(
+        source=_paths(source), target=_paths(target), dev_source=_paths(dev_source)
+    )
+    if not files.source or not files.target:
+        raise ConfigError("Both sides of a corpus must be given, but are not.")
+    _require_replaceable(Path(out), files, overwrite=overwrite)
+    languages = LanguagesConfig(
+        source=source_language or guess_all(files.source),
+        target=target_language or guess_all(files.target),
+    )
+    scoring = _scoring(model, reverse_model, worst, device, languages)
+    given = LanguagesConfig(source=source_language, target=target_language)
+    return clean_corpus(
+        files,
+        Path(out),
+        config,
+        languages=given,
+        scoring=scoring,
+        num_processes=num_processes,
+        on_pairs=on_pairs,
+    )
+
+
+def _paths(files: FileNames) -> tuple[Path, ...]:
+    return (Path(files),) if isinstance(files, str | Path) else tuple(map(Path, files))
+
+
+def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> None:
+    """Raise `ConfigError` if the folder holds files that would be lost."""
+    require_new_folder(out, force=overwrite, holding=REPORT_FILE)
+    for path in (*files.source, *files.target, *files.dev_source):
+        if out.resolve() in path.resolve().parents:
+            raise ConfigError(
+                f"{out}: the output must be a folder without the corpus in it, but is "
+                "not; choose another."
+            )
+
+
+def _scoring(
+    model: str | Path | None,
+    reverse_model: str | Path | None,
+    worst: float | None,
+    device: str,
+    languages: LanguagesConfig,
+) -> Scoring | None:
+    """Load the models; `ConfigError` if they do not fit the corpus or the options."""
+    if model is None:
+        if reverse_model is not None or worst is not None:
+            name = "worst" if reverse_model is None else "reverse_model"
+            raise ConfigError(
+                f"`{name}` must be given together with a model of the corpus's own "
+                "direction, but is given alone; add the model."
+            )
+        return None
+    share = WORST if worst is None else worst
+    require_between("worst", share, 0, 1)
+    translator = _loaded(model, device, languages)
+    if reverse_model is None:
+        return Scoring(score=translator.score, worst=share)
+    reversed_ = LanguagesConfig(source=languages.target, target=languages.source)
+    reverse = _loaded(reverse_model, device, reversed_)
+    return Scoring(score=translator.score, score_reverse=reverse.score, worst=share)
+
+
+def _loaded(path: str | Path, device: str, languages: LanguagesConfig) -> Translator:
+    """Load a model; `ConfigError` if it is known to be of other languages."""
+    translator = load(path, device=device)
+    translator.require_translation()
+    for side in ("source", "target"):
+        of_model = getattr(translator, f"{side}_language")
+        of_corpus = getattr(languages, side)
+        if of_model and of_corpus and base(of_model) != base(of_corpus):
+            raise ConfigError(
+                f"{path}: the model must have the languages of the corpus, but its "
+                f"{side} is {of_model} and here {of_corpus}; choose another model, or "
+                f"correct the languages."
+            )
+    return translator
