@@ -307,3 +307,9 @@ def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_
     ):
         found = refuses("train", *given, *STEPS, "--out", tmp_path / "other")
         assert message in found
+
+
+def test_the_report_on_a_corpus_takes_all_corpora_of_a_mixture(texts, succeeds):
+    given = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1")]
+    report = json.loads(succeeds("check", *given, "--preset", "tiny", "--json"))
+    assert report["training"]["pairs"]["kept"] == 560

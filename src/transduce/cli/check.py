@@ -14,6 +14,8 @@ from rich.text import Text
 from transduce.cli.files import Files
 from transduce.cli.options import (
     Assignments,
+    CorpusWords,
+    corpora_of,
     required_files,
     run_config,
     text_files,
@@ -54,6 +56,7 @@ def check(
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
+    corpus: CorpusWords = (),
     preset: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
@@ -81,6 +84,9 @@ def check(
         Treebanks in brackets, instead of text and translations.
     dev_trees
         Held-out trees, scored during training.
+    corpus
+        A corpus of a mixture, as NAME SOURCE TARGET [WEIGHT]; repeat it for each. The
+        report is on all of them together, whatever their weights.
     preset
         Preset of the training; by default the one that fits the size of the corpus.
     config
@@ -90,9 +96,11 @@ def check(
     json_output
         Print one JSON object.
     """
+    in_file = run_config(preset or "base", config, settings).corpora
     files = required_files(
         text_files(source, target, dev_source, dev_target),
         TreebankFiles(trees=trees, dev_trees=dev_trees),
+        corpora_of(corpus) or in_file,
     )
     if preset is not None:
         require_task(preset, files.task)

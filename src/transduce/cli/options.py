@@ -294,9 +294,11 @@ def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
     return treebanks if treebanks.trees else None
 
 
-def required_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles:
-    """Return the given files; `ConfigError` if there are none."""
-    files = run_files(text, treebanks)
+def required_files(
+    text: CorpusFiles, treebanks: TreebankFiles, corpora: tuple[CorpusConfig, ...]
+) -> RunFiles:
+    """Return the given files, or those of corpora; `ConfigError` if there are none."""
+    files = with_corpora(run_files(text, treebanks), corpora)
     if files is None:
         raise ConfigError(NO_CORPUS)
     return files
