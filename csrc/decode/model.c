@@ -38,7 +38,7 @@ typedef struct {
 /* Parameters of a model that is not finished. */
 typedef struct Loading {
     RawLayer *encoder_layers, *decoder_layers;
-    Affine embedding, target_embedding;
+    Affine embedding, target_embedding, output;
     Affine encoder_norm, decoder_norm;
     const float *positions;
 } Loading;
@@ -56,6 +56,7 @@ typedef enum {
     KEY_VALUES, /* both */
     VOCAB,
     TARGET_VOCAB,
+    OUTPUTS, /* the target's vocabulary */
     POSITIONS
 } Size;
 
@@ -74,6 +75,8 @@ static int64_t size_of(const td_model_config *config, Size size)
         [KEY_VALUES] = keys + values,
         [VOCAB] = config->vocab_size,
         [TARGET_VOCAB] = config->target_vocab_size,
+        [OUTPUTS] =
+            config->target_vocab_size ? config->target_vocab_size : config->vocab_size,
         [POSITIONS] = config->max_positions,
     };
     return sizes[size];
@@ -89,6 +92,8 @@ enum {
     IF_BIAS = 16,
     IF_SHARED = 32, /* source and target have one matrix */
     IF_TARGET = 64, /* the target has its own matrix */
+    IF_TIED = 128,  /* logits have the matrix of the target's embedding */
+    IF_OUTPUT = 256, /* logits have their own matrix */
 };
 
 static int conditions_of(const td_model_config *config)
@@ -97,6 +102,7 @@ static int conditions_of(const td_model_config *config)
            (config->norm == TD_PRE_NORM ? IF_PRE_NORM : 0) |
            (config->max_positions ? IF_LEARNED : 0) |
            (config->output_bias ? IF_BIAS : 0) |
+           (config->has_output ? IF_OUTPUT : IF_TIED) |
            (config->target_vocab_size ? IF_TARGET : IF_SHARED);
 }
 
@@ -144,11 +150,14 @@ static const Parameter model_parameters[] = {
     {"embedding.weight", offsetof(Loading, embedding.weight), VOCAB, D_MODEL, ALWAYS,
      1},
     {"embedding.bias", offsetof(Loading, embedding.bias), VOCAB, ONE,
-     IF_SHARED | IF_BIAS, 0},
+     IF_SHARED | IF_TIED | IF_BIAS, 0},
     {"target_embedding.weight", offsetof(Loading, target_embedding.weight),
      TARGET_VOCAB, D_MODEL, IF_TARGET, 1},
     {"target_embedding.bias", offsetof(Loading, target_embedding.bias), TARGET_VOCAB,
-     ONE, IF_TARGET | IF_BIAS, 0},
+     ONE, IF_TARGET | IF_TIED | IF_BIAS, 0},
+    {"output.weight", offsetof(Loading, output.weight), OUTPUTS, D_MODEL, IF_OUTPUT, 1},
+    {"output.bias", offsetof(Loading, output.bias), OUTPUTS, ONE, IF_OUTPUT | IF_BIAS,
+     0},
     {"positions.weight", offsetof(Loading, positions), POSITIONS, D_MODEL, IF_LEARNED,
      0},
     AFFINE(Loading, "encoder_norm", encoder_norm, D_MODEL, ONE, IF_PRE_NORM),
@@ -253,6 +262,8 @@ static int is_valid_config(const td_model_config *c)
            is_between(c->neighbourhood, 0, UNLIMITED) && c->norm_epsilon > 0 &&
            c->norm_epsilon < 1 && is_between(c->norm, TD_POST_NORM, TD_PRE_NORM) &&
            is_between(c->scores, TD_SCALED, TD_ADDITIVE) &&
+           (c->position_base == 0 || c->position_base > 1) &&
+           c->position_base <= MAX_POSITION_BASE &&
            is_between(c->activation, TD_RELU, TD_SILU) && is_precision(c->precision);
 }
 
@@ -596,13 +607,15 @@ static td_status pack_embeddings(const Packer *packer, td_model *model)
         model->target_embedding = model->source_embedding;
     if (status)
         return status;
-    const Affine output = output_weights(target, &model->target_embedding);
+    const Affine output = config->has_output
+                              ? loading->output
+                              : output_weights(target, &model->target_embedding);
     status = pack_affine(packer, &output, target_vocab_size(model), config->d_model,
                          &model->output);
     if (status)
         return status;
-    model->positions =
-        positions_new(config->d_model, loading->positions, config->max_positions);
+    model->positions = positions_new(config->d_model, config->position_base,
+                                     loading->positions, config->max_positions);
     return model->positions ? TD_OK : TD_OUT_OF_MEMORY;
 }
 

@@ -10,7 +10,7 @@
 #include "sizes.h"
 
 #define MIN_COUNT 128 /* encodings of a table */
-#define WAVELENGTH 10000.0
+#define USUAL_BASE 10000.0 /* the paper's */
 
 /* Older tables are kept, as another thread may still read them. */
 typedef struct Table {
@@ -21,15 +21,16 @@ typedef struct Table {
 
 struct Positions {
     int64_t d_model, num_learned;
+    double base;
     float *learned; /* [num_learned, d_model], or NULL */
     _Atomic(Table *) newest;
 };
 
-/* Dimension 2i is sin(position / 10000^(2i / d_model)); dimension 2i + 1 the cosine. */
-static void write_sinusoids(float *rows, int64_t count, int64_t d_model)
+/* Dimension 2i is sin(position / base^(2i / d_model)); dimension 2i + 1 the cosine. */
+static void write_sinusoids(double base, float *rows, int64_t count, int64_t d_model)
 {
     for (int64_t i = 0; i < d_model; i += 2) {
-        const double wavelength = pow(WAVELENGTH, (double)i / (double)d_model);
+        const double wavelength = pow(base, (double)i / (double)d_model);
         for (int64_t position = 0; position < count; position++) {
             const double angle = (double)position / wavelength;
             float *pair = rows + position * d_model + i;
@@ -69,7 +70,7 @@ static Table *table_new(const Positions *positions, int64_t count)
     if (positions->learned)
         write_learned(positions, table->rows, count);
     else
-        write_sinusoids(table->rows, count, positions->d_model);
+        write_sinusoids(positions->base, table->rows, count, positions->d_model);
     return table;
 }
 
@@ -79,12 +80,14 @@ static void table_free(Table *table)
     free(table);
 }
 
-Positions *positions_new(int64_t d_model, const float *learned, int64_t num_learned)
+Positions *positions_new(int64_t d_model, double base, const float *learned,
+                         int64_t num_learned)
 {
     Positions *positions = calloc(1, sizeof *positions);
     if (!positions)
         return NULL;
     positions->d_model = d_model;
+    positions->base = base > 0 ? base : USUAL_BASE;
     if (!learned)
         return positions;
     const double bytes = (double)num_learned * (double)d_model * (double)sizeof(float);

@@ -10,9 +10,13 @@
 
 typedef struct Positions Positions;
 
+#define MAX_POSITION_BASE 1e12
+
 /* Create encodings [positions, d_model]. `learned` [num_learned, d_model] is copied;
- * NULL for sinusoids. Returns NULL if allocation fails. */
-Positions *positions_new(int64_t d_model, const float *learned, int64_t num_learned);
+ * NULL for sinusoids with this base of their wavelengths, or 10,000 if it is 0. Returns
+ * NULL if allocation fails. */
+Positions *positions_new(int64_t d_model, double base, const float *learned,
+                         int64_t num_learned);
 
 /* Encodings [at least count, d_model] of positions 0, 1, ..., valid until
  * positions_free(). Returns NULL if allocation fails. Several threads may call this at

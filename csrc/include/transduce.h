@@ -295,7 +295,9 @@ typedef struct td_model_config {
     td_norm norm;
     td_scores scores;
     td_activation activation;
-    int output_bias; /* 1: logits have a bias */
+    int output_bias;   /* 1: logits have a bias */
+    int has_output;    /* 1: logits have a matrix of their own, 0: the target's embedding */
+    double position_base; /* of the wavelengths of sinusoids; 0: 10,000, the paper's */
     td_precision precision;
 } td_model_config;
 

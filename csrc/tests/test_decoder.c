@@ -114,6 +114,12 @@ static void every_configuration(const td_api *api)
     c.target_vocab_size = 31;
     c.output_bias = 1;
     model_is_near(api->decode, c);
+    c.has_output = 1;
+    c.position_base = 12345.0;
+    model_is_near(api->decode, c);
+    c.target_vocab_size = 0;
+    c.output_bias = 0;
+    model_is_near(api->decode, c);
     c = tiny;
     c.max_positions = 7;
     c.neighbourhood = 2;

@@ -52,6 +52,8 @@ static td_model_config random_config(void)
         .scores = (td_scores)pick(0, 2),
         .activation = (td_activation)pick(0, 1),
         .output_bias = (int)pick(0, 1),
+        .has_output = (int)pick(0, 1),
+        .position_base = (double)(pick(0, 1) * pick(2, 20000)),
         .precision = (td_precision)pick(0, 1),
     };
 }

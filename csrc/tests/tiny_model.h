@@ -97,8 +97,10 @@ static inline void add_tensors(TinyModel *tiny)
     add_tensor(tiny, "embedding", ".weight", c->vocab_size, c->d_model, 0.0f);
     if (c->target_vocab_size)
         add_tensor(tiny, target, ".weight", vocab, c->d_model, 0.0f);
+    if (c->has_output)
+        add_tensor(tiny, "output", ".weight", vocab, c->d_model, 0.0f);
     if (c->output_bias)
-        add_tensor(tiny, target, ".bias", vocab, 1, 0.0f);
+        add_tensor(tiny, c->has_output ? "output" : target, ".bias", vocab, 1, 0.0f);
     if (c->max_positions)
         add_tensor(tiny, "positions", ".weight", c->max_positions, c->d_model, 0.0f);
     for (int64_t i = 0; i < c->encoder_layers; i++)
@@ -318,11 +320,13 @@ static inline void embed_rows(const TinyModel *tiny, const char *embedding,
     const float *tokens = tensor_of(tiny, embedding, ".weight");
     const float *learned = tensor_of(tiny, "positions", ".weight");
     const double scale = sqrt((double)width);
+    const double base =
+        tiny->config.position_base ? tiny->config.position_base : 10000.0;
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < width; i++) {
             const int64_t last = tiny->config.max_positions - 1;
             const int64_t even = i - i % 2;
-            const double angle = (double)row / pow(10000, (double)even / (double)width);
+            const double angle = (double)row / pow(base, (double)even / (double)width);
             const double position =
                 learned ? learned[(row < last ? row : last) * width + i] * scale
                         : (i % 2 ? cos(angle) : sin(angle));
@@ -346,8 +350,9 @@ static inline void reference_logits(const TinyModel *tiny, const Rows *memory,
     const td_model_config *c = &tiny->config;
     const char *target = c->target_vocab_size ? "target_embedding" : "embedding";
     const int64_t vocab = c->target_vocab_size ? c->target_vocab_size : c->vocab_size;
-    const float *weight = tensor_of(tiny, target, ".weight");
-    const float *bias = tensor_of(tiny, target, ".bias");
+    const char *output = c->has_output ? "output" : target;
+    const float *weight = tensor_of(tiny, output, ".weight");
+    const float *bias = tensor_of(tiny, output, ".bias");
     Rows *x = malloc(sizeof *x);
     embed_rows(tiny, target, ids, rows, x);
     run_stack(tiny, "decoder", x, rows, memory, keys);

@@ -62,6 +62,9 @@ FORMATS = {
     QUANTIZED_FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
+RARE = {"position_base", "tied_output"}
+"""Settings of a Transformer that are left out where they have the paper's value, so
+that older versions read the model."""
 MAX_UPDATES = 10**12
 """Upper bound on a model's number of updates; a larger number is damage."""
 MODEL_CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -302,7 +305,7 @@ def write_description(
         "run": model.run,
         "source_language": model.source_language,
         "target_language": model.target_language,
-        "model": asdict(model.config),
+        "model": _settings_of(model.config),
     }
     if is_quantized:
         content["precision"] = "int8"
@@ -316,6 +319,16 @@ def write_description(
         model.symbols.save(folder / SYMBOLS_FILE)
     if model.dictionary is not None:
         model.dictionary.save(folder / DICTIONARY_FILE)
+
+
+def _settings_of(config: ArchitectureConfig) -> dict[str, Any]:
+    """Return all settings of a model but the rare ones that have the paper's value."""
+    usual = asdict(CONFIGS[architecture_of(config)]())
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in RARE or value != usual[name]
+    }
 
 
 def unsaved(error: SafetensorError) -> OSError:
@@ -497,7 +510,7 @@ def _read_config(
         )
     settings, default = content.get("model"), CONFIGS[architecture]()
     known = {field.name for field in fields(default)} - FORMATS[number]
-    if not isinstance(settings, dict) or set(settings) != known:
+    if not isinstance(settings, dict) or not known - RARE <= set(settings) <= known:
         raise CheckpointError(
             f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
             "holds others; the model was saved by another version of transduce."

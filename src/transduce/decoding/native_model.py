@@ -371,6 +371,8 @@ def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:
                 loaded.TD_SILU if config.activation == "silu" else loaded.TD_RELU
             ),
             "output_bias": config.output_bias,
+            "has_output": not config.tied_output,
+            "position_base": config.position_base,
             "precision": native_precision(precision),
         },
     )

@@ -41,7 +41,7 @@ from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
 from transduce.metrics.perplexity import TargetScore
-from transduce.model.embedding import SharedEmbedding
+from transduce.model.embedding import OutputLayer, SharedEmbedding
 from transduce.model.transformer import Transformer
 from transduce.model_folder import ModelFolder, QuantizedWeight
 from transduce.native import api
@@ -306,11 +306,27 @@ class PackedEmbedding(SharedEmbedding):
         return cast(Tensor, self.output(x))
 
 
+class PackedOutput(OutputLayer):
+    """The output's own matrix as a packed linear map."""
+
+    def __init__(self, layer: OutputLayer, make_map: MakeMap) -> None:
+        nn.Module.__init__(self)  # the weight is there
+        self.weight, self.bias = layer.weight, layer.bias
+        self.output = make_map(layer.weight, layer.bias)
+
+    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of rows."""
+        return cast(Tensor, self.output(x))
+
+
 def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, make_map(child.weight, child.bias))
+    if model.output is not None:
+        model.output = PackedOutput(model.output, make_map)
+        return model
     name = "embedding" if model.target_embedding is None else "target_embedding"
     model.add_module(name, PackedEmbedding(model.output_embedding, make_map))
     return model

@@ -110,9 +110,11 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     _fill_stack(spec.decoder, decoder(checkpoint))
     embedding = checkpoint.weights["embedding.weight"].numpy()
     spec.encoder.embeddings[0].weight = embedding
-    spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
+    spec.decoder.embeddings.weight = embedding
+    output = "embedding" if config.tied_output else "output"
+    spec.decoder.projection.weight = checkpoint.weights[f"{output}.weight"].numpy()
     if config.output_bias:
-        spec.decoder.projection.bias = checkpoint.weights["embedding.bias"].numpy()
+        spec.decoder.projection.bias = checkpoint.weights[f"{output}.bias"].numpy()
     positions = _positions(checkpoint).numpy()
     spec.encoder.position_encodings.encodings = positions
     spec.decoder.position_encodings.encodings = positions
@@ -124,7 +126,7 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
 def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
     config = checkpoint.transformer_config
     if config.positions == "sinusoidal":
-        return sinusoids(MAX_POSITIONS, config.d_model)
+        return sinusoids(MAX_POSITIONS, config.d_model, config.position_base)
     table = checkpoint.weights["positions.weight"] * math.sqrt(config.d_model)
     # Positions beyond the table use its last entry, as in this package.
     beyond = table[-1:].expand(max(MAX_POSITIONS - len(table), 0), -1)

@@ -74,7 +74,14 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     """
     logging.disable_progress_bar()
     require_one_vocabulary(TARGET, checkpoint.transformer_config)
-    require(TARGET, checkpoint.transformer_config, norm="post", positions="sinusoidal")
+    require(
+        TARGET,
+        checkpoint.transformer_config,
+        norm="post",
+        positions="sinusoidal",
+        position_base=10_000.0,
+        tied_output=True,
+    )
     require_plain_attention(TARGET, checkpoint.transformer_config)
     _require_small_epsilon(checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)

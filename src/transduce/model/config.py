@@ -30,6 +30,9 @@ MAX = {
 }
 """Largest value of each size, within the integers of the native library."""
 
+MAX_POSITION_BASE = 1e12
+"""Largest base of the wavelengths of sinusoids."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -39,8 +42,9 @@ class ModelConfig:
     """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
     source and target, as is their embedding."""
     target_vocab_size: int | None = None
-    """Size of a separate target vocabulary, for the symbols of a parser's trees
-    (section 6.3). None for a shared vocabulary."""
+    """Size of a separate target vocabulary with an embedding of its own: the symbols of
+    a parser's trees (section 6.3), or the first pieces of an imported translator's
+    vocabulary. None for a shared vocabulary."""
     num_layers: int = 6
     """Number of layers N of the encoder and of the decoder."""
     decoder_layers: int | None = None
@@ -77,6 +81,10 @@ class ModelConfig:
     additive."""
     activation: Activation = "relu"
     """Activation of the feed-forward networks: relu, as in the paper, or silu."""
+    position_base: float = 10_000.0
+    """Base b of the wavelengths of sinusoids, 2 pi b^(2i / d_model) (section 3.5).
+    Marian's own models have 10,000^(d_model / (d_model - 2)), with which the longest
+    wavelength is exactly 10,000 times the shortest, as in tensor2tensor."""
     neighbourhood: int | None = None
     """Neighbourhood r of restricted self-attention, in positions to either side
     (section 4), for long sequences: time and memory then grow with their length, not
@@ -87,6 +95,9 @@ class ModelConfig:
     output_bias: bool = False
     """Whether the output layer has biases. The paper's has none; imported models may
     have them."""
+    tied_output: bool = True
+    """Whether the output layer has the matrix of the target's embedding, as in the
+    paper (section 3.4). Imported models may have a matrix of its own."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -99,6 +110,11 @@ class ModelConfig:
                 raise ConfigError(
                     f"`model.{name}` must be at least 0 and below 1, but is {rate}."
                 )
+        if not 1 < self.position_base <= MAX_POSITION_BASE:
+            raise ConfigError(
+                "`model.position_base` must be above 1 and at most "
+                f"{MAX_POSITION_BASE:g}, but is {self.position_base}."
+            )
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(
                 "`model.norm_epsilon` must be above 0 and below 1, but is "

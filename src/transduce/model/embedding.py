@@ -35,17 +35,34 @@ class SharedEmbedding(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
-def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:
+class OutputLayer(nn.Module):
+    """Matrix of the logits that no embedding shares."""
+
+    def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        nn.init.normal_(self.weight, std=d_model**-0.5)
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
+        """Multiply rows by the transposed matrix."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+def sinusoids(
+    length: int, d_model: int, base: float = 10_000.0
+) -> Float[Tensor, "{length} {d_model}"]:
     """Return the encodings of positions 0, 1, 2, ... (section 3.5)."""
-    return torch.from_numpy(sinusoid_array(length, d_model))
+    return torch.from_numpy(sinusoid_array(length, d_model, base))
 
 
 class SinusoidalPositions(nn.Module):
     """Sinusoids of any length, from a table that grows as needed."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, base: float = 10_000.0) -> None:
         super().__init__()
         self.d_model = d_model
+        self.base = base
         self._table = torch.empty(0, d_model)
 
     def forward(
@@ -55,7 +72,7 @@ class SinusoidalPositions(nn.Module):
         end = first + length
         if len(self._table) < end or self._table.device != device:
             size = max(end, 2 * len(self._table), 128)
-            self._table = sinusoids(size, self.d_model).to(device)
+            self._table = sinusoids(size, self.d_model, self.base).to(device)
         return self._table[first:end]
 
     def at(

@@ -76,9 +76,14 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 def _all(config: ModelConfig) -> Parameters:
     own = config.target_vocab_size
-    yield from _embedding("embedding", config.vocab_size, config, is_output=own is None)
+    is_tied = config.tied_output
+    is_output = is_tied and own is None
+    yield from _embedding("embedding", config.vocab_size, config, is_output=is_output)
     if own is not None:
-        yield from _embedding("target_embedding", own, config, is_output=True)
+        yield from _embedding("target_embedding", own, config, is_output=is_tied)
+    if not is_tied:
+        num_outputs = own or config.vocab_size
+        yield from _embedding("output", num_outputs, config, is_output=True)
     if config.positions == "learned":
         yield "positions.weight", (config.max_positions, config.d_model)
     for number in range(config.num_layers):
@@ -248,17 +253,18 @@ def _dot(
 
 
 def sinusoid_array(
-    length: int, d_model: int
+    length: int, d_model: int, base: float = 10_000.0
 ) -> Float[np.ndarray, "{length} {d_model}"]:
     """Return the encodings of positions 0, 1, 2, ... (section 3.5).
 
-        PE(pos, 2i)     = sin(pos / 10000^(2i / d_model))
-        PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))
+        PE(pos, 2i)     = sin(pos / base^(2i / d_model))
+        PE(pos, 2i + 1) = cos(pos / base^(2i / d_model))
 
-    Computed in double precision, so that far positions are exact.
+    The paper's base is 10,000. Computed in double precision, so that far positions are
+    exact.
     """
     even = np.arange(0, d_model, 2, dtype=np.float64)
     position = np.arange(length, dtype=np.float64)
-    angle = position[:, None] / 10_000 ** (even / d_model)
+    angle = position[:, None] / base ** (even / d_model)
     pairs = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
     return pairs.reshape(length, d_model).astype(np.float32)

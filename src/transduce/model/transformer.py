@@ -12,6 +12,7 @@ from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import (
     LearnedPositions,
+    OutputLayer,
     SharedEmbedding,
     SinusoidalPositions,
 )
@@ -37,26 +38,39 @@ class Memory:
 class Transformer(nn.Module):
     """Encoder and decoder with one shared embedding.
 
-    A config with `target_vocab_size` has a second embedding, of target and output.
+    A config with `target_vocab_size` has a second embedding, of target and output, and
+    one without `tied_output` a matrix of the output alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        has_tied_bias = config.output_bias and config.tied_output
         self.embedding = SharedEmbedding(
             config.vocab_size,
             config.d_model,
-            bias=config.output_bias and config.target_vocab_size is None,
+            bias=has_tied_bias and config.target_vocab_size is None,
         )
         self.target_embedding = (
             None
             if config.target_vocab_size is None
             else SharedEmbedding(
-                config.target_vocab_size, config.d_model, bias=config.output_bias
+                config.target_vocab_size, config.d_model, bias=has_tied_bias
+            )
+        )
+        # Unlike the paper: a matrix of the output alone, as an option, which models of
+        # Marian may have.
+        self.output = (
+            None
+            if config.tied_output
+            else OutputLayer(
+                config.target_vocab_size or config.vocab_size,
+                config.d_model,
+                bias=config.output_bias,
             )
         )
         self.positions = (
-            SinusoidalPositions(config.d_model)
+            SinusoidalPositions(config.d_model, config.position_base)
             if config.positions == "sinusoidal"
             else LearnedPositions(config.max_positions, config.d_model)
         )
@@ -109,22 +123,27 @@ class Transformer(nn.Module):
         self, states: Float[Tensor, "*rows d_model"]
     ) -> Float[Tensor, "*rows vocab"]:
         """Return the logits of the next token for decoder states (section 3.4)."""
-        return self.output_embedding.logits(states)
+        return self.output_layer.logits(states)
+
+    @property
+    def output_layer(self) -> SharedEmbedding | OutputLayer:
+        """Matrix and bias of the logits: the target's embedding, or their own."""
+        return self.output or self.output_embedding
 
     @property
     def output_embedding(self) -> SharedEmbedding:
-        """Embedding of target and output."""
+        """Embedding of the target and, unless it has its own matrix, the output."""
         return self.target_embedding or self.embedding
 
     @property
     def output_weight(self) -> Float[Tensor, "vocab d_model"]:
         """Matrix of the logits."""
-        return self.output_embedding.weight
+        return self.output_layer.weight
 
     @property
     def output_bias(self) -> Float[Tensor, " vocab"] | None:
         """Bias of the logits, if they have one."""
-        return self.output_embedding.bias
+        return self.output_layer.bias
 
     @property
     def cross_attention_taps(self) -> list[nn.Module]:
