@@ -16,6 +16,7 @@ was faulty before counts against it.
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -267,13 +268,22 @@ def write_large(folder: Path, num_pairs: int) -> list[Path]:
     return paths
 
 
-def measured(call: Sequence[str]) -> tuple[float, int, int]:
-    """Seconds of a command, and its peak of private and of proportional memory.
+class Measured(NamedTuple):
+    """Time and peak memory of a command with all its processes."""
+
+    seconds: float
+    cpu_seconds: float
+    private: int
+    proportional: int
+
+
+def measured(call: Sequence[str]) -> Measured:
+    """Measure a command.
 
     Private memory is what no other process and no file holds; files on disk that are
     mapped count in proportional memory alone.
     """
-    started = time.monotonic()
+    started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(call, stdout=subprocess.DEVNULL)
     peak = [0, 0]
 
@@ -293,7 +303,9 @@ def measured(call: Sequence[str]) -> tuple[float, int, int]:
     watcher.join()
     if code:
         sys.exit(f"{' '.join(call)} failed with exit code {code}.")
-    return seconds, peak[0], peak[1]
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return Measured(seconds, cpu, *peak)
 
 
 def _children(pid: int) -> list[int]:
@@ -315,8 +327,9 @@ def _memory(pid: int, name: str) -> int:
 
 def show_speed(folder: Path, num_pairs: int, processes: Sequence[int]) -> None:
     """Print pairs per second and peak memory for a corpus and for a tenth of it."""
-    print("| pairs | MB of text | processes | pairs/s | memory, MB | with files, MB |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    heads = ("pairs", "MB of text", "processes", "pairs/s", "pairs per CPU second")
+    print("| " + " | ".join((*heads, "memory, MB", "with files, MB")) + " |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
     for number in (num_pairs // 10, num_pairs):
         paths = write_large(folder, number)
         size = sum(path.stat().st_size for path in paths) / 1e6
@@ -333,10 +346,13 @@ def show_speed(folder: Path, num_pairs: int, processes: Sequence[int]) -> None:
                 *("--target", str(paths[1]), "--out", str(folder / "large"), "--force"),
                 *("--processes", str(each)),
             ]
-            seconds, private, proportional = measured(call)
+            found = measured(call)
+            rate = number / found.seconds
             print(
-                f"| {number:,} | {size:,.0f} | {each} | {number / seconds:,.0f} | "
-                f"{private / 1e6:,.0f} | {proportional / 1e6:,.0f} |"
+                f"| {number:,} | {size:,.0f} | {each} | {rate:,.0f} | "
+                f"{number / found.cpu_seconds:,.0f} | {found.private / 1e6:,.0f} | "
+                f"{found.proportional / 1e6:,.0f} |",
+                flush=True,
             )
 
 

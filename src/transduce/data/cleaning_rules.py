@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from hashlib import blake2b
 from html.entities import html5
+from operator import eq
 from typing import NamedTuple
 
 import numpy as np
@@ -396,6 +397,9 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
         return None
     found = (0, "")
     for length in range(1, min(LONGEST_PHRASE, len(units) // (max_repeats + 1)) + 1):
+        # Fast, and enough for nearly all text.
+        if sum(map(eq, units[length:], units)) < length * max_repeats:
+            continue
         run = most = end = 0
         for position in range(length, len(units)):
             run = run + 1 if units[position] == units[position - length] else 0
