@@ -11,6 +11,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import sys
 import warnings
@@ -50,6 +51,9 @@ from transduce.text.languages import LanguagesConfig, guess
 DROPPED_FILE, REPORT_FILE, SCORES_FILE = "dropped.jsonl", "report.json", "scores.tsv"
 """Files of the output folder beside those of the kept pairs."""
 REPORT_FORMAT = 1
+UNSAFE = re.compile("[\ud800-\udfff\x7f-\x9f\u2028\u2029]")
+"""Character that a file of JSON lines does not hold unescaped: no UTF-8, or the end of
+a line for some readers."""
 
 CHUNK_PAIRS = 5_000
 """Pairs that a process judges at once."""
@@ -906,6 +910,6 @@ def _record(code: int, detail: str, source: Line, target: Line) -> bytes:
         "target": target.content.decode("utf-8", "surrogateescape"),
     }
     line = json.dumps(record, ensure_ascii=False)
-    if not line.isprintable():  # also U+2028, at which some readers end a line
+    if UNSAFE.search(line):
         line = json.dumps(record)
     return line.encode() + b"\n"
