@@ -215,7 +215,8 @@ def clean_corpus(
         TemporaryDirectory(dir=new, prefix=".rows-") as folder,
     ):
         judged = _judged(_chunks(pairs), judge, number)
-        totals = _write_rows(judged, len(pairs), Path(folder), on_pairs)
+        compared = [name for rule, name in REPEATS.items() if config.has(rule)]
+        totals = _write_rows(judged, len(pairs), compared, Path(folder), on_pairs)
         corpus = _Corpus(pairs, totals, Path(folder))
         ratios = _drop_unusual_lengths(corpus, config)
         for rule, digests in REPEATS.items():
@@ -261,13 +262,13 @@ class _Chunk(NamedTuple):
 
 
 class _ChunkRows(NamedTuple):
-    """What the rules for single pairs find in a chunk."""
+    """Findings of the rules for single pairs in a chunk."""
 
     file: int
     codes: bytes
     """Number of the broken rule of each pair; 0 for none."""
     details: list[str]
-    """What breaks the rule, for each pair that breaks one."""
+    """Explanation for each pair that breaks a rule."""
     lengths: Integer[np.ndarray, "pairs 2"]
     """Characters of both sides without white space; 0 for a dropped pair."""
     digests: UInt64[np.ndarray, "pairs 2"]
@@ -548,26 +549,34 @@ def _run_worker(judge: _ChunkJudge, connection: Connection, parent: int) -> None
 def _write_rows(
     judged: Iterable[_ChunkRows],
     num_files: int,
+    compared: Sequence[str],
     folder: Path,
     on_pairs: OnPairs,
 ) -> list[int]:
-    """Write the arrays of `_Corpus` and the details; the number of pairs by file."""
+    """Write the arrays of `_Corpus` and the details; return the pairs of each file.
+
+    `compared` names the digests that are written.
+    """
     totals = [0] * num_files
-    names = ("codes", "lengths", "pairs", "sources", "targets", "details")
     with ExitStack() as stack:
         files = {
-            name: stack.enter_context((folder / name).open("wb")) for name in names
+            name: stack.enter_context((folder / name).open("wb"))
+            for name in ("codes", "lengths", "details", *compared)
         }
         for rows in judged:
             source, target = rows.digests.T
+            digests = {
+                "pairs": pair_digests(source, target),
+                "sources": source,
+                "targets": target,
+            }
             files["codes"].write(rows.codes)
             files["lengths"].write(rows.lengths.tobytes())
-            files["pairs"].write(pair_digests(source, target).tobytes())
-            files["sources"].write(source.tobytes())
-            files["targets"].write(target.tobytes())
             files["details"].writelines(
                 json.dumps(detail).encode() + b"\n" for detail in rows.details
             )
+            for name in compared:
+                files[name].write(digests[name].tobytes())
             totals[rows.file] += len(rows.codes)
             on_pairs("read", sum(totals))
     return totals
@@ -721,7 +730,7 @@ def _scores(corpus: _Corpus) -> Iterator[np.ndarray]:
 
 
 def _ranks(scores: np.ndarray) -> Float[np.ndarray, " pairs"]:
-    """What pairs are ranked by, lowest first.
+    """Scores by which pairs are ranked, best first.
 
     With two models it is the dual conditional cross-entropy: the absolute difference of
     both cross-entropies plus their mean (Junczys-Dowmunt, 2018).
@@ -887,7 +896,7 @@ def _detail(
     number: int,
     rank: float | None,
 ) -> str | None:
-    """What breaks a rule for the whole corpus; None for a rule for single pairs."""
+    """Explanation of a rule for the whole corpus; None for a rule for single pairs."""
     if NAMES[code] in REPEATS:
         return f"repeats {corpus.place(int(corpus.first[row]))}"
     if code == LENGTH_RATIO:

@@ -204,12 +204,12 @@ Check = Callable[[SideText, SideText], str | None]
 
 
 class Judgement(NamedTuple):
-    """What the rules for single pairs find in a pair."""
+    """Finding of the rules for single pairs."""
 
     code: int
     """Number of the broken rule; 0 for none."""
     detail: str
-    """What breaks the rule, and where."""
+    """Explanation: the words that break the rule, and their side."""
     source_size: int
     """Number of characters of the source without white space; 0 for a dropped pair."""
     target_size: int
