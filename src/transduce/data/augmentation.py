@@ -40,17 +40,17 @@ from transduce.text.augmentation import (
 )
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
-from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.subword_sampling import (
-    TAG,
     BytePairSampler,
     Ids,
     Sampler,
     UnigramSampler,
     can_drop_merges,
 )
+from transduce.text.tags import is_tag
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
-from transduce.text.vocabulary import EOS, TokenizerConfig
+from transduce.text.vocabulary import TokenizerConfig
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
@@ -139,7 +139,7 @@ class PairAugmenter:
         self._languages = languages
         self.max_length = max_length
         pieces = enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))
-        self._tags = {i for i, piece in pieces if i > EOS and _is_tag(piece)}
+        self._tags = {i for i, piece in pieces if is_tag(piece)}
         sides = config.subword_sides
         self._source_sampler = self._sampler("source") if sides != "target" else None
         self._target_sampler = self._sampler("target") if sides != "source" else None
@@ -324,10 +324,6 @@ def _partners(numbers: Sequence[int], tags: Sequence[Ids]) -> dict[int, int]:
     return second_of
 
 
-def _is_tag(piece: str) -> bool:
-    return piece != UNKNOWN and TAG.fullmatch(piece) is not None
-
-
 def _generator(seed: Seed) -> np.random.Generator:
     first, *others = seed
     return np.random.default_rng(np.random.SeedSequence(first, spawn_key=others))
@@ -361,7 +357,7 @@ class Augmentation:
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
         self._workers: list[_Worker] = []
         self._idle = SimpleQueue[_Worker]()
-        self._coming: dict[Seed, list[Future[AugmentedPart]]] = {}
+        self._coming: _Coming | None = None
         self._is_closed = False
 
     @property
@@ -371,27 +367,33 @@ class Augmentation:
 
     def begin(self, part: Dataset, seed: Seed) -> None:
         """Begin to augment a part in the background, to use it next."""
-        if self._threads is None or seed in self._coming:
-            return
-        while len(self._workers) < self._num_processes:
-            self._workers.append(_Worker(self._augment))
-            self._idle.put(self._workers[-1])
-        self._coming[seed] = [
-            self._threads.submit(self._by_worker, chunk, (*seed, number))
-            for number, chunk in enumerate(_chunks(part))
-        ]
+        if self._threads is not None:
+            self._coming = self._begun(part, seed, self._threads)
 
     def augmented(self, part: Dataset, seed: Seed) -> AugmentedPart:
         """Return the augmented part; wait for it if it is not finished."""
         if self._threads is None:
             chunks = enumerate(_chunks(part))
             return _joined([self._augment(c, (*seed, number)) for number, c in chunks])
-        self.begin(part, seed)
-        chunks_of_part = self._coming.pop(seed)
-        for unused in chain.from_iterable(self._coming.values()):
-            unused.cancel()
-        self._coming.clear()
-        return _joined([chunk.result() for chunk in chunks_of_part])
+        coming, self._coming = self._coming, None
+        if coming is not None and not coming.is_of(part, seed):
+            for unused in coming.chunks:
+                unused.cancel()
+            coming = None
+        coming = coming or self._begun(part, seed, self._threads)
+        return _joined([chunk.result() for chunk in coming.chunks])
+
+    def _begun(
+        self, part: Dataset, seed: Seed, threads: ThreadPoolExecutor
+    ) -> "_Coming":
+        while len(self._workers) < self._num_processes:
+            self._workers.append(_Worker(self._augment))
+            self._idle.put(self._workers[-1])
+        chunks = [
+            threads.submit(self._by_worker, chunk, (*seed, number))
+            for number, chunk in enumerate(_chunks(part))
+        ]
+        return _Coming(part=part, seed=seed, chunks=chunks)
 
     def close(self) -> None:
         """End the processes."""
@@ -423,6 +425,26 @@ class Augmentation:
             return self._augment(chunk, seed)
         finally:
             self._idle.put(worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coming:
+    """Part that is augmented in the background."""
+
+    part: Dataset
+    seed: Seed
+    chunks: list[Future[AugmentedPart]]
+
+    def is_of(self, part: Dataset, seed: Seed) -> bool:
+        """Return whether it is made of these pairs and this seed."""
+        return self.seed == seed and all(
+            np.array_equal(mine.offsets, side.offsets)
+            and np.array_equal(mine.ids, side.ids)
+            for mine, side in (
+                (self.part.source, part.source),
+                (self.part.target, part.target),
+            )
+        )
 
 
 def default_processes(processes_here: int) -> int:
