@@ -442,7 +442,11 @@ def test_the_pairs_of_each_corpus_are_counted_before_they_change(make_dataset):
         CorpusConfig(name=name, source=name, target=name, weight=weight)
         for name, weight in (("a", 3.0), ("b", 1.0))
     ]
-    stages = [StageConfig(steps=30), StageConfig(weights={"b": 1.0})]
+    stages = [
+        StageConfig(steps=30),
+        StageConfig(steps=8, weights={"b": 1.0}),
+        StageConfig(weights={"a": 1.0}),
+    ]
     mixture = CorpusMixture(corpora, stages, [200, 800])
     [first, second] = tokenizer.encode_sources(["ab.", "d d."])
     dataset = make_dataset([(first, first)] * 200 + [(second, second)] * 800)
@@ -460,8 +464,9 @@ def test_the_pairs_of_each_corpus_are_counted_before_they_change(make_dataset):
         )
     shares = np.sum([update.corpus_pairs for update in updates], axis=0)
     assert shares[0] / shares.sum() == pytest.approx(0.75, abs=0.1)
-    later = batcher.epoch(1, first_step=30)
-    assert all(update.corpus_pairs[0] == 0 for update in later)
+    second_stage = list(batcher.epoch(1, first_step=30))
+    assert len(second_stage) == 8
+    assert all(update.corpus_pairs[0] == 0 for update in second_stage)
 
 
 def test_memory_is_tried_with_the_longest_pairs_that_may_result(part, tokenizer):
