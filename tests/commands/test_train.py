@@ -320,6 +320,9 @@ def test_warnings_about_a_corpus_come_before_the_first_step(
     files = ("--source", source, "--target", source)
     dev = ("--dev-source", target, "--dev-target", target)
     said = succeeds(*TINY, *files, *dev, "--out", tmp_path / "run")
-    warning = "pairs with the same text on both sides: 40 (100.0%); remove them."
+    warning = (
+        "pairs with the same text on both sides: 40 (100.0%); drop these pairs by "
+        "transduce clean."
+    )
     assert f"Warning: {warning}" in said
     assert "`transduce check` shows the details and the lines." in said

@@ -61,12 +61,14 @@ LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 this many tokens: a word or two may well take three times as many in another
 language."""
 
+DROP = "drop these pairs by transduce clean"
 REMEDIES = {
-    "replacement character": "letters were lost there: download the text again",
-    "doubly encoded letter": "undo one encoding, or download the text again",
+    "replacement character": "letters were lost there: download the text again, or "
+    f"{DROP}",
+    "doubly encoded letter": f"undo one encoding, download the text again, or {DROP}",
     "line separator": "it does not end a line here, so check that the lines match; "
-    "replace it by a space",
-    "control character": "remove it",
+    f"replace it by a space, or {DROP}",
+    "control character": f"remove it, or {DROP}",
 }
 """Remedy for each kind of suspicious character, worst first."""
 
@@ -529,7 +531,7 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
     if invalid:
         yield Advice(
             problem=f"lines of the {name} corpus that are not UTF-8 text: {invalid:,}",
-            remedy="convert the files to UTF-8 and remove NUL bytes",
+            remedy=f"convert the files to UTF-8 and remove NUL bytes, or {DROP}",
             is_refusal=True,
         )
     for files in split.unequal:
@@ -552,7 +554,8 @@ def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:
         yield Advice(
             problem="dev sources that are also in training: "
             f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same target)",
-            remedy="remove them from the training files, or dev scores are too high",
+            remedy="remove them from the training files by transduce clean "
+            "--dev-source, or dev scores are too high",
         )
 
 
@@ -598,11 +601,23 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
         for finding in (pairs.empty_source, pairs.empty_target, pairs.empty_both)
     )
     odd = (
-        (empty, "with an empty side", "check that the files belong together"),
+        (
+            empty,
+            "with an empty side",
+            f"check that the files belong together, or {DROP}",
+        ),
         (pairs.overlong.count, "too long", "split them or raise batching.max_length"),
-        (pairs.identical.count, "with the same text on both sides", "remove them"),
-        (pairs.lopsided.count, "of very different length", "check the alignment"),
-        (pairs.repeated.count, "that repeat an earlier one", "keep one of each"),
+        (pairs.identical.count, "with the same text on both sides", DROP),
+        (
+            pairs.lopsided.count,
+            "of very different length",
+            f"check the alignment, or {DROP}",
+        ),
+        (
+            pairs.repeated.count,
+            "that repeat an earlier one",
+            "keep one of each by transduce clean",
+        ),
     )
     for number, description, remedy in odd:
         if number and number >= NOTEWORTHY * pairs.total:

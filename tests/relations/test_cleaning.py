@@ -1,0 +1,82 @@
+"""A cleaned corpus has none of the faults that a check reports."""
+
+from itertools import islice
+from pathlib import Path
+
+import transduce
+from transduce.data.corpus_files import MARKS, CorpusFiles
+from transduce.experiments.corpus_check import CorpusReport, advise, check_corpus
+from transduce.experiments.presets import PRESETS
+from transduce.grammar.corpus import Grammar
+
+FAULTY = (
+    (b"caf\xe9", b"Kaffee"),
+    (b"A dog.", b"Ein \0 Hund."),
+    (b"", b"leer"),
+    (b"empty", b" "),
+    (b" ", b""),
+    (b"The dog barks in the yard.", b"The dog barks in the yard."),
+    (
+        b"A long word.",
+        " ".join(f"Wort{'aeiou'[n % 5] * n}" for n in range(40)).encode(),
+    ),
+    ("A\x85dog.".encode(), b"Ein Hund."),
+    (b"A dog.", "Ein Hund\u2028.".encode()),
+    (b"A \x02 dog.", b"Ein Hund."),
+    ("A caf\ufffd.".encode(), b"Ein Lokal."),
+    (b"A street.", "Eine StraÃŸe.".encode()),
+)
+
+
+def check(folder: Path, files: CorpusFiles) -> CorpusReport:
+    dev = folder / "dev.en", folder / "dev.de"
+    files = CorpusFiles(
+        source=files.source,
+        target=files.target,
+        dev_source=dev[:1],
+        dev_target=dev[1:],
+    )
+    return check_corpus(files, PRESETS["tiny"])
+
+
+def num_faults(report: CorpusReport) -> dict[str, int]:
+    training = report.training
+    assert report.overlap is not None
+    pairs = training.pairs
+    found = {
+        "invalid": pairs.invalid,
+        "empty source": pairs.empty_source.count,
+        "empty target": pairs.empty_target.count,
+        "empty both": pairs.empty_both.count,
+        "lopsided": pairs.lopsided.count,
+        "identical": pairs.identical.count,
+        "repeated": pairs.repeated.count,
+        "in dev": report.overlap.sources.count,
+    }
+    for mark in MARKS:
+        sides = training.source, training.target
+        found[mark] = sum(side.suspicious[mark].count for side in sides)
+    return found
+
+
+def test_a_check_finds_no_fault_after_cleaning(tmp_path: Path) -> None:
+    sentences = list(islice(Grammar.built_in().training_sentences(1), 160))
+    sound = [(s.source.encode(), s.target.encode()) for s in sentences]
+    pairs = [*sound, *FAULTY, *sound[:5], *FAULTY]
+    paths = tmp_path / "my.en", tmp_path / "my.de"
+    dev = tmp_path / "dev.en", tmp_path / "dev.de"
+    for side in (0, 1):
+        paths[side].write_bytes(b"".join(pair[side] + b"\n" for pair in pairs))
+        dev[side].write_bytes(b"".join(pair[side] + b"\n" for pair in sound[:3]))
+    before = check(tmp_path, CorpusFiles(source=paths[:1], target=paths[1:]))
+    assert [kind for kind, number in num_faults(before).items() if not number] == []
+    said = " ".join(map(str, advise(before)))
+    assert "transduce clean" in said
+    out = tmp_path / "out"
+    report = transduce.clean(*paths, out, dev_source=dev[0], num_processes=1)
+    assert 140 < report.kept <= 157
+    cleaned = CorpusFiles(source=(out / "my.en",), target=(out / "my.de",))
+    after = check(tmp_path, cleaned)
+    assert [kind for kind, number in num_faults(after).items() if number] == []
+    assert after.training.pairs.kept == report.kept
+    assert "transduce clean" not in " ".join(map(str, advise(after)))
