@@ -7,9 +7,10 @@ on the number of devices or their memory. A large corpus is planned in random pa
 million pairs, which bounds the memory of the plan. Planning needs no PyTorch.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -228,6 +229,8 @@ AUGMENTED_PAIRS = 2**17
 """The same in training with augmentation, which waits for the first of these parts."""
 
 Item = TypeVar("Item")
+Indices = Integer[np.ndarray, " _"]
+"""Numbers of pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +332,7 @@ class Batcher:
         for planned in _in_parts(pairs):
             batches = self._batches(planned)
             batches = [batches[i] for i in random.permutation(len(batches))]
+            batches = self._mixed(batches)
             bounds = list(pairwise(self._update_bounds(batches)))
             for start, end in bounds[first:]:
                 yield self._update(batches[start:end])
@@ -359,12 +363,29 @@ class Batcher:
                 seed = (self._seed, epoch + 1, 0)
             augmentation.begin(self._dataset.picked(following), seed)
             plan = Batcher(changed.pairs, self._config, self._seed)
-            for update in islice(
-                plan._exactly(num_updates, (epoch, number)), first, None
-            ):
-                drawn = part[changed.numbers[np.concatenate(update.batches)]]
-                yield replace(update, corpus_pairs=self._corpus_pairs(drawn))
+            drawn = part[changed.numbers]
+            updates = plan._exactly(
+                num_updates, (epoch, number), partial(self._mixed, drawn=drawn)
+            )
+            for update in islice(updates, first, None):
+                pairs = drawn[np.concatenate(update.batches)]
+                yield replace(update, corpus_pairs=self._corpus_pairs(pairs))
             first = 0
+
+    def _mixed(
+        self,
+        batches: list[Integer[np.ndarray, " _"]],
+        drawn: Integer[np.ndarray, " pairs"] | None = None,
+    ) -> list[Integer[np.ndarray, " _"]]:
+        """Put batches into an order in which the shares of a mixture are even.
+
+        `drawn` are the pairs of the corpora behind the pairs that batches index, if
+        they are others.
+        """
+        if self.mixture is None:
+            return batches
+        pairs = batches if drawn is None else [drawn[batch] for batch in batches]
+        return [batches[i] for i in self.mixture.in_even_order(pairs)]
 
     def _augmented_parts(
         self, epoch: int, first_step: int
@@ -388,7 +409,12 @@ class Batcher:
         """
         return max(min(round(max(self._shares(pairs))), len(pairs) // 2), 1)
 
-    def _exactly(self, number: int, place: tuple[int, ...]) -> Iterator[Update]:
+    def _exactly(
+        self,
+        number: int,
+        place: tuple[int, ...],
+        mixed: Callable[[list[Indices]], list[Indices]],
+    ) -> Iterator[Update]:
         """Yield all pairs in exactly `number` updates, which are equally full."""
         sequence = np.random.SeedSequence(self._seed, spawn_key=place)
         random = np.random.default_rng(sequence)
@@ -396,7 +422,7 @@ class Batcher:
         while len(batches) < number:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
             batches[largest : largest + 1] = np.array_split(batches[largest], 2)
-        batches = [batches[i] for i in random.permutation(len(batches))]
+        batches = mixed([batches[i] for i in random.permutation(len(batches))])
         filled = np.cumsum([0.0, *(max(self._shares(batch)) for batch in batches)])
         ends = np.searchsorted(filled, np.linspace(0, filled[-1], number + 1)[1:-1])
         # Each update has at least one batch.

@@ -19,6 +19,8 @@ from transduce.settings import require_between
 from transduce.text.languages import canonical, guess_all
 from transduce.text.tags import corpus_tag, language_tag
 
+CANDIDATES = 16
+"""Number of batches among which the next is chosen."""
 MAX_STEPS = 10**9
 """Maximum number of updates of a stage."""
 
@@ -280,6 +282,28 @@ class CorpusMixture:
         """Return the number of pairs of each corpus among the indices."""
         places = np.searchsorted(self._starts, indices, side="right") - 1
         return tuple(np.bincount(places, minlength=len(self._sizes)).tolist())
+
+    def in_even_order(self, groups: Sequence[Integer[np.ndarray, " _"]]) -> list[int]:
+        """Return an order of groups of pairs in which the shares are even throughout.
+
+        The groups come in random order, and mostly keep it: the next is that of the
+        first `CANDIDATES` left with which the shares so far are nearest to those of all
+        groups. Otherwise batches of short sentences, which have many pairs, would let
+        the shares vary.
+        """
+        counts = np.array([self.count(group) for group in groups], dtype=float)
+        totals = counts.sum(axis=1, keepdims=True)
+        excess = counts - totals * (counts.sum(axis=0) / counts.sum())
+        candidates, order = list(range(min(CANDIDATES, len(groups)))), list[int]()
+        so_far = np.zeros(len(self.names))
+        for following in range(len(candidates), len(groups) + len(candidates)):
+            distances = np.abs(so_far + excess[candidates]).max(axis=1)
+            chosen = candidates.pop(int(distances.argmin()))
+            so_far += excess[chosen]
+            order.append(chosen)
+            if following < len(groups):
+                candidates.append(following)
+        return order
 
     def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
         """Divide an epoch, as long as its corpora together, by the weights."""

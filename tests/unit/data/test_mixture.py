@@ -166,3 +166,34 @@ def test_two_corpora_of_one_name_are_refused():
 
 def test_weights_of_the_corpora_are_not_needed_if_all_stages_have_weights():
     require_mixture(corpora(1, None), (StageConfig(weights={"a": 1, "b": 2}),), 10)
+
+
+def test_shares_are_even_throughout_an_epoch_although_batches_differ():
+    corpora_ = corpora(0.8, 0.2)
+    mix = CorpusMixture(corpora_, (), (2_000, 2_000))
+    random = np.random.default_rng(1)
+    pairs = random.permutation(mix.draw(0, mix.stages[0], 1))
+    # Batches of one corpus, as the sentences of the other are longer.
+    batches = [
+        *np.array_split(pairs[pairs < 2_000], 60),
+        *np.array_split(pairs[pairs >= 2_000], 60),
+    ]
+    batches = [batches[i] for i in random.permutation(len(batches))]
+    order = mix.in_even_order(batches)
+    assert sorted(order) == list(range(120))
+    assert order != sorted(order)
+    shares = [
+        np.cumsum([mix.count(batches[i]) for i in numbers], axis=0)
+        for numbers in (range(120), order)
+    ]
+    random_error, error = (
+        np.abs(each[20:, 0] / each[20:].sum(axis=1) - 0.8).max() for each in shares
+    )
+    assert error < 0.02 < 0.05 < random_error
+
+
+def test_shares_are_even_in_the_updates_of_an_epoch(make_dataset):
+    updates = list(batcher_of(make_dataset, mixture(1, 2, 7)).epoch(0))
+    so_far = np.cumsum([update.corpus_pairs for update in updates], axis=0)
+    shares = so_far / so_far.sum(axis=1, keepdims=True)
+    assert np.abs(shares[2:] - [0.1, 0.2, 0.7]).max() < 0.05
