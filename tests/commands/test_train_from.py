@@ -1,6 +1,7 @@
 """`transduce train --from` trains a model further, and refuses what does not fit."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,34 @@ def test_an_imported_model_is_trained_further(
     assert model.config == start.config
     assert model.tokenizer == start.tokenizer
     assert model.search == start.search
+
+
+def test_an_imported_model_is_exported_and_imported_again_after_training(
+    succeeds: Callable[..., str], marian_folder: Path, options, tmp_path: Path
+) -> None:
+    new = options[-1]
+    succeeds("import", marian_folder, "--out", tmp_path / "imported")
+    few = ("--set", "training.steps=2")
+    succeeds("train", "--from", tmp_path / "imported", *options, *few)
+    succeeds("export", new, "--to", "marian", "--out", tmp_path / "exported")
+    succeeds("import", tmp_path / "exported", "--out", tmp_path / "again")
+    trained, again = load_model(new), load_model(tmp_path / "again")
+    assert (again.config, again.tokenizer) == (trained.config, trained.tokenizer)
+    never = again.weights["embedding.bias"] < -1_000
+    for name, weight in trained.weights.items():
+        if name == "embedding.bias":
+            weight = torch.where(never, again.weights[name], weight)
+        assert torch.equal(weight, again.weights[name])
+
+
+def test_tokens_that_are_never_generated_do_not_raise_the_loss(
+    succeeds: Callable[..., str], marian_folder: Path, options, tmp_path: Path
+) -> None:
+    succeeds("import", marian_folder, "--out", tmp_path / "imported")
+    succeeds("train", "--from", tmp_path / "imported", *options)
+    [entry] = RunFolder(options[-1]).entries("step")
+    # Label smoothing over 150 tokens would count a bias of -10,000 as 6 nats.
+    assert entry["loss"] < math.log(entry["perplexity"]) + 2
 
 
 def test_a_parser_is_trained_further(

@@ -351,10 +351,10 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
 
 
 def without_preset(report: CorpusReport) -> CorpusReport:
-    """Return the report without a proposed preset, as for a run from a model."""
-    if report.epoch is None:
-        return report
-    return replace(report, epoch=replace(report.epoch, fitting_preset=None))
+    """Return the report of a run from a model, without a preset or a vocabulary to
+    choose."""
+    epoch = report.epoch and replace(report.epoch, fitting_preset=None)
+    return replace(report, epoch=epoch, asked_vocab_size=report.vocab_size)
 
 
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:

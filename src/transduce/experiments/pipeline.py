@@ -74,6 +74,7 @@ from transduce.experiments.start_model import (
     StartModel,
     changed_functions,
     coverage_advice,
+    first_weights,
     languages_from,
     new_languages,
     refuse_misfit,
@@ -602,7 +603,8 @@ class _Run:
             return build(self._config.model), None
         path, state = self._folder.path / START, None
         try:
-            model = built(self._config.model, load_model(path).weights)
+            weights = first_weights(load_model(path))
+            model = built(self._config.model, weights)
             if self._folder.start.get("keeps_optimizer"):
                 state = load_training_state(path)
         except VersionError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, built, load_model, write_model
@@ -55,6 +56,8 @@ MUCH_UNKNOWN = 0.1
 """Share of unknown pieces or bytes above which a corpus may be in another language."""
 MOST_IDS = 10_000_000
 """Number of ids of a side that are searched for unknown ones."""
+LEAST_BIAS = -100.0
+"""Bias that gives a token no probability in fp32."""
 Side = Literal["source", "target"]
 SIDES: tuple[Side, Side] = ("source", "target")
 
@@ -113,6 +116,19 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
     earlier = state.progress.step + state.progress.earlier_updates
     state = replace(state, progress=Progress(earlier_updates=earlier))
     return StartModel(path=path, model=model, state=state)
+
+
+def first_weights(model: Checkpoint) -> dict[str, Tensor]:
+    """Weights of a model, with biases that label smoothing can count.
+
+    Imported models have biases of -10,000 for tokens that are never generated. Label
+    smoothing gives each token a share of the probability, so that the loss would be
+    that much higher. A bias of -100 makes the tokens as improbable in fp32.
+    """
+    return {
+        name: weight.clamp(min=LEAST_BIAS) if name.endswith("bias") else weight
+        for name, weight in model.weights.items()
+    }
 
 
 def settings_from(start: StartModel, config: RunConfig) -> RunConfig:
