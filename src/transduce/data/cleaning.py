@@ -55,14 +55,14 @@ UNSAFE = re.compile("[\ud800-\udfff\x7f-\x9f\u2028\u2029]")
 """Character that a file of JSON lines does not hold unescaped: no UTF-8, or the end of
 a line for some readers."""
 
-CHUNK_PAIRS = 5_000
-"""Pairs that a process judges at once."""
+CHUNK_PAIRS, CHUNK_BYTES = 5_000, 2_000_000
+"""Pairs that a process judges at once, fewer if they are long."""
 CHUNKS_AHEAD = 4
 """Chunks for each process that may be judged before an earlier one is."""
-BLOCK_ROWS = 500_000
+BLOCK_ROWS = 100_000
 """Rows of the numbers on disk that are read at once."""
-PARTITION_ROWS = 1_000_000
-"""Pairs whose digests are compared at once, about 60 MB."""
+PARTITION_ROWS = 250_000
+"""Pairs whose digests are compared at once, about 15 MB."""
 SCORED_PAIRS = 2_048
 """Pairs that a model scores at once."""
 
@@ -438,14 +438,18 @@ def _changed(path: Path) -> DataError:
 
 
 def _chunks(files: Sequence[_FilePair]) -> Iterator[_Chunk]:
+    """Cut the corpus into chunks of limited numbers of pairs and bytes."""
     for number, pair in enumerate(files):
-        lines = aligned_lines([pair.source], [pair.target])
-        while chunk := list(islice(lines, CHUNK_PAIRS)):
-            yield _Chunk(
-                number,
-                [source.content for source, _ in chunk],
-                [target.content for _, target in chunk],
-            )
+        chunk, num_bytes = _Chunk(number, [], []), 0
+        for source, target in aligned_lines([pair.source], [pair.target]):
+            chunk.source.append(source.content)
+            chunk.target.append(target.content)
+            num_bytes += len(source.content) + len(target.content)
+            if len(chunk.source) >= CHUNK_PAIRS or num_bytes >= CHUNK_BYTES:
+                yield chunk
+                chunk, num_bytes = _Chunk(number, [], []), 0
+        if chunk.source:
+            yield chunk
 
 
 def _judged(

@@ -331,8 +331,8 @@ class PairRules:
         if len(longest) <= self._config.max_word_characters:
             return None
         for word in side.words:
-            length = len(UNSPACED_RUN.sub("", ADDRESS.sub("", word)))
-            if length > self._config.max_word_characters:
+            length = len(UNSPACED_RUN.sub("", word))
+            if length > self._config.max_word_characters and not _is_address(word):
                 return f"{shown(word)} has {len(word):,} characters"
         return None
 
@@ -459,11 +459,15 @@ def _markup(side: SideText) -> str | None:
 def _only_addresses(side: SideText) -> str | None:
     address = ""
     for word in side.words:
-        if ADDRESS.fullmatch(word.strip(AROUND_ADDRESS)):
+        if _is_address(word):
             address = word
         elif LETTERS.search(word):
             return None
     return shown(address) if address else None
+
+
+def _is_address(word: str) -> bool:
+    return ADDRESS.fullmatch(word.strip(AROUND_ADDRESS)) is not None
 
 
 def _words_alone(side: SideText) -> str:

@@ -199,6 +199,7 @@ def test_the_result_is_the_same_for_any_processes_and_chunks(
     expected = None
     for processes, chunk in ((1, 5_000), (1, 1), (3, 50), (2, 7)):
         monkeypatch.setattr(cleaning, "CHUNK_PAIRS", chunk)
+        monkeypatch.setattr(cleaning, "CHUNK_BYTES", 60 * chunk)
         monkeypatch.setattr(cleaning, "BLOCK_ROWS", 11 * chunk)
         monkeypatch.setattr(cleaning, "PARTITION_ROWS", 10 * chunk)
         scoring = Scoring(score=by_length, worst=0.05)

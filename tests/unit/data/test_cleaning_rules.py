@@ -1,5 +1,7 @@
 """Rules that drop a single pair."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from transduce.data.cleaning_rules import (
 from transduce.errors import ConfigError
 from transduce.settings import apply_assignments
 
+LINEAR_S = 1.0
+"""Seconds that 60 kB may take at most; a quadratic pattern takes longer."""
 LONG_WORD = "Donaudampfschifffahrts" * 3
 FAULTY = {
     "not-text": [
@@ -90,6 +94,7 @@ SOUND = [
     ("A caf\u00e9\u0301.", "Ein Cafe\u0301."),
     ("The SÃO PAULO office.", "Das Büro in SÃO PAULO."),
     ("\ttab", "Tab"),
+    (f"See <https://example.org/{'a' * 60}>.", "Siehe dort."),
 ]
 """Pairs that no rule drops, short entries among them."""
 
@@ -243,3 +248,31 @@ def test_any_two_lines_are_judged(source: bytes, target: bytes) -> None:
 def test_any_two_texts_are_judged(source: str, target: str) -> None:
     rules = PairRules(CleaningConfig(max_words=9, max_word_characters=9), "en", "ja")
     broken(source.replace("\0", ""), target.encode("utf-8", "ignore"), rules)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "a",
+            "<a",
+            "<a b",
+            "&a",
+            "&#1",
+            "a@",
+            "a@b.",
+            "www.",
+            "http://",
+            "1.234",
+            "12,",
+        ),
+        *("Ã¼", "字", "字a", "a ", "1 234", "-", "\u0301", "<!--", "(", "a.b", "1.234"),
+    ],
+)
+def test_a_long_line_takes_little_time(part: str) -> None:
+    text = part * (60_000 // len(part))
+    config = CleaningConfig(off=("too-long", "doubly-encoded-letter", "markup"))
+    started = time.process_time()
+    broken(text, "Ein Hund.", PairRules(config, "en", "de"))
+    broken("A dog.", text, PairRules(CleaningConfig(), "en", "zh"))
+    assert time.process_time() - started < LINEAR_S
