@@ -49,9 +49,53 @@ static td_status decoder_new(const td_model *model, const float *states,
 
 static void decoder_free(td_decoder *decoder)
 {
-    if (decoder)
+    if (decoder) {
         end_state(&decoder->state);
+        free_shortlists(decoder->shortlists);
+    }
     free(decoder);
+}
+
+static td_status decoder_restrict(td_decoder *decoder, const int64_t *counts,
+                                  const int32_t *tokens)
+{
+    if (!decoder || is_missing(counts, decoder->state.sentences))
+        return TD_BAD_ARGUMENT;
+    Shortlists *made;
+    const td_status status = new_shortlists(counts, tokens, decoder->state.sentences,
+                                            target_vocab_size(decoder->model), &made);
+    if (status != TD_OK)
+        return status;
+    free_shortlists(decoder->shortlists);
+    decoder->shortlists = made;
+    return TD_OK;
+}
+
+/* Write the logits [rows, vocab] of shortlists, and minus infinity elsewhere. */
+static td_status write_listed_logits(const td_decoder *decoder, const Workspace *work,
+                                     float *logits)
+{
+    const Shortlists *shortlists = decoder->shortlists;
+    const Linear *product = shortlist_product(shortlists, &decoder->model->output);
+    const int64_t vocab = target_vocab_size(decoder->model);
+    const Matrix found = {
+        allocate_lines((double)work->rows * (double)product->outputs * sizeof *logits),
+        product->outputs};
+    if (!found.data)
+        return TD_OUT_OF_MEMORY;
+    multiply(product, &work->quantized, &found, 0, work->num_threads);
+    for (int64_t row = 0; row < work->rows; row++, logits += vocab) {
+        const TokenList *list = shortlists->lists[row / decoder->state.group];
+        const float *from = row_of(&found, row);
+        if (!list->count)
+            memcpy(logits, from, (size_t)vocab * sizeof *logits);
+        for (int64_t token = 0; list->count && token < vocab; token++)
+            logits[token] = -INFINITY;
+        for (int64_t i = 0; i < list->count; i++)
+            logits[list->tokens[i]] = from[list->places[i]];
+    }
+    free(found.data);
+    return TD_OK;
 }
 
 static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *logits,
@@ -64,13 +108,21 @@ static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *lo
     if (!ids || !logits)
         return TD_BAD_ARGUMENT;
     Workspace work;
-    const td_status status = read_tokens(&work, decoder, ids, num_threads);
+    td_status status = TD_OK;
+    if (decoder->shortlists)
+        status = prepare_shortlists(decoder->shortlists, &decoder->model->output,
+                                    num_threads);
+    if (!status)
+        status = read_tokens(&work, decoder, ids, num_threads);
     if (status)
         return status;
     const int64_t vocab = target_vocab_size(decoder->model);
-    multiply_for_logits(&work, decoder->model, 0, vocab, &(Matrix){logits, vocab});
+    if (decoder->shortlists)
+        status = write_listed_logits(decoder, &work, logits);
+    else
+        multiply_for_logits(&work, decoder->model, 0, vocab, &(Matrix){logits, vocab});
     end_workspace(&work);
-    return TD_OK;
+    return status;
 }
 
 TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *rows,
@@ -80,7 +132,11 @@ TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *row
         !is_between(group, 1, MAX_ROWS) || (sentences && !rows) ||
         sentences > MAX_ROWS / group)
         return TD_BAD_ARGUMENT;
-    return reorder_state(&decoder->state, rows, sentences, group);
+    const int64_t old_group = decoder->state.group;
+    const td_status status = reorder_state(&decoder->state, rows, sentences, group);
+    if (status == TD_OK && decoder->shortlists)
+        keep_shortlists(decoder->shortlists, rows, sentences, group, old_group);
+    return status;
 }
 
 static td_status decoder_join(td_decoder *decoder, const td_decoder *other)
@@ -92,7 +148,21 @@ static td_status decoder_join(td_decoder *decoder, const td_decoder *other)
     const int64_t sentences = decoder->state.sentences + other->state.sentences;
     if (sentences > MAX_ROWS / decoder->state.group)
         return TD_BAD_ARGUMENT;
-    return enlarge_state(&decoder->state, &other->state, &decoder->model->decoder);
+    Shortlists *joined = NULL;
+    td_status status = TD_OK;
+    if (decoder->shortlists || other->shortlists)
+        status = join_shortlists(decoder->shortlists, decoder->state.sentences,
+                                 other->shortlists, other->state.sentences, &joined);
+    if (status == TD_OK)
+        status =
+            enlarge_state(&decoder->state, &other->state, &decoder->model->decoder);
+    if (status != TD_OK) {
+        free_shortlists(joined);
+        return status;
+    }
+    free_shortlists(decoder->shortlists);
+    decoder->shortlists = joined;
+    return TD_OK;
 }
 
 /* log(min(attention, 1)). Weights may underflow, and log(0) is -inf: clamp to the

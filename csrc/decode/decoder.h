@@ -4,12 +4,14 @@
 
 #include "decode/kv_cache.h"
 #include "decode/model.h"
+#include "decode/shortlist.h"
 #include "isa/name.h"
 #include "transduce.h"
 
 struct td_decoder {
     const td_model *model;
     DecoderState state;
+    Shortlists *shortlists; /* NULL: all tokens may come next */
 };
 
 /* Compute keys and values of cross-attention for all layers from the encoder's states

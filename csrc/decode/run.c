@@ -75,7 +75,9 @@ typedef struct {
     int num_threads;
     td_candidates query;
     CandidateWorkspace workspace;
-    Matrix logits;       /* of one piece, for all rows */
+    Matrix logits; /* of one piece, for all rows; with shortlists, of all of them */
+    double logits_bytes; /* of the buffer of `logits` */
+    float *picked;       /* with shortlists: logits of one row */
     FusedSoftmax *fused; /* of each row */
 } Run;
 
@@ -89,8 +91,8 @@ static td_status begin_run(Run *run)
 {
     const int64_t rows = run->search->num_live * run->search->group;
     const int64_t stride = padded_stride(piece_width(rows) * run->num_threads);
-    run->logits = (Matrix){
-        allocate_lines((double)(rows * stride) * (double)sizeof(float)), stride};
+    run->logits_bytes = (double)(rows * stride) * (double)sizeof(float);
+    run->logits = (Matrix){allocate_lines(run->logits_bytes), stride};
     run->fused = allocate_lines((double)rows * (double)sizeof(FusedSoftmax));
     return run->logits.data && run->fused ? TD_OK : TD_OUT_OF_MEMORY;
 }
@@ -99,7 +101,48 @@ static void end_run(Run *run)
 {
     free(run->logits.data);
     free(run->fused);
+    free(run->picked);
     free_candidates(&run->workspace);
+}
+
+/* Enlarge the buffer of logits for shortlists. */
+static td_status reserve_listed_logits(Run *run)
+{
+    Shortlists *shortlists = run->decoder->shortlists;
+    const Linear *output = &run->decoder->model->output;
+    const int64_t rows = run->search->num_live * run->search->group;
+    const td_status status = prepare_shortlists(shortlists, output, run->num_threads);
+    if (status != TD_OK)
+        return status;
+    run->logits.stride = padded_stride(shortlist_product(shortlists, output)->outputs);
+    const double bytes = (double)(rows * run->logits.stride) * (double)sizeof(float);
+    if (!run->picked)
+        run->picked = allocate_lines((double)output->outputs * sizeof(float));
+    if (bytes > run->logits_bytes) {
+        free(run->logits.data);
+        run->logits.data = allocate_lines(bytes);
+        run->logits_bytes = run->logits.data ? bytes : 0.0;
+    }
+    return run->picked && run->logits.data ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+/* Compute the logits of shortlists, and search those of each sentence's own. */
+static void add_listed(Run *run, const Workspace *work)
+{
+    const Shortlists *shortlists = run->decoder->shortlists;
+    const Linear *product = shortlist_product(shortlists, &run->decoder->model->output);
+    multiply(product, &work->quantized, &run->logits, 0, work->num_threads);
+    for (int64_t row = 0; row < work->rows; row++) {
+        const TokenList *list = shortlists->lists[row / run->search->group];
+        const float *logits = row_of(&run->logits, row);
+        if (list->count) {
+            pick_logits(list, logits, run->picked);
+            logits = run->picked;
+        }
+        add_row_logits(&run->query, &run->workspace, row, logits,
+                       list->count ? list->tokens : NULL,
+                       list->count ? list->count : product->outputs);
+    }
 }
 
 /* Compute, store and search the logits of tokens `first` to `end` - 1. */
@@ -140,6 +183,11 @@ static int can_fuse(const Run *run, const Workspace *work)
 /* Find the next candidates, given the output of the decoder's stack in `work`. */
 static void find_next(Run *run, const Workspace *work)
 {
+    if (run->decoder->shortlists) {
+        add_listed(run, work);
+        finish_candidates(&run->query, &run->workspace);
+        return;
+    }
     const int64_t vocab = run->decoder->model->output.outputs;
     const int is_fused = can_fuse(run, work);
     const int64_t first = is_fused ? FIRST_LOGITS : vocab;
@@ -163,6 +211,8 @@ static td_status read_and_find(Run *run, const int64_t *tokens)
         return status;
     run->query = candidates_of(run->search, run->decoder->model->output.outputs);
     status = begin_candidates(&run->query, &run->workspace);
+    if (status == TD_OK && run->decoder->shortlists)
+        status = reserve_listed_logits(run);
     if (status != TD_OK)
         return status;
     status = read_tokens(&work, run->decoder, tokens, run->num_threads);

@@ -85,11 +85,35 @@ static int64_t count_excluded(const Excluded *excluded)
     return excluded->never.count + excluded->banned.count + excluded->repeated.count;
 }
 
-/* Consecutive logits of a row. */
+/* Logits of a row, of consecutive tokens or of those of a shortlist. */
 typedef struct {
     const float *values;
     int64_t count, first_token;
+    const int32_t *tokens; /* rising; NULL: from first_token on */
 } Piece;
+
+static int64_t token_at(const Piece *piece, int64_t place)
+{
+    return piece->tokens ? piece->tokens[place] : piece->first_token + place;
+}
+
+/* Place of a token in a piece, or -1. */
+static int64_t place_of_token(const Piece *piece, int64_t token)
+{
+    int64_t low = 0, high = piece->count;
+    if (!piece->tokens) {
+        const int64_t place = token - piece->first_token;
+        return place >= 0 && place < piece->count ? place : -1;
+    }
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (piece->tokens[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < piece->count && piece->tokens[low] == token ? low : -1;
+}
 
 /* Load LANES logits of a piece, with minus infinity behind its end. */
 static inline vec load_logits(const Piece *piece, int64_t i)
@@ -162,7 +186,7 @@ static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bou
     uint32_t better = vec_gt_bits(values, vec_set1(smallest_of(top))) & ~below;
     for (; better; better &= better - 1) {
         const int64_t i = first + __builtin_ctz(better);
-        const int64_t token = piece->first_token + i;
+        const int64_t token = token_at(piece, i);
         const float value = piece->values[i];
         if (value > smallest_of(top) && !is_excluded(excluded, token))
             insert(top, value, token);
@@ -268,11 +292,6 @@ static TopK top_of(const CandidateWorkspace *workspace, int64_t row)
                   workspace->tokens + row * workspace->stride};
 }
 
-static int is_in_piece(const Piece *piece, int64_t token)
-{
-    return token >= piece->first_token && token < piece->first_token + piece->count;
-}
-
 static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
                       int64_t row, const Piece *piece)
 {
@@ -282,13 +301,13 @@ static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
     TopK top = top_of(workspace, row);
     insert_best(&top, piece, max, &excluded);
     add_to_softmax(&workspace->rows[row].softmax, piece, vec_reduce_max(max));
-    if (is_in_piece(piece, forced))
-        workspace->rows[row].forced_logit = piece->values[forced - piece->first_token];
+    const int64_t place = place_of_token(piece, forced);
+    if (place >= 0)
+        workspace->rows[row].forced_logit = piece->values[place];
     for (int64_t i = 0; i < excluded.repeated.count; i++) {
-        const int64_t token = excluded.repeated.tokens[i];
-        if (is_in_piece(piece, token))
-            repeated_logits_of(query, workspace, row)[i] =
-                piece->values[token - piece->first_token];
+        const int64_t found = place_of_token(piece, excluded.repeated.tokens[i]);
+        if (found >= 0)
+            repeated_logits_of(query, workspace, row)[i] = piece->values[found];
     }
 }
 
@@ -490,8 +509,12 @@ TD_INTERNAL void reset_candidates(const td_candidates *query,
     for (int64_t row = 0; row < rows_of(query); row++) {
         TopK top = top_of(workspace, row);
         clear_top_k(&top);
-        workspace->rows[row] = (CandidateRow){{-INFINITY, 0.0f}, 0.0f};
+        workspace->rows[row] = (CandidateRow){{-INFINITY, 0.0f}, -INFINITY};
     }
+    const int64_t repeated =
+        query->restrictions ? query->restrictions->repeated_offsets[rows_of(query)] : 0;
+    for (int64_t i = 0; i < repeated; i++)
+        workspace->repeated_logits[i] = -INFINITY; /* a shortlist may lack the token */
 }
 
 TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *workspace,
@@ -501,9 +524,21 @@ TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *work
     for (int64_t row = 0; row < rows_of(query); row++)
         for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
             const Piece piece = {logits + row * stride + i,
-                                 min_i64(count - i, SOFTMAX_BLOCK), first + i};
+                                 min_i64(count - i, SOFTMAX_BLOCK), first + i, NULL};
             add_piece(query, workspace, row, &piece);
         }
+}
+
+TD_INTERNAL void add_row_logits(const td_candidates *query,
+                                CandidateWorkspace *workspace, int64_t row,
+                                const float *logits, const int32_t *tokens,
+                                int64_t count)
+{
+    for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
+        const Piece piece = {logits + i, min_i64(count - i, SOFTMAX_BLOCK), i,
+                             tokens ? tokens + i : NULL};
+        add_piece(query, workspace, row, &piece);
+    }
 }
 
 TD_INTERNAL void finish_candidates(const td_candidates *query,
@@ -564,7 +599,7 @@ TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *wo
     vec_store_first(values, LANES, first);
     vec_store_first(values + LANES, LANES, second);
     TopK top = top_of(workspace, row);
-    const Piece piece = {values, 2 * LANES, token};
+    const Piece piece = {values, 2 * LANES, token, NULL};
     const Excluded excluded = excluded_after(query, row);
     insert_lanes(&top, &piece, 0, -INFINITY, &excluded);
     insert_lanes(&top, &piece, LANES, -INFINITY, &excluded);

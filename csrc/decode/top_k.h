@@ -71,6 +71,12 @@ TD_INTERNAL void reset_candidates(const td_candidates *query,
 TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *workspace,
                             const float *logits, int64_t stride, int64_t first,
                             int64_t count);
+/* Add all logits [count] of one row, of the rising `tokens` [count]; NULL: of the
+ * tokens from 0 on. */
+TD_INTERNAL void add_row_logits(const td_candidates *query,
+                                CandidateWorkspace *workspace, int64_t row,
+                                const float *logits, const int32_t *tokens,
+                                int64_t count);
 TD_INTERNAL void finish_candidates(const td_candidates *query,
                                    CandidateWorkspace *workspace);
 TD_INTERNAL void free_candidates(CandidateWorkspace *workspace);

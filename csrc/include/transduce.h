@@ -440,6 +440,11 @@ typedef struct td_decode_api {
     td_status (*decoder_new)(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
                              int sum_attention, int num_threads, td_decoder **decoder);
+    /* Let each sentence choose among a shortlist of counts[i] tokens, which follow one
+     * another in `tokens` and rise; 0: among all tokens. Logits of other tokens are
+     * minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+    td_status (*decoder_restrict)(td_decoder *decoder, const int64_t *counts,
+                                  const int32_t *tokens);
     /* Read the next token of each hypothesis, `ids` [sentences, group], and write the
      * logits [sentences, group, target vocabulary] of the token after it.
      * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
@@ -539,6 +544,25 @@ typedef struct td_decode_api {
     /* Free a sentence that is not live. */
     td_status (*search_forget)(td_search *search, int64_t number);
 } td_decode_api;
+
+/* ---- Alignment ---------------------------------------------------------------- */
+
+/* Sentence pairs as ids. Sentences of a side follow one another; sentence i ends before
+ * the id number ends[i]. */
+typedef struct td_sentence_pairs {
+    int64_t pairs, source_vocab, target_vocab;
+    const int32_t *sources, *targets;
+    const int64_t *source_ends, *target_ends; /* [pairs] */
+} td_sentence_pairs;
+
+/* Learn t(target | source) by IBM model 1 (Brown et al., 1993). Writes the `best`
+ * likeliest targets of each source id, likeliest first, to `tokens` and `probs`
+ * [source_vocab + 1, best]; the last row is of target words that come from no source
+ * word. Missing targets have -1 and 0. `best` is at most target_vocab. Probabilities
+ * below 1e-5 count as 0 in the next iteration. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+td_status td_learn_lexicon(const td_sentence_pairs *pairs, int64_t iterations,
+                           int64_t best, int num_threads, int32_t *tokens,
+                           float *probs);
 
 /* ---- Library ----------------------------------------------------------------- */
 

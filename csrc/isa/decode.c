@@ -4,6 +4,7 @@
 #include "transduce.h"
 #include "gemm/linear.c"
 #include "gemm/amx_int8.c"
+#include "gemm/gather.c"
 #include "gemm/pack.c"
 #include "gemm/rows.c"
 #include "decode/stack.c"
@@ -13,6 +14,7 @@
 #include "decode/cross_cache.c"
 #include "decode/model.c"
 #include "decode/encoder.c"
+#include "decode/shortlist.c"
 #include "decode/step.c"
 #include "decode/decoder.c"
 #include "decode/top_k.c"
@@ -32,6 +34,7 @@ const td_decode_api TD_NAME(td_decode) = {
     .model_free = model_free,
     .encode = encode,
     .decoder_new = decoder_new,
+    .decoder_restrict = decoder_restrict,
     .decoder_step = decoder_step,
     .decoder_reorder = reorder_hypotheses,
     .decoder_join = decoder_join,

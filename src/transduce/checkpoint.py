@@ -31,6 +31,7 @@ from transduce.model_folder import (
 )
 from transduce.search_config import SearchConfig
 from transduce.text.dictionary import WordDictionary
+from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import Tokenizer
 from transduce.trees.linearization import SymbolVocabulary
 
@@ -61,6 +62,8 @@ class Checkpoint:
     """BCP 47 tag of the target language; None if unknown."""
     dictionary: WordDictionary | None = None
     """Translations of unknown words; None if there is no dictionary."""
+    shortlist: Shortlist | None = None
+    """Candidates of source pieces; None if there is no shortlist."""
 
     def build(self) -> TransductionModel:
         """Build the model in evaluation mode; it shares memory with the weights."""
@@ -163,6 +166,7 @@ def load_model(path: Path) -> Checkpoint:
         source_language=stored.source_language,
         target_language=stored.target_language,
         dictionary=stored.dictionary,
+        shortlist=stored.shortlist,
     )
 
 

@@ -1,10 +1,10 @@
 """Model folders: config, tokenizer and lazily read weights. Needs no torch.
 
 A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`; a parser's
-also holds `target_tokenizer.json`, and a translator's whose vocabulary is of words may
-hold `dictionary.json`. Its `config.json` (`MODEL_CONFIG`) describes one
-model; the file of the same name in a run's folder holds the settings of the run
-(`RUN_CONFIG` in `transduce.experiments.run_folder`). Loading never unpickles.
+also holds `target_tokenizer.json`. A translator's may hold `shortlist.safetensors` and,
+if its vocabulary is of words, `dictionary.json`. Its `config.json` (`MODEL_CONFIG`)
+describes one model; the file of the same name in a run's folder holds the settings of
+the run (`RUN_CONFIG` in `transduce.experiments.run_folder`). Loading never unpickles.
 
 The weights are in fp32 or, in a quantized folder, in int8 with scales in fp32.
 """
@@ -38,6 +38,7 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
 from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
+from transduce.text.shortlist import SHORTLIST_FILE, Shortlist
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
@@ -267,6 +268,8 @@ class ModelFolder:
     """BCP 47 tag of the target language; None if unknown."""
     dictionary: WordDictionary | None = None
     """Translations of unknown words; None if there is no dictionary."""
+    shortlist: Shortlist | None = None
+    """Candidates of source pieces; None if there is no shortlist."""
     is_quantized: bool = False
     """Whether weights and embeddings are in int8."""
 
@@ -292,6 +295,8 @@ class DescribedModel(Protocol):
     def target_language(self) -> str | None: ...
     @property
     def dictionary(self) -> WordDictionary | None: ...
+    @property
+    def shortlist(self) -> Shortlist | None: ...
 
 
 def write_description(
@@ -319,6 +324,8 @@ def write_description(
         model.symbols.save(folder / SYMBOLS_FILE)
     if model.dictionary is not None:
         model.dictionary.save(folder / DICTIONARY_FILE)
+    if model.shortlist is not None:
+        model.shortlist.save(folder / SHORTLIST_FILE)
 
 
 def _settings_of(config: ArchitectureConfig) -> dict[str, Any]:
@@ -364,8 +371,11 @@ def _tensors_of(
     return tensors
 
 
-def open_model(path: Path) -> ModelFolder:
-    """Open a model folder or a run's model; `CheckpointError` if it is damaged."""
+def open_model(path: Path, *, with_shortlist: bool = True) -> ModelFolder:
+    """Open a model folder or a run's model; `CheckpointError` if it is damaged.
+
+    `with_shortlist` False leaves out the shortlist, which may be damaged then.
+    """
     folder = find_model(path)
     content = read_json(folder / MODEL_CONFIG)
     config, step, search = _read_config(content, folder / MODEL_CONFIG)
@@ -400,6 +410,7 @@ def open_model(path: Path) -> ModelFolder:
         source_language=_language(content, "source_language", folder / MODEL_CONFIG),
         target_language=_language(content, "target_language", folder / MODEL_CONFIG),
         dictionary=load_dictionary(folder),
+        shortlist=load_shortlist(folder, tokenizer) if with_shortlist else None,
         is_quantized=is_quantized,
     )
 
@@ -418,6 +429,12 @@ def _is_quantized(
             f'"{architecture_of(config)}"; use another checkpoint.'
         )
     return True
+
+
+def load_shortlist(folder: Path, tokenizer: Tokenizer) -> Shortlist | None:
+    """Load the shortlist of a model folder, if there is one."""
+    path = folder / SHORTLIST_FILE
+    return Shortlist.load(path, tokenizer) if path.is_file() else None
 
 
 def load_dictionary(folder: Path) -> WordDictionary | None:

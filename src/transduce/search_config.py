@@ -70,6 +70,11 @@ class SearchConfig:
     of hypotheses include it."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that never occur in a translation."""
+    shortlist: bool = False
+    """Whether each sentence chooses among the candidates of the model's shortlist
+    (L'Hostis et al., 2016), which is faster. Log-probabilities are then normalized over
+    the candidates. Without a shortlist, and after a prefix, all tokens are
+    candidates."""
 
     def __post_init__(self) -> None:
         words = require_sequences("search.bad_words", self.bad_words)

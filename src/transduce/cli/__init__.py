@@ -95,6 +95,7 @@ GROUPS = {
     "Translate": {
         "translate": "Translate raw text, one line for one line, in order.",
         "sample": "Draw translations at random.",
+        "shortlist": "Count a shortlist of target pieces, for faster translation.",
         "score": "Score given translations by a model's log-probability.",
     },
     "Measure": {

@@ -43,6 +43,7 @@ from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
+from transduce.text.shortlist import Shortlist
 
 Resume = Annotated[bool, Parameter(negative="")]
 """Option to continue an interrupted output."""
@@ -510,6 +511,24 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
     for each in (*dropped, *_pointless(config, options)):
         print(f"Warning: {each}", file=sys.stderr)
     return config
+
+
+def require_shortlist(
+    is_wanted: bool | None, shortlist: Shortlist | None, model: Path
+) -> None:
+    """Raise `ConfigError` if --shortlist is given for a model without one."""
+    if is_wanted and shortlist is None:
+        raise ConfigError(
+            f"{model}: --shortlist needs a model with a shortlist, but this one has "
+            "none; make one with `transduce shortlist`."
+        )
+
+
+def shortlist_origin(config: SearchConfig, shortlist: Shortlist | None) -> Origin:
+    """Return the checksum of the shortlist that a search uses, if it uses one."""
+    if not config.shortlist or shortlist is None:
+        return {}
+    return {"shortlist": shortlist.digest()}
 
 
 def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.lines import require_shortlist
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.processes import default_processes
 from transduce.decoding.translator import Translator, choose_device, load
@@ -35,6 +36,7 @@ def serve(
     trusted_proxies: Names = (),
     device: str = "auto",
     precision: PrecisionChoice = "auto",
+    shortlist: bool | None = None,
     processes: int | None = None,
     no_repeat_ngram: int | None = None,
     repetition_penalty: float | None = None,
@@ -96,6 +98,10 @@ def serve(
         Precision of matrix products: auto, which is fp32, and int8 for a quantized
         model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
         times faster on a processor that supports them.
+    shortlist
+        Choose among the candidates of a model's shortlist, which `transduce shortlist`
+        makes: faster, with nearly the same translations. By default as in the model's
+        settings.
     processes
         Number of processes that share the sentences, each on one core; by default one
         for each core, or OMP_NUM_THREADS, at most 16.
@@ -152,7 +158,9 @@ def serve(
             served_models.ServedModel.of(
                 each,
                 RequestQueue(
-                    loaded(each.path, device, precision, processes, restrictions),
+                    loaded(
+                        each.path, device, precision, processes, restrictions, shortlist
+                    ),
                     queue_config,
                 ),
             )
@@ -173,12 +181,15 @@ def loaded(
     precision: PrecisionChoice,
     num_processes: int,
     restrictions: Mapping[str, Any],
+    shortlist: bool | None = None,
 ) -> Translator:
     """Load a model; the restrictions that are not None change a translator's search."""
     translator = load(
         path, device=device, precision=precision, num_processes=num_processes
     )
     if translator.symbols is None:
-        given = {k: value for k, value in restrictions.items() if value is not None}
+        require_shortlist(shortlist, translator.shortlist, path)
+        settings = {**restrictions, "shortlist": shortlist}
+        given = {k: value for k, value in settings.items() if value is not None}
         translator.search = replace(translator.search, **given)
     return translator

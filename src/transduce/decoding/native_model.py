@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int32, Int64
 
 from transduce.decoding.native_search import NativeSearch
 from transduce.decoding.search import Decoder, log_likelihoods
@@ -23,6 +23,7 @@ from transduce.native import (
     library,
     pointer,
 )
+from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
@@ -58,6 +59,7 @@ class NativeModel:
         config: ModelConfig,
         weights: Mapping[str, Float[np.ndarray, "..."] | QuantizedWeight],
         precision: NativePrecision,
+        shortlist: Shortlist | None = None,
     ) -> None:
         """Pack weights, which have the parameter names of `Transformer`.
 
@@ -66,6 +68,8 @@ class NativeModel:
         native = api()
         assert native is not None
         self.config = config
+        self.shortlist = shortlist
+        """Shortlist of target pieces; None if the model has none."""
         self._is_int8 = precision == "int8"
         self._api = native.decode
         handle = ffi.new("td_model **")
@@ -234,6 +238,24 @@ class NativeDecoder:
     def join(self, other: "NativeDecoder") -> None:
         """Append the sentences of another decoder of the same model."""
         check(self._api.decoder_join(self.handle, other.handle))
+
+    def restrict(self, candidates: Sequence[Int32[np.ndarray, " _"] | None]) -> None:
+        """Let each sentence choose among its candidates, which have rising ids.
+
+        Logits of other tokens are minus infinity from now on. None allows all tokens.
+        Raises `IndexError` if an id is outside the vocabulary.
+        """
+        counts = [0 if each is None else len(each) for each in candidates]
+        assert len(counts) == self._shape[0]
+        none = np.zeros(0, dtype=np.int32)
+        ids = np.concatenate([none if each is None else each for each in candidates])
+        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        sizes = np.array(counts, dtype=np.int64)
+        check(
+            self._api.decoder_restrict(
+                self.handle, pointer(sizes, "int64_t *"), pointer(ids, "int32_t *")
+            )
+        )
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over each hypothesis's source.

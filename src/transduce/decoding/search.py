@@ -23,6 +23,7 @@ from transduce.errors import CheckpointError
 from transduce.metrics.perplexity import TargetScore
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SamplingConfig
+from transduce.text.shortlist import Shortlist
 
 NOT_FORCED = -1
 """Forced token of a sentence that may continue with any token."""
@@ -166,10 +167,13 @@ def log_mean(
 ) -> Float32[np.ndarray, "..."]:
     """Return the logarithm of the mean probability over several models."""
     largest = np.maximum.reduce(log_probs)
+    # Outside a shortlist, all are minus infinity.
+    offset = np.where(largest == -np.inf, np.float32(0), largest)
     total = np.zeros_like(largest)
     for each in log_probs:
-        total += np.exp(each - largest)
-    return largest + np.log(total / len(log_probs))
+        total += np.exp(each - offset)
+    with np.errstate(divide="ignore"):
+        return offset + np.log(total / len(log_probs))
 
 
 def draw(
@@ -310,6 +314,11 @@ class DecodingModel(Protocol):
     @property
     def step_overhead(self) -> int:
         """Fixed cost of a decoding step, to start it and to read weights, in rows."""
+        ...
+
+    @property
+    def shortlist(self) -> Shortlist | None:
+        """Shortlist of target pieces; None if the model has none."""
         ...
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Any:

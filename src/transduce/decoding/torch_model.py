@@ -9,13 +9,13 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64, Shaped
 from torch import Tensor, nn
 
 from transduce.architectures.config import architecture_of, require_transformer
@@ -47,6 +47,7 @@ from transduce.model_folder import ModelFolder, QuantizedWeight
 from transduce.native import api
 from transduce.nn.fuse import fuse
 from transduce.search_config import SamplingConfig
+from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
@@ -78,6 +79,8 @@ class TorchModel:
     """Decoding steps: `FusedStep` for a Transformer, otherwise the model itself."""
     recorder: Recorder | None = None
     """Recorder of steps, on a GPU."""
+    shortlist: Shortlist | None = None
+    """Shortlist of target pieces; None if the model has none."""
 
     def transformer(self, task: str) -> Transformer:
         """Return the model; raise `RequestError`, with the task, for others."""
@@ -159,7 +162,8 @@ def prepare(
     """
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays.items()}
     model = built(checkpoint.config, weights)
-    return prepared(model, precision, torch.device(device))
+    ready = prepared(model, precision, torch.device(device))
+    return replace(ready, shortlist=checkpoint.shortlist)
 
 
 @torch.no_grad()
@@ -508,6 +512,22 @@ def _largest(
     tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
     values, indices = log_probs.gather(-1, tokens).topk(count)
     return values, tokens.gather(-1, indices)
+
+
+@torch.inference_mode()
+def keep_candidates(
+    logits: Float[Tensor, "sentences group vocab"],
+    candidates: Sequence[Int32[np.ndarray, " _"] | None],
+) -> Float[Tensor, "sentences group vocab"]:
+    """Return logits that are minus infinity except for each sentence's candidates.
+
+    None keeps all logits of a sentence.
+    """
+    is_candidate = np.zeros((len(candidates), logits.size(-1)), dtype=bool)
+    for row, own in zip(is_candidate, candidates, strict=True):
+        row[slice(None) if own is None else own] = True
+    mask = torch.from_numpy(is_candidate).to(logits.device)
+    return logits.masked_fill(~mask[:, None], -torch.inf)
 
 
 @torch.inference_mode()

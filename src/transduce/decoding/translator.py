@@ -4,8 +4,10 @@ On a CPU the native library decodes. PyTorch is imported only where the library 
 decode: on a GPU, in bf16, or without a C compiler at installation.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
@@ -36,6 +38,7 @@ from transduce.decoding.search import (
     JoinableDecoder,
     require_numbers,
 )
+from transduce.decoding.shortlisted import Candidates, restricted
 from transduce.decoding.streaming import (
     WINDOW_LINES,
     Pace,
@@ -67,6 +70,7 @@ from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.languages import best_match
+from transduce.text.shortlist import Shortlist
 from transduce.text.tags import find_language_tag, languages_of
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
@@ -186,6 +190,12 @@ class Translator:
         other.language_tag = find_language_tag(language, tags)
         [other.target_language] = languages_of([other.language_tag])
         return other
+
+    @property
+    def shortlist(self) -> Shortlist | None:
+        """Candidates of source pieces for `SearchConfig.shortlist`, of the first model;
+        None if it has none."""
+        return self._checkpoints[0].shortlist
 
     def get_ready(self) -> None:
         """Load the weights now; otherwise the first translation loads them."""
@@ -337,6 +347,7 @@ class Translator:
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
         self._require_known(config.bad_words)
+        config = self._usable(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -585,10 +596,11 @@ class Translator:
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
+            shortlist = checkpoint.shortlist
             if isinstance(checkpoint, ModelFolder):
                 weights = checkpoint.arrays.mapped(in_fp32=precision == "fp32")
-                return NativeModel(config, weights, precision)
-            return NativeModel(config, checkpoint.arrays, precision)
+                return NativeModel(config, weights, precision, shortlist)
+            return NativeModel(config, checkpoint.arrays, precision, shortlist)
         if self.device != "cpu":
             needed_for = f"Device {self.device}"
         elif self.precision == "bf16":
@@ -600,6 +612,30 @@ class Translator:
         with packages_for(needed_for):
             from transduce.decoding.torch_model import prepare
         return prepare(checkpoint, self.precision, self.device)
+
+    def _usable(self, config: SearchConfig, *, has_prefixes: bool) -> SearchConfig:
+        """Return the config without a shortlist if the first model has none.
+
+        Warns about all that is translated with the whole vocabulary instead.
+        """
+        if not config.shortlist:
+            return config
+        if self.shortlist is None:
+            warnings.warn(
+                "`search.shortlist` is set, but the model has no shortlist; the whole "
+                "vocabulary is used instead. Make one with `transduce shortlist`.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return replace(config, shortlist=False)
+        if has_prefixes:
+            warnings.warn(
+                "Lines with a prefix are translated with the whole vocabulary, not "
+                "with the shortlist.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return config
 
     def _require_memory_for(self, samples: int) -> None:
         """Raise `RequestError` if the samples of one sentence do not fit in memory."""
@@ -708,6 +744,8 @@ def _start_search(
     prefixes = [part.prefix for part in parts]
     sums_attention = config.coverage_penalty > 0
     decoder = _encode(models, parts, sum_attention=sums_attention)
+    if config.shortlist and models[0].shortlist is not None:
+        decoder = restricted(decoder, _candidates(models[0].shortlist, parts))
     coverage: Coverage | None = None
     if sums_attention:
         assert isinstance(decoder, CoverageDecoder)
@@ -716,6 +754,20 @@ def _start_search(
     most = 1 if config.num_best == 1 else None
     search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
     return Decoding(decoder, search, BOS)
+
+
+def _candidates(shortlist: Shortlist, parts: list[Part]) -> list[Candidates]:
+    """Return the tokens among which each part chooses: all of them after a prefix.
+
+    They depend on the part alone, so that its translation does, too.
+    """
+    # Unlike the paper: a shortlist as an option, for speed; the softmax of
+    # section 3.4 is then over some hundred tokens.
+    base = shortlist.base()
+    return [
+        None if part.prefix else shortlist.candidates(part.source, base)
+        for part in parts
+    ]
 
 
 def _start_sampling(

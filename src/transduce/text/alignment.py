@@ -5,12 +5,15 @@ t(target | source) that depends on nothing else. Expectation maximisation finds 
 probabilities, whose likelihood has no other maximum; it never falls.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float32, Float64, Int32, Int64
+
+from transduce.native import check, ffi, library, pointer
 
 ITERATIONS = 5
 """Usual number of iterations for model 1, after which alignments hardly change."""
@@ -91,6 +94,137 @@ def ibm_model_1(
         probability=probability,
         log_likelihoods=tuple(log_likelihoods),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPairs:
+    """Sentence pairs as ids; the sentences of a side follow one another."""
+
+    sources: Int32[np.ndarray, " source_words"]
+    targets: Int32[np.ndarray, " target_words"]
+    source_ends: Int64[np.ndarray, " pairs"]
+    """Number of words up to the end of each source."""
+    target_ends: Int64[np.ndarray, " pairs"]
+
+    @classmethod
+    def of(cls, pairs: Iterable[IdPair]) -> "EncodedPairs":
+        """Join the ids of all pairs."""
+        sides: tuple[array[int], array[int]] = array("i"), array("i")
+        ends: tuple[array[int], array[int]] = array("q"), array("q")
+        for pair in pairs:
+            for ids, side, side_ends in zip(pair, sides, ends, strict=True):
+                side.extend(ids)
+                side_ends.append(len(side))
+        return cls(
+            sources=np.array(sides[0], dtype=np.int32),
+            targets=np.array(sides[1], dtype=np.int32),
+            source_ends=np.array(ends[0], dtype=np.int64),
+            target_ends=np.array(ends[1], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.source_ends)
+
+    def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the ids of each pair."""
+        sources, targets = self.sources.tolist(), self.targets.tolist()
+        source, target = 0, 0
+        for ends in zip(
+            self.source_ends.tolist(), self.target_ends.tolist(), strict=True
+        ):
+            yield sources[source : ends[0]], targets[target : ends[1]]
+            source, target = ends
+
+    def swapped(self) -> "EncodedPairs":
+        """Return the pairs with source and target exchanged."""
+        return EncodedPairs(
+            sources=self.targets,
+            targets=self.sources,
+            source_ends=self.target_ends,
+            target_ends=self.source_ends,
+        )
+
+
+def likeliest_targets(
+    pairs: EncodedPairs,
+    best: int,
+    *,
+    iterations: int = ITERATIONS,
+    num_threads: int = 1,
+) -> TranslationTable:
+    """Learn the `best` likeliest targets of each source id, as `ibm_model_1` does.
+
+    The native library learns them, if there is one: much faster, and with memory for
+    the distinct pairs of ids only. It drops probabilities below 1e-5.
+    """
+    native = library()
+    if native is None:
+        return _likeliest(ibm_model_1(pairs, iterations), best)
+    source_vocab = int(pairs.sources.max(initial=0)) + 1
+    target_vocab = int(pairs.targets.max(initial=0)) + 1
+    best = min(best, target_vocab)
+    tokens = np.empty((source_vocab + 1, best), dtype=np.int32)
+    probabilities = np.empty((source_vocab + 1, best), dtype=np.float32)
+    query = ffi.new(
+        "td_sentence_pairs *",
+        {
+            "pairs": len(pairs),
+            "source_vocab": source_vocab,
+            "target_vocab": target_vocab,
+            "sources": pointer(pairs.sources, "int32_t *"),
+            "targets": pointer(pairs.targets, "int32_t *"),
+            "source_ends": pointer(pairs.source_ends, "int64_t *"),
+            "target_ends": pointer(pairs.target_ends, "int64_t *"),
+        },
+    )
+    check(
+        native.td_learn_lexicon(
+            query,
+            iterations,
+            best,
+            num_threads,
+            pointer(tokens, "int32_t *"),
+            pointer(probabilities, "float *"),
+        )
+    )
+    return _table(tokens, probabilities)
+
+
+def _table(
+    tokens: Int32[np.ndarray, "sources best"],
+    probabilities: Float32[np.ndarray, "sources best"],
+) -> TranslationTable:
+    """Return the entries that there are; the last row is of `NULL`."""
+    source, place = np.nonzero(tokens >= 0)
+    target = tokens[source, place].astype(np.int64)
+    kept = probabilities[source, place].astype(np.float64)
+    source[source == len(tokens) - 1] = NULL
+    order = np.lexsort((target, source))
+    return TranslationTable(
+        source=source[order], target=target[order], probability=kept[order]
+    )
+
+
+def _likeliest(table: TranslationTable, best: int) -> TranslationTable:
+    """Keep the `best` likeliest targets of each source."""
+    chosen = np.sort(ranked(table, best))
+    return TranslationTable(
+        source=table.source[chosen],
+        target=table.target[chosen],
+        probability=table.probability[chosen],
+    )
+
+
+def ranked(table: TranslationTable, best: int) -> Int64[np.ndarray, " entries"]:
+    """Return the places of the `best` likeliest entries of each source, likeliest
+    first, source by source."""
+    order = np.lexsort((table.target, -table.probability, table.source))
+    source = table.source[order]
+    is_first = np.diff(source, prepend=NULL - 1) != 0
+    first = np.flatnonzero(is_first)
+    ranks = np.arange(len(order)) - first[np.cumsum(is_first) - 1]
+    chosen: Int64[np.ndarray, " entries"] = order[ranks < best]
+    return chosen
 
 
 def symmetrized(

@@ -9,8 +9,10 @@ import pytest
 from transduce.text import alignment
 from transduce.text.alignment import (
     NULL,
+    EncodedPairs,
     TranslationTable,
     ibm_model_1,
+    likeliest_targets,
     symmetrized,
 )
 
@@ -136,3 +138,31 @@ def test_pairs_with_an_empty_side_and_empty_corpora_are_allowed() -> None:
     )
     assert ibm_model_1([]).best() == {}
     assert symmetrized(ibm_model_1([]), ibm_model_1([])).best() == {}
+
+
+def test_encoded_pairs_are_read_back_in_both_directions() -> None:
+    pairs = [([0, 1], [2]), ([], [3, 4]), ([5], [])]
+    encoded = EncodedPairs.of(pairs)
+    assert list(encoded) == pairs
+    assert list(encoded.swapped()) == [(target, source) for source, target in pairs]
+    assert len(EncodedPairs.of([])) == 0
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_likeliest_targets_are_those_of_the_whole_table(
+    has_library: bool, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = random_pairs(200)
+    if not has_library:
+        monkeypatch.setattr(alignment, "library", lambda: None)
+    whole = entries(ibm_model_1(pairs))
+    found = entries(
+        likeliest_targets(EncodedPairs.of(pairs), 4, num_threads=num_threads)
+    )
+    for source in {source for source, _ in whole}:
+        best = sorted((p for (s, _), p in whole.items() if s == source), reverse=True)
+        kept = {key: p for key, p in found.items() if key[0] == source}
+        assert sorted(kept.values(), reverse=True) == pytest.approx(best[:4], abs=1e-4)
+        for key, probability in kept.items():
+            assert probability == pytest.approx(whole[key], abs=1e-4)

@@ -1,0 +1,175 @@
+"""`transduce shortlist`: candidates of target pieces, for faster translation."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from transduce.cli.files import Files
+from transduce.cli.options import require_both
+from transduce.cli.terminal import plain_console
+from transduce.data.batches import open_dataset
+from transduce.data.prepared_corpus import TRAINING
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RequestError,
+    counted,
+)
+from transduce.files import atomic_file
+from transduce.machine import num_threads
+from transduce.model_folder import find_model, open_model
+from transduce.text.alignment import EncodedPairs
+from transduce.text.corpus import read_pairs, read_text
+from transduce.text.shortlist import (
+    MAX_PIECES,
+    SHORTLIST_FILE,
+    Shortlist,
+    encode_pairs,
+    learn_shortlist,
+    require_sizes,
+    shortlist_of_alignments,
+)
+
+TRIED_PAIRS = 1_000
+"""Sentence pairs on which the shortlist is tried."""
+
+
+def shortlist(
+    model: Path,
+    /,
+    *,
+    source: Files = (),
+    target: Files = (),
+    alignments: Path | None = None,
+    frequent: int = 100,
+    per_piece: int = 100,
+) -> None:
+    """Count a shortlist: the target pieces among which a translation chooses.
+
+    `translate --shortlist` and `serve --shortlist` then compute the output layer for
+    some hundred pieces instead of the whole vocabulary. A line's candidates are the
+    most frequent target pieces, the best ones of each of its source pieces, and its
+    source pieces themselves. IBM model 1 finds the best ones, in both directions.
+
+    The shortlist is kept in the model's folder and replaces the one that is there.
+
+    For example:
+
+        transduce shortlist runs/mine
+        transduce shortlist model --source train.en --target train.de
+
+    Parameters
+    ----------
+    model
+        A model or run folder. Of a run, the model that `translate` uses gets the
+        shortlist.
+    source
+        Text of the source language, one sentence per line; by default the training
+        text of the run.
+    target
+        Its translations, line by line.
+    alignments
+        Word alignments of the text in Pharaoh format (0-0 1-2), one line for each
+        pair, instead of IBM model 1; words are separated by spaces.
+    frequent
+        Number of most frequent target pieces that are candidates of every line.
+    per_piece
+        Number of candidates of each source piece.
+    """
+    require_both(source, target)
+    require_sizes(frequent, per_piece)
+    if alignments is not None and not source:
+        raise ConfigError(
+            "--alignments needs the text that is aligned; give --source and --target."
+        )
+    folder = find_model(model)
+    opened = open_model(folder, with_shortlist=False)
+    if opened.symbols is not None:
+        raise RequestError(
+            f"{model}: a shortlist must be of a model that translates, but this one "
+            "parses."
+        )
+    tokenizer = opened.tokenizer
+    if source:
+        pairs = encode_pairs(_text_pairs(source, target), tokenizer)
+    else:
+        pairs = _pairs_of_run(model)
+    if not len(pairs):
+        raise DataError(
+            "A shortlist must be learned from sentence pairs, but there are none with "
+            f"1 to {MAX_PIECES} pieces on each side; give more text."
+        )
+    if alignments is None:
+        learned = learn_shortlist(
+            pairs,
+            tokenizer,
+            frequent=frequent,
+            per_piece=per_piece,
+            num_threads=num_threads(),
+        )
+    else:
+        learned = shortlist_of_alignments(
+            _text_pairs(source, target),
+            read_text([alignments]),
+            tokenizer,
+            frequent=frequent,
+            per_piece=per_piece,
+        )
+    path = folder / SHORTLIST_FILE
+    _write(learned, path)
+    plain_console().print(
+        f"Sentence pairs: {len(pairs):,}\n"
+        f"Candidates of a line: {_mean_candidates(learned, pairs):,.0f} of "
+        f"{counted(learned.vocab_size, 'piece')} on average\n"
+        f"Shortlist: {path}"
+    )
+
+
+def _text_pairs(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    for pair in read_pairs(source, target):
+        yield pair.source, pair.target
+
+
+def _pairs_of_run(run: Path) -> EncodedPairs:
+    """Return the training pairs of a run without those that are too long."""
+    if not (run / TRAINING).is_dir():
+        raise ConfigError(
+            f"{run}: a model without the text of its run needs --source and --target; "
+            "give the text that it was trained on."
+        )
+    dataset = open_dataset(run / TRAINING)
+    lengths = [np.diff(side.offsets) for side in (dataset.source, dataset.target)]
+    shorter, longer = np.minimum(*lengths), np.maximum(*lengths)
+    kept = dataset.picked(np.flatnonzero((shorter > 0) & (longer <= MAX_PIECES)))
+    return EncodedPairs(
+        sources=kept.source.ids.astype(np.int32),
+        targets=kept.target.ids.astype(np.int32),
+        source_ends=kept.source.offsets[1:].astype(np.int64),
+        target_ends=kept.target.offsets[1:].astype(np.int64),
+    )
+
+
+def _write(learned: Shortlist, path: Path) -> None:
+    try:
+        with atomic_file(path) as new:
+            learned.save(new)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the shortlist cannot be written ({error.strerror or error}); "
+            "the old one stays, if there is one."
+        ) from None
+
+
+def _mean_candidates(learned: Shortlist, pairs: EncodedPairs) -> float:
+    """Return the mean number of candidates of the first sentence pairs."""
+    base = learned.base()
+    numbers = [
+        len(learned.candidates(source, base))
+        for source, _ in islice(pairs, TRIED_PAIRS)
+    ]
+    return sum(numbers) / len(numbers)

@@ -1,0 +1,214 @@
+"""`transduce shortlist`, and the commands that use what it makes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.model_folder import open_model
+from transduce.text.shortlist import FREQUENT, PER_PIECE, SHORTLIST_FILE
+from transduce.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def text(
+    corpus: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("text")
+    for name, lines in zip(("en", "de"), corpus, strict=True):
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "en", folder / "de"
+
+
+@pytest.fixture
+def plain(trained_checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """A model without a shortlist."""
+    save_model(trained_checkpoint, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def listed(plain: Path, text: tuple[Path, Path], succeeds: Callable[..., str]) -> Path:
+    succeeds("shortlist", plain, "--source", text[0], "--target", text[1])
+    return plain
+
+
+def test_a_shortlist_is_made_from_text(
+    plain: Path, text: tuple[Path, Path], succeeds: Callable[..., str]
+) -> None:
+    out = succeeds(
+        "shortlist", plain, "--source", text[0], "--target", text[1],
+        "--frequent", 3, "--per-piece", 2,
+    )  # fmt: skip
+    assert out.splitlines()[0] == "Sentence pairs: 40"
+    assert out.splitlines()[1].endswith(" of 333 pieces on average")
+    assert out.splitlines()[2] == f"Shortlist: {plain / SHORTLIST_FILE}"
+    made = open_model(plain).shortlist
+    assert made is not None
+    assert (len(made.frequent), made.per_piece) == (3, 2)
+
+
+def test_the_default_sizes_are_those_of_the_library(listed: Path) -> None:
+    made = open_model(listed).shortlist
+    assert made is not None
+    assert len(made.frequent) <= FREQUENT
+    assert made.per_piece <= PER_PIECE
+
+
+def test_a_run_needs_no_text(
+    run: Path, text: tuple[Path, Path], tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    own = tmp_path / "run"
+    shutil.copytree(run, own)
+    succeeds("shortlist", own)
+    found = open_model(own).shortlist
+    assert found is not None
+    assert len(found.targets) > 0
+
+
+def test_alignments_take_the_place_of_the_aligner(
+    plain: Path,
+    text: tuple[Path, Path],
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+) -> None:
+    lines = [
+        " ".join(f"{i}-{i}" for i in range(len(line.split())))
+        for line in text[0].read_text(encoding="utf-8").splitlines()
+    ]
+    links = tmp_path / "links"
+    links.write_text("\n".join(lines) + "\n")
+    files = ("--source", text[0], "--target", text[1], "--alignments", links)
+    succeeds("shortlist", plain, *files, "--frequent", 0, "--per-piece", 4)
+    made = open_model(plain).shortlist
+    assert made is not None
+    found = set(made.candidates(tokenizer.encode("three")).tolist())
+    assert set(tokenizer.encode("drei")) <= found
+    before = (plain / SHORTLIST_FILE).read_bytes()
+    links.write_text("\n".join(lines[:-1]) + "\n")
+    assert "the alignments end before line 40" in refuses("shortlist", plain, *files)
+    assert (plain / SHORTLIST_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_are_nearly_the_same(
+    listed: Path, succeeds: Callable[..., str], beam_size: int
+) -> None:
+    given = b"one two three\n\nfour five\nseven\n"
+    options = ("translate", listed, "--beam-size", beam_size)
+    without = succeeds(*options, stdin=given)
+    assert succeeds(*options, "--shortlist", stdin=given) == without
+    assert succeeds(*options, "--no-shortlist", stdin=given) == without
+
+
+def test_scores_are_over_the_candidates(
+    listed: Path, succeeds: Callable[..., str]
+) -> None:
+    options = ("translate", listed, "--jsonl")
+    without = json.loads(succeeds(*options, stdin=b"one two\n"))
+    with_it = json.loads(succeeds(*options, "--shortlist", stdin=b"one two\n"))
+    assert with_it["score"] > without["score"]
+
+
+def test_a_model_without_a_shortlist_is_refused(
+    plain: Path, refuses: Callable[..., str]
+) -> None:
+    said = refuses("translate", plain, "--shortlist", stdin=b"one\n")
+    assert said == (
+        f"{plain}: --shortlist needs a model with a shortlist, but this one has none; "
+        "make one with `transduce shortlist`."
+    )
+    assert "--shortlist needs" in refuses("serve", plain, "--shortlist", "--port", 0)
+
+
+def test_the_setting_of_a_model_is_its_default(
+    listed: Path, succeeds: Callable[..., str]
+) -> None:
+    usual = succeeds("translate", listed, "--jsonl", "--shortlist", stdin=b"one two\n")
+    content = json.loads((listed / "config.json").read_text())
+    content["search"] = {"shortlist": True}
+    (listed / "config.json").write_text(json.dumps(content))
+    given = succeeds("translate", listed, "--jsonl", stdin=b"one two\n")
+    assert given == usual
+
+
+def test_a_damaged_shortlist_is_told_in_one_sentence(
+    listed: Path, text: tuple[Path, Path], refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+) -> None:  # fmt: skip
+    path = listed / SHORTLIST_FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    said = refuses("translate", listed, stdin=b"one\n")
+    assert said.startswith(f"{path}: the shortlist is damaged")
+    # It can be made anew.
+    succeeds("shortlist", listed, "--source", text[0], "--target", text[1])
+    succeeds("translate", listed, stdin=b"one\n")
+
+
+def test_copies_of_a_model_keep_the_shortlist(
+    listed: Path, tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    save_model(load_model(listed), tmp_path / "copy")
+    succeeds("quantize", listed, "--out", tmp_path / "int8")
+    own = open_model(listed).shortlist
+    for name in ("copy", "int8"):
+        copied = open_model(tmp_path / name).shortlist
+        assert own is not None
+        assert copied is not None
+        assert copied.digest() == own.digest()
+
+
+def test_an_output_is_not_resumed_with_another_shortlist(
+    listed: Path, text: tuple[Path, Path], tmp_path: Path,
+    command: Callable[..., object], refuses: Callable[..., str],
+    succeeds: Callable[..., str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from transduce.decoding.translator import Translator
+
+    whole = Translator.translate_stream
+
+    def breaks_off(*given: object, **named: object) -> object:
+        yield next(iter(whole(*given, **named)))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    options = ("translate", listed, "--shortlist", "--input", text[0], "--output", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(Translator, "translate_stream", breaks_off)
+        command(*options)
+    assert not out.exists()
+    files = ("--source", text[0], "--target", text[1])
+    succeeds("shortlist", listed, *files, "--frequent", 1, "--per-piece", 1)
+    assert "shortlist" in refuses(*options, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--source", "x"], "Both sides of a corpus must be given, but only x is."),
+        (["--per-piece", "0"], "`per_piece` must be at least 1, but is 0"),
+        (["--frequent", "-1"], "`frequent` must be at least 0, but is -1"),
+        (["--alignments", "x"], "--alignments needs the text that is aligned"),
+        ([], "a model without the text of its run needs --source and --target"),
+        (["--source", "no", "--target", "no"], "no"),
+    ],
+)
+def test_wrong_options_are_refused(
+    plain: Path, refuses: Callable[..., str], options: list[str], message: str
+) -> None:
+    assert message in refuses("shortlist", plain, *options)
+    assert not (plain / SHORTLIST_FILE).exists()
+
+
+def test_text_without_usable_pairs_is_refused(
+    plain: Path, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    (tmp_path / "en").write_text("\n\n")
+    (tmp_path / "de").write_text("eins\n\n")
+    files = ("--source", tmp_path / "en", "--target", tmp_path / "de")
+    assert "must be learned from sentence pairs" in refuses("shortlist", plain, *files)
