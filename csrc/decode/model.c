@@ -10,6 +10,7 @@
 #include "checks.h"
 #include "gemm/pack.h"
 #include "gemm/quantize.h"
+#include "parallel.h"
 
 #define UNLIMITED ((int64_t)1 << 62)
 
@@ -545,6 +546,23 @@ static td_status pack_stack(const Packer *packer, const RawLayer *raw,
     return status;
 }
 
+typedef struct {
+    const float *tokens;
+    int64_t width;
+    int8_t *values;
+    float *scales;
+} Rounding;
+
+static void round_tokens(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Rounding *rounding = shared;
+    const int64_t width = rounding->width;
+    (void)worker;
+    for (int64_t i = first; i < end; i++)
+        rounding->scales[i] = quantize_output(rounding->tokens + i * width, width,
+                                              rounding->values + i * width);
+}
+
 /* Values [vocab_size, d_model], and behind them their scales. */
 static td_status round_embedding(const Packer *packer, const Affine *tokens,
                                  Embedding *into)
@@ -559,9 +577,8 @@ static td_status round_embedding(const Packer *packer, const Affine *tokens,
     into->rounded = values;
     into->token_scales = scales;
     if (tokens->weight) {
-        for (int64_t i = 0; i < count; i++)
-            scales[i] =
-                quantize_output(tokens->weight + i * width, width, values + i * width);
+        Rounding rounding = {tokens->weight, width, values, scales};
+        parallel_for(round_tokens, &rounding, count, MIN_ROWS, packer->num_threads);
     } else {
         memcpy(values, tokens->values, (size_t)(count * width));
         memcpy(scales, tokens->scales, (size_t)count * sizeof *scales);

@@ -124,6 +124,20 @@ def test_commands_that_write_models_refuse_a_quantized_one(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_quantized_model_cannot_be_trained(
+    refuses: Callable[..., str],
+    quantized: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", target)
+    out = tmp_path / "run"
+    message = refuses("train", "--from", quantized, *files, "--out", out)
+    assert message.startswith(f"{quantized}: a model must be in fp32 to be trained")
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     "architecture", [name for name in CONFIGS if name != "transformer"]
 )
