@@ -334,7 +334,7 @@ def test_teachers_with_different_vocabularies_are_refused(
             "Settings of `tokenizer` have",
         ),
         (("--set", "training.best_by=f1"), "`training.best_by` must be one of"),
-        (("--set", "model.num_layers=900000"), "Training must fit in the"),
+        (("--set", "model.d_model=65536"), "Training must fit in the"),
         (("--target-language", "fr"), "fr"),
         (("--set", "model.depth=9"), "there is no setting `model.depth`"),
         (("--test", "mono.en", "dev.de"), "dev.de:10: source and target must have"),

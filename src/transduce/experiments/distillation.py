@@ -21,7 +21,7 @@ from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEnco
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware, choose_hardware
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError
 from transduce.experiments.distillation_report import (
     STUDENT,
     TEACHER,
@@ -479,12 +479,6 @@ def _select(
     record = out / PAIRS
     if not record.is_file():
         pairs = write_kept(out / TRANSLATIONS, source, target, plan.drop_worst)
-        if not pairs["kept"]:
-            raise DataError(
-                f"{out / TRANSLATIONS}: at least one translation must be left to learn "
-                "from, but all are useless; see the reasons there, and use another "
-                "teacher."
-            )
         with atomic_file(record) as new:
             new.write_text(json.dumps(pairs, indent=2) + "\n", encoding="utf-8")
     observer.selected(figures, read_json(record))

@@ -352,7 +352,7 @@ def write_kept(
 
     `drop_worst` is the share of otherwise usable pairs, those with the lowest scores,
     that is dropped too. Returns the number of kept pairs, and of dropped ones by
-    reason.
+    reason. Raises `DataError`, and writes no file, if none is kept.
     """
     scores = array("d")
     for line in read_translations(translations):
@@ -377,7 +377,19 @@ def write_kept(
             if reason == "kept":
                 input_file.write(line.input + "\n")
                 output_file.write(_one_line(line.output) + "\n")
+        _require_kept(translations, counts)
     return counts
+
+
+def _require_kept(translations: Path, counts: Mapping[str, int]) -> None:
+    if counts["kept"] == 0:
+        reasons = [
+            f"{number:,} {reason}" for reason, number in counts.items() if number
+        ]
+        raise DataError(
+            f"{translations}: at least one translation must be left to learn from, but "
+            f"all are useless ({', '.join(reasons)}); use another model."
+        )
 
 
 def _one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from transduce.decoding.translations import TranslationHypothesis
+from transduce.errors import DataError
 from transduce.experiments.synthetic_text import (
     InputText,
     TranslatedLine,
@@ -130,6 +131,14 @@ def test_the_worst_share_is_exact_also_among_equal_scores(tmp_path: Path) -> Non
     assert inputs.read_bytes() == outputs.read_bytes()
     kept = inputs.read_bytes().decode().split("\n")[:-1]
     assert kept == [line(i).input for i in (3, 4, 5)]
+
+
+def test_no_file_is_written_if_all_translations_are_useless(tmp_path: Path) -> None:
+    path = tmp_path / "translations.jsonl"
+    written(path, line(0, None, "empty"), line(1, -1.0, "loop"), line(2, -1.0, "loop"))
+    with pytest.raises(DataError, match=r"all are useless \(1 empty, 2 loop\); use"):
+        write_kept(path, tmp_path / "inputs", tmp_path / "outputs")
+    assert [each.name for each in tmp_path.iterdir()] == ["translations.jsonl"]
 
 
 def test_a_repeated_line_is_translated_once_with_its_first_reference(

@@ -1,0 +1,89 @@
+"""Shared by the benchmarks of trainings: commands, whose results are made once."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+
+
+def call(*arguments: object) -> str:
+    """Run a command of transduce, and return its standard output."""
+    command = [sys.executable, "-m", "transduce", *map(str, arguments)]
+    print(f"$ transduce {' '.join(command[3:])}", file=sys.stderr, flush=True)
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def train(run: Path, *options: object) -> Path:
+    """Train a run, or continue it; return its folder."""
+    if not (run / "config.json").is_file():
+        call("train", "--out", run, *options)
+    elif not is_trained(run):
+        call("train", "--out", run, "--resume")
+    return run
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a run with a dev corpus has ended."""
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return any(json.loads(line)["kind"] == "final" for line in lines)
+
+
+def translated(models: Sequence[Path], source: Path, output: Path) -> Path:
+    """Translate a text by a model or an ensemble, unless it is done."""
+    if not output.is_file():
+        first, *others = models
+        together = ("--ensemble", *others) if others else ()
+        output.parent.mkdir(parents=True, exist_ok=True)
+        call("translate", first, *together, "--input", source, "--output", output,
+             "--force")  # fmt: skip
+    return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """BLEU of a system beside the baseline."""
+
+    bleu: float
+    difference: float
+    p: float | None
+    """The larger p of both tests of significance; None for the baseline."""
+
+
+def compared(outputs: Mapping[str, Path], reference: Path) -> dict[str, Compared]:
+    """Compare translations with those of the first system, by name."""
+    options = ("--reference", reference, "--examples", 0, "--json")
+    [bleu] = [
+        scores
+        for scores in json.loads(call("compare", *outputs.values(), *options))["scores"]
+        if "BLEU" in scores["metric"]
+    ]
+    return {
+        name: Compared(
+            bleu=system["score"],
+            difference=system["difference"],
+            p=None
+            if system["bootstrap_p"] is None
+            else max(system["bootstrap_p"], system["randomisation_p"]),
+        )
+        for name, system in zip(outputs, bleu["systems"], strict=True)
+    }
+
+
+def first_lines(path: Path, number: int | None, out: Path, skipped: int = 0) -> Path:
+    """Write some lines of a file, and return the path of the new file."""
+    with path.open("rb") as file:
+        lines = file.readlines()
+    end = None if number is None else skipped + number
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(b"".join(lines[skipped:end]))
+    return out
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
