@@ -123,9 +123,14 @@ def _distilled(
         call(
             *("distill", *teachers, *text, "--out", out, "--test", *tests, *force),
             *("--preset", given.student),
-            *("--set", *given.student_set, f"training.seed={seed}"),
+            *("--set", *_own_settings(given), f"training.seed={seed}"),
         )
     return out
+
+
+def _own_settings(given: argparse.Namespace) -> list[str]:
+    """Return a student's settings, without those of the teachers' vocabulary."""
+    return [each for each in given.student_set if not each.startswith("tokenizer.")]
 
 
 def _quality(
