@@ -301,7 +301,7 @@ def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
     succeeds(*arguments(teacher, "out", "--drop-worst", 0.5, "--force"))
     assert Path("out/translations.jsonl").stat().st_ino == translated.st_ino
     pairs = json.loads(Path("out/pairs.json").read_text())
-    assert pairs["low score"] > 0
+    assert pairs["low-score"] > 0
 
 
 def test_teachers_with_different_vocabularies_are_refused(
@@ -380,7 +380,7 @@ def test_hostile_lines_are_dropped_and_the_rest_is_learned(succeeds, teacher) ->
     Path("mono.en").write_text("\r\n".join([*SOURCES, *hostile]) + "\r\n", newline="")
     succeeds(*arguments(teacher))
     reasons = json.loads(Path("out/pairs.json").read_text())
-    assert reasons["too long"] == 1
+    assert reasons["too-long"] == 1
     assert reasons["kept"] >= len(SOURCES) // 2
     learned = [
         Path("out", name).read_bytes() for name in ("distilled.en", "distilled.de")

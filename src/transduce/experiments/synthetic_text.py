@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import transduce
+from transduce.data.cleaning_rules import NAMES, RULES, CleaningConfig, PairRules
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import (
@@ -42,21 +43,19 @@ SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.
 KEY_BYTES = 8
 """Size of the hash of a line, by which repeated lines are recognised."""
 MAX_RATIO = 3.0
-MAX_REPEATS = 3
-"""Number of times that a block of tokens may follow itself; more is a loop, unless the
-input has as many."""
-LONGEST_BLOCK = 8
-"""Length in tokens of the longest block whose repetitions are counted."""
 RATIO_SLACK = 2
 """Tokens added to both sides before their ratio is taken: one word may well have three
 tokens in another language."""
-
-DropReason = Literal["too long", "empty", "cut off", "loop", "length ratio", "copy"]
-"""Reason why a translation is useless: the input has more than 250 tokens; the
-translation is empty, or was cut off by the length limit, or repeats itself, or differs
-too much in length, or equals the input."""
-WORST = "low score"
-"""Reason of the share with the lowest scores."""
+CLEANING_RULES = (
+    *("not-text", "replacement-character", "wrong-script", "long-word"),
+    *("identical", "numbers", "loop"),
+)
+"""Rules of `transduce clean` that apply to a line and its translation."""
+REASONS = (
+    *("too-long", "empty", "cut-off", "length-ratio", *CLEANING_RULES, "low-score"),
+)
+"""Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, which
+is not translated; `cut-off` a translation that has not ended at the length limit."""
 
 
 class InputLine(NamedTuple):
@@ -158,8 +157,8 @@ class TranslatedLine:
     output: str
     score: float | None
     """Log-probability per token, the end token included; None without an output."""
-    dropped: DropReason | None
-    """Reason why the pair is not used."""
+    dropped: str | None
+    """Reason why the pair is not used, one of `REASONS`."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
@@ -174,7 +173,7 @@ def parse_line(text: bytes) -> TranslatedLine | None:
         return None
     is_text = {type(values["input"]), type(values["output"])} == {str}
     is_score = values["score"] is None or type(values["score"]) is float
-    is_reason = values["dropped"] in (None, *get_args(DropReason))
+    is_reason = values["dropped"] in (None, *REASONS)
     is_sound = is_text and is_score and is_reason and text.endswith(b"\n")
     return line if is_sound else None
 
@@ -210,43 +209,39 @@ def keep_whole_lines(path: Path, multiple: int) -> int:
     return kept
 
 
-def longest_repetition(tokens: Sequence[object]) -> int:
-    """Return how often the same block of tokens follows itself, at least 1.
+class OutputRules:
+    """Rules that drop useless translations."""
 
-    Blocks have up to `LONGEST_BLOCK` tokens.
-    """
-    most = 1
-    for length in range(1, LONGEST_BLOCK + 1):
-        run = 0
-        for token, earlier in zip(tokens[length:], tokens, strict=False):
-            run = run + 1 if token == earlier else 0
-            most = max(most, run // length + 1)
-    return most
+    def __init__(
+        self,
+        max_ratio: float,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> None:
+        self._max_ratio = max_ratio
+        off = tuple(rule for rule in RULES if rule not in CLEANING_RULES)
+        self._rules = PairRules(
+            CleaningConfig(off=off), source_language, target_language
+        )
 
+    def broken(
+        self, text: str, source: Sequence[int], found: TranslationHypothesis | None
+    ) -> str | None:
+        """Return why a translation of a text is useless, or None.
 
-def drop_reason(
-    text: str,
-    source: Sequence[int],
-    found: TranslationHypothesis | None,
-    max_ratio: float,
-) -> DropReason | None:
-    """Return why a translation of a text is useless, or None.
-
-    `source` holds the tokens of the text.
-    """
-    if len(source) > MAX_SOURCE_TOKENS:
-        return "too long"
-    if found is None or not found.text.strip():
-        return "empty"
-    if len(found.token_log_probabilities) <= len(found.tokens):  # no end token
-        return "cut off"
-    if longest_repetition(found.tokens) > max(MAX_REPEATS, longest_repetition(source)):
-        return "loop"
-    lengths = [len(side) + RATIO_SLACK for side in (source, found.tokens)]
-    if max(lengths) > max_ratio * min(lengths):
-        return "length ratio"
-    is_copy = text.split() == found.text.split() and any(map(str.isalpha, text))
-    return "copy" if is_copy else None
+        `source` holds the tokens of the text.
+        """
+        if len(source) > MAX_SOURCE_TOKENS:
+            return "too-long"
+        if found is None or not found.text.strip():
+            return "empty"
+        if len(found.token_log_probabilities) <= len(found.tokens):  # no end token
+            return "cut-off"
+        lengths = [len(side) + RATIO_SLACK for side in (source, found.tokens)]
+        if max(lengths) > self._max_ratio * min(lengths):
+            return "length-ratio"
+        rule = self._rules.judge(text.encode(), found.text.encode()).code
+        return NAMES[rule] if rule else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +276,9 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
+    rules = OutputRules(
+        generation.max_ratio, translator.source_language, translator.target_language
+    )
 
     def sources() -> Iterator[str]:
         for line in islice(text.lines(), done, None):
@@ -299,12 +297,11 @@ def translate_text(
         for each in translations:
             line, source = waiting.popleft()
             found = _chosen(each, line.reference, translator)
-            reason = drop_reason(line.text, source, found, generation.max_ratio)
             translated = TranslatedLine(
                 input=line.text,
                 output="" if found is None else found.text,
                 score=None if found is None else _score(found),
-                dropped=reason,
+                dropped=rules.broken(line.text, source, found),
             )
             _write_all(file.fileno(), translated.as_json().encode())
         os.fsync(file.fileno())
@@ -362,7 +359,7 @@ def write_kept(
     if number := int(drop_worst * len(scores)):
         order = np.argsort(np.frombuffer(scores), kind="stable")
         worst = set(order[:number].tolist())
-    counts = dict.fromkeys(("kept", *get_args(DropReason), WORST), 0)
+    counts = dict.fromkeys(("kept", *REASONS), 0)
     usable = 0
     with (
         atomic_file(inputs) as new_inputs,
@@ -371,7 +368,7 @@ def write_kept(
         new_outputs.open("w", encoding="utf-8", newline="\n") as output_file,
     ):
         for line in read_translations(translations):
-            reason = line.dropped or (WORST if usable in worst else "kept")
+            reason = line.dropped or (REASONS[-1] if usable in worst else "kept")
             usable += line.dropped is None
             counts[reason] += 1
             if reason == "kept":

@@ -8,33 +8,12 @@ from transduce.decoding.translations import TranslationHypothesis
 from transduce.errors import DataError
 from transduce.experiments.synthetic_text import (
     InputText,
+    OutputRules,
     TranslatedLine,
-    drop_reason,
     keep_whole_lines,
-    longest_repetition,
     read_translations,
     write_kept,
 )
-
-
-@pytest.mark.parametrize(
-    ("tokens", "number"),
-    [
-        ("", 1),
-        ("a", 1),
-        ("abc", 1),
-        ("aab", 2),
-        ("aaaa", 4),
-        ("xababab", 3),
-        ("abcabcabx", 2),
-        ("aabaab", 2),
-        ("abcdefgh" * 2, 2),
-        ("abcdefghi" * 3, 1),  # longer than the longest block
-        ("aba" * 3 + "b", 3),
-    ],
-)
-def test_a_repetition_is_a_block_that_follows_itself(tokens: str, number: int) -> None:
-    assert longest_repetition(tokens) == number
 
 
 def hypothesis(text: str, *, is_finished: bool = True) -> TranslationHypothesis:
@@ -52,25 +31,32 @@ def hypothesis(text: str, *, is_finished: bool = True) -> TranslationHypothesis:
     ("source", "found", "reason"),
     [
         ("a b c", hypothesis("x y z"), None),
-        ("a " * 251, hypothesis("x y z"), "too long"),
+        ("a " * 251, hypothesis("x y z"), "too-long"),
         ("a b c", None, "empty"),
         ("a b c", hypothesis(" "), "empty"),
-        ("a b c", hypothesis("x y z", is_finished=False), "cut off"),
+        ("a b c", hypothesis("x y z", is_finished=False), "cut-off"),
         ("a b c d", hypothesis("x x x x"), "loop"),
         ("a b c", hypothesis("x x x"), None),
         ("a a a a", hypothesis("x x x x"), None),
         ("a", hypothesis("p q r s t u v"), None),  # (7 + 2) / (1 + 2) = 3
-        ("a", hypothesis("p q r s t u v w"), "length ratio"),
-        ("p q r s t u v w", hypothesis("a"), "length ratio"),
-        ("a b c", hypothesis("a b  c"), "copy"),
+        ("a", hypothesis("p q r s t u v w"), "length-ratio"),
+        ("p q r s t u v w", hypothesis("a"), "length-ratio"),
+        ("a b c d", hypothesis("a b  C d"), "identical"),
+        ("Berlin", hypothesis("Berlin"), None),
         ("1 2 3", hypothesis("1 2 3"), None),
+        ("page 12 is", hypothesis("seite 13 ist"), "numbers"),
+        ("a b", hypothesis("A" + "o" * 60), "long-word"),
+        ("a b", hypothesis("die \ufffd"), "replacement-character"),
+        ("a b", hypothesis("die\0 katze"), "not-text"),
+        ("this is it", hypothesis("это правда так"), "wrong-script"),
+        ("<b>this</b> is it", hypothesis("das ist <b>es</b>"), None),
     ],
 )
 def test_a_useless_translation_has_a_reason(
     source: str, found: TranslationHypothesis | None, reason: str | None
 ) -> None:
     ids = [ord(word[0]) for word in source.split()]
-    assert drop_reason(source, ids, found, max_ratio=3.0) == reason
+    assert OutputRules(3.0, "en", "de").broken(source, ids, found) == reason
 
 
 def written(path: Path, *lines: TranslatedLine) -> None:
@@ -126,7 +112,7 @@ def test_the_worst_share_is_exact_also_among_equal_scores(tmp_path: Path) -> Non
     inputs, outputs = tmp_path / "inputs", tmp_path / "outputs"
     counts = write_kept(path, inputs, outputs, drop_worst=0.5)
     assert {k: n for k, n in counts.items() if n} == {
-        "kept": 3, "empty": 1, "loop": 1, "low score": 3,
+        "kept": 3, "empty": 1, "loop": 1, "low-score": 3,
     }  # fmt: skip
     assert inputs.read_bytes() == outputs.read_bytes()
     kept = inputs.read_bytes().decode().split("\n")[:-1]
