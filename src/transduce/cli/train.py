@@ -71,6 +71,7 @@ from transduce.experiments.run_folder import (
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.machine import Precision
 from transduce.text.augmentation import SHARES, TextAugmentationConfig
+from transduce.text.languages import english_name
 from transduce.training.config import TrainingConfig
 from transduce.training.device_setup import MicroBatch
 from transduce.training.distributed import is_distributed, local_rank, process_group
@@ -145,8 +146,8 @@ class TrainingDisplay(ProgressDisplay):
             self.console.print("Dev pairs: none, so nothing is scored while training")
         elif corpus.is_held_out:
             self.console.print(
-                f"Dev pairs: {corpus.dev}, held out of the training corpus (--no-dev "
-                "trains on all)"
+                f"Dev pairs: {corpus.dev}, held out of the {_first_corpus(corpus)} "
+                "(--no-dev trains on all)"
             )
         else:
             self.console.print(f"Dev pairs: {corpus.dev}")
@@ -168,9 +169,9 @@ class TrainingDisplay(ProgressDisplay):
         ]
         if report.shares is not None:
             figures.append(_shares(report.shares))
-        if report.stage is not None and report.stage != self._stage:
-            self._stage = report.stage
+        if self._stage is not None and report.stage != self._stage:
             self.console.print(f"step {report.step:,}: stage {report.stage} begins.")
+        self._stage = report.stage
         if report.reward is not None:
             self._show_reward(report.step)
             figures.insert(0, f"reward {report.reward:.3f}")
@@ -214,6 +215,12 @@ class TrainingDisplay(ProgressDisplay):
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
+
+
+def _first_corpus(corpus: PreparedCorpus) -> str:
+    """Name the corpus out of which the dev corpus is held."""
+    first = next(iter(corpus.corpora), None)
+    return "training corpus" if first is None else f"corpus {first}"
 
 
 def _mixture(config: RunConfig, corpus: PreparedCorpus) -> Iterator[str]:
@@ -313,7 +320,13 @@ def _languages(config: RunConfig) -> str:
     if config.model.target_vocab_size is None:  # the target is text, not trees
         options += ["--target-language"] * (languages.target is None)
     hint = f" (name them by {' and '.join(options)})" if options else ""
-    return f"Languages: {languages}{hint}"
+    others = [
+        english_name(language)
+        for language in dict.fromkeys(each.target_language for each in config.corpora)
+        if language is not None and language != languages.target
+    ]
+    among = f", and {', '.join(others)} (--target-language chooses)" if others else ""
+    return f"Languages: {languages}{among}{hint}"
 
 
 def _augmented(total: int, config: AugmentationConfig) -> str:
