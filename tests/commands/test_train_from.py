@@ -49,7 +49,7 @@ def test_a_run_or_a_model_of_it_is_trained_further(
     printed = succeeds("train", "--from", run / where, *options)
     new = options[-1]
     assert f"Start: {run / where}, with its tokenizer" in " ".join(printed.split())
-    assert "Learning rate: 0.0001 (training.learning_rate)" in printed
+    assert "Learning rate: 0.001 (training.learning_rate)" in printed
     model, start = load_model(new), load_model(run / where)
     assert model.config == start.config
     assert model.tokenizer == start.tokenizer
@@ -238,3 +238,19 @@ def test_python_trains_as_the_command_does(succeeds, run, options, tmp_path) -> 
         device="cpu", precision="fp32",
     )  # fmt: skip
     assert not weights_differ(result.model, options[-1])
+
+
+def test_adaptation_raises_the_scores(
+    corpus_files, model: Path, tmp_path: Path
+) -> None:
+    source, target = ([path, *[path] * 4] for path in corpus_files)
+    result = transduce.train(
+        source, target, tmp_path / "new", start=model, device="cpu",
+        dev_sets={"home": corpus_files},
+        settings={"training.steps": 40, "training.warmup_steps": 10,
+                  "training.checkpoint_steps": 20},
+    )  # fmt: skip
+    assert result.dev is not None
+    [before] = result.before
+    assert result.dev.loss < before.loss - 0.05
+    assert result.dev.quality.score >= before.quality.score

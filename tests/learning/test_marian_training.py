@@ -17,7 +17,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.experiments.pipeline import train
-from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.presets import RunConfig
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.grammar.corpus import Grammar
 from transduce.interop.marian_import import import_model, read_settings
@@ -57,8 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> CorpusFiles:
 
 def settings(start: StartModel) -> RunConfig:
     """Settings of 20 updates by Adam at 1e-4, without dropout or label smoothing."""
-    preset = PRESETS["adapt"]
-    base = settings_from(start, preset)
+    base = settings_from(start)
     return replace(
         base,
         model=replace(

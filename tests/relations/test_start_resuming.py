@@ -18,7 +18,7 @@ from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.device import Hardware
 from transduce.errors import CheckpointError
 from transduce.experiments.pipeline import resume, train
-from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.training.trainer import TrainingStoppedError
@@ -73,7 +73,7 @@ def files(
 
 def settings(start: StartModel, **training: Any) -> RunConfig:
     """Settings of ten updates with dropout, and a checkpoint every four."""
-    config = settings_from(start, PRESETS["adapt"])
+    config = settings_from(start)
     batching = replace(
         config.batching, source_tokens=80, target_tokens=80, batch_tokens=50
     )

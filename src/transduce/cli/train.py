@@ -59,7 +59,6 @@ from transduce.experiments.presets import (
     require_start,
     require_task,
 )
-from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import (
     RunFiles,
     is_run,
@@ -712,7 +711,7 @@ def _run_config(
     if resumed is not None and preset is None:
         return changed_by_options(settings_of(resumed), config, settings)
     if start is not None:
-        base = settings_from(start, preset_named(preset or ADAPT))
+        base = settings_from(start, preset or ADAPT)
         return changed_by_options(base, config, settings)
     large, _ = FITTING["translation" if files is None else files.task]
     return run_config(preset or large, config, settings)

@@ -684,8 +684,9 @@ PRESETS = {
         treebank=TreebankConfig(style="in-order", guidance=0.5),
     ),
     # For a trained model and a corpus of another kind, from hundreds of pairs on: the
-    # model, tokenizer and search are those of --from. The rate is about a seventh of
-    # the peak of base; the patience ends the training of small corpora early.
+    # model, tokenizer and search are those of --from. The rate is for a width of 512,
+    # a seventh of the peak of base, and in inverse proportion to the width
+    # (`settings_from`). The patience ends the training of small corpora early.
     "adapt": RunConfig(
         batching=SMALL_BATCHING,
         training=TrainingConfig(

@@ -19,13 +19,14 @@ from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import ADAPT, PRESETS, RunConfig, preset
 from transduce.experiments.run_folder import (
     RunFiles,
     is_run,
     known_languages,
     settings_of,
 )
+from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
 from transduce.settings import shown
 from transduce.text.dictionary import DICTIONARY_FILE
@@ -56,6 +57,8 @@ MUCH_UNKNOWN = 0.1
 """Share of unknown pieces or bytes above which a corpus may be in another language."""
 MOST_IDS = 10_000_000
 """Number of ids of a side that are searched for unknown ones."""
+RATES = (2e-5, 1e-3)
+"""Lowest and highest learning rate of the preset `adapt`, whatever the width."""
 LEAST_BIAS = -100.0
 """Bias that gives a token no probability in fp32."""
 Side = Literal["source", "target"]
@@ -131,9 +134,17 @@ def first_weights(model: Checkpoint) -> dict[str, Tensor]:
     }
 
 
-def settings_from(start: StartModel, config: RunConfig) -> RunConfig:
-    """Replace the settings of a preset that follow from the model of the start."""
+def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
+    """Settings of a preset, with those that follow from the model of the start.
+
+    The learning rate of the preset `adapt` is in inverse proportion to the width, since
+    Adam changes each weight by about the rate, and the outputs of a layer by as many
+    changes as it has inputs (Yang et al., 2021).
+    """
+    config = preset(name)
     model, training, batching = start.model.config, config.training, config.batching
+    if name == ADAPT:
+        training = replace(training, learning_rate=_adaptation_rate(model.d_model))
     if (most := _num_positions(start)) is not None:
         batching = replace(batching, max_length=min(batching.max_length, most))
     if start.state is not None:
@@ -152,6 +163,14 @@ def settings_from(start: StartModel, config: RunConfig) -> RunConfig:
         search=start.model.search or config.search,
         treebank=treebank,
     )
+
+
+def _adaptation_rate(d_model: int) -> float:
+    """Learning rate of the preset `adapt` for a width, to one digit."""
+    rate = PRESETS[ADAPT].training.learning_rate
+    assert rate is not None
+    scaled = rate * ModelConfig().d_model / d_model
+    return float(f"{min(max(scaled, RATES[0]), RATES[1]):.0e}")
 
 
 def _num_positions(start: StartModel) -> int | None:

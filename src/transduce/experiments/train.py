@@ -127,7 +127,7 @@ def train(
     base, origin = preset_named(name), None
     if start is not None:
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
-        base = settings_from(origin, base)
+        base = settings_from(origin, name)
     config = with_settings(base, settings or {})
     sets = [
         DevSet(name=name, source=Path(source), target=Path(target))

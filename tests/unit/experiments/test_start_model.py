@@ -1,0 +1,82 @@
+"""Settings and languages of a run that starts from a model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.data.corpus_files import CorpusFiles
+from transduce.errors import ConfigError
+from transduce.experiments.presets import PRESETS
+from transduce.experiments.start_model import (
+    StartModel,
+    first_weights,
+    languages_from,
+    new_languages,
+    settings_from,
+)
+from transduce.model.config import ModelConfig
+from transduce.search_config import SearchConfig
+from transduce.text.languages import LanguagesConfig
+
+
+@pytest.fixture
+def start(trained_checkpoint: Checkpoint) -> StartModel:
+    model = replace(trained_checkpoint, source_language="en", target_language="pt-BR")
+    return StartModel(path=Path("model"), model=model)
+
+
+def files(source: str, target: str) -> CorpusFiles:
+    return CorpusFiles(source=(Path(source),), target=(Path(target),))
+
+
+@pytest.mark.parametrize(
+    ("width", "rate"), [(16, 1e-3), (128, 4e-4), (512, 1e-4), (1024, 5e-5)]
+)
+def test_the_learning_rate_of_adaptation_falls_with_the_width(start, width, rate):
+    model = replace(start.model, config=ModelConfig(d_model=width))
+    start = replace(start, model=model)
+    assert settings_from(start).training.learning_rate == rate
+    other = settings_from(start, "multi30k").training
+    assert other == PRESETS["multi30k"].training
+
+
+def test_search_and_positions_are_those_of_the_model(start):
+    search = SearchConfig(beam_size=7)
+    config = ModelConfig(positions="learned", max_positions=60)
+    model = replace(start.model, search=search, config=config)
+    settings = settings_from(replace(start, model=model))
+    assert settings.search == search
+    assert settings.batching.max_length == 60
+
+
+@pytest.mark.parametrize("target", ["new.pt", "new.pt-PT", "new.txt"])
+def test_languages_are_the_models(start, target):
+    found = languages_from(start, LanguagesConfig(), files("new.en", target))
+    assert found == LanguagesConfig(source="en", target="pt-BR")
+
+
+def test_files_name_a_language_that_the_model_does_not(start):
+    unknown = replace(start, model=replace(start.model, source_language=None))
+    found = languages_from(unknown, LanguagesConfig(), files("new.en", "new.pt"))
+    assert found == LanguagesConfig(source="en", target="pt-BR")
+
+
+def test_another_language_must_be_confirmed(start):
+    spanish = files("new.en", "new.es")
+    with pytest.raises(ConfigError, match=r"Portuguese \(Brazil\), .* Spanish \(es\)"):
+        languages_from(start, LanguagesConfig(), spanish)
+    confirmed = languages_from(start, LanguagesConfig(target="es"), spanish)
+    assert confirmed == LanguagesConfig(source="en", target="es")
+    [message] = new_languages(start, confirmed)
+    assert message.startswith("The target language of the model is Portuguese (Brazil)")
+
+
+def test_biases_that_exclude_a_token_are_raised(start):
+    weights = {"embedding.bias": torch.tensor([-1e4, 2.0]), "w": torch.tensor([-1e4])}
+    model = replace(start.model, weights=weights)
+    found = first_weights(model)
+    assert found["embedding.bias"].tolist() == [-100.0, 2.0]
+    assert found["w"].tolist() == [-1e4]
