@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.data.batches import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, RequestError
 from transduce.interruption import terminations
 from transduce.machine import num_cores
 from transduce.text.augmentation import (
@@ -457,20 +457,26 @@ class _Worker:
     """Process that augments chunks, one after the other."""
 
     def __init__(self, augment: PairAugmenter) -> None:
-        package = Path(__file__).parents[2]
+        package = str(Path(__file__).parents[2])
         known = os.environ.get("PYTHONPATH")
-        self._process = subprocess.Popen(
-            # Unlike multiprocessing, this does not run the user's script again.
-            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [known])]),
-                "TOKENIZERS_PARALLELISM": "false",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
+        try:
+            self._process = subprocess.Popen(
+                # Unlike multiprocessing, this does not run the user's script again.
+                [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        except OSError as error:
+            raise RequestError(
+                "A process that augments must be started, but the system allows none "
+                f"({error.strerror}); end others, or train without `augmentation`."
+            ) from None
         self._augment: PairAugmenter | None = augment  # sent with the first chunk
 
     def __call__(self, chunk: Dataset, seed: Seed) -> AugmentedPart:

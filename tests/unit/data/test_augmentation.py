@@ -25,7 +25,7 @@ from transduce.text.augmentation import TextAugmentationConfig
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
-from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import SPECIAL_PIECES, TokenizerConfig
 
 NUM_PAIRS = 1_000
@@ -218,16 +218,27 @@ def imported() -> SentencePieceTokenizer:
     return SentencePieceTokenizer(vocabulary=vocabulary, source=model, target=model)
 
 
-def test_tags_stay_before_changed_sources(make_dataset):
-    tokenizer = imported()
+def learned_with_tags() -> SubwordTokenizer:
+    texts = ["ab abcd cd. AB ABCD CD. ac bd dc"] * 3
+    return learn_tokenizer(
+        texts, TokenizerConfig(vocab_size=320), tags=["<bt>", ">>de<<", ">>fr<<"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "sampling"),
+    [(imported, "subword_alpha"), (learned_with_tags, "subword_dropout")],
+)
+def test_tags_stay_before_changed_sources(make, sampling, make_dataset):
+    tokenizer = make()
     back, german, french = (
-        tokenizer.vocabulary.index(t) for t in tokenizer.vocabulary[4:7]
+        tokenizer.tag_id(tag) for tag in ("<bt>", ">>de<<", ">>fr<<")
     )
     text = tokenizer.encode_sources(["ab abcd cd."])[0]
     tags = [(back, german), (german,), (), (french,)]
     dataset = make_dataset([([*tags[i % 4], *text], text) for i in range(400)])
     config = TextAugmentationConfig(
-        upper=0.3, typos=0.3, joined=0.5, no_end=0.2, subword_alpha=0.3
+        upper=0.3, typos=0.3, joined=0.5, no_end=0.2, **{sampling: 0.3}
     )
     changed = augmenter(config, tokenizer)(dataset, SEED)
     assert len(changed.pairs) < 330
