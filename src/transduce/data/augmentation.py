@@ -57,9 +57,9 @@ CHUNK_PAIRS = 2**13
 LENGTHENED = 2
 """Largest length of a changed sentence, in lengths of the longest of the corpus."""
 CORES_PER_PROCESS = 4
+"""Number of cores for which there is a process that augments."""
 MAX_PROCESSES = 4
-"""Maximum number of processes that augment; they are as fast as a GPU trains."""
-
+"""Maximum number of these processes: as many as keep up with a GPU."""
 NICENESS = 5
 """Priority of these processes below that of training."""
 
@@ -71,22 +71,16 @@ def require_suitable(
 ) -> None:
     """Raise `ConfigError` if a tokenizer, or one to be learned, does not allow the
     settings."""
-    is_foreign = isinstance(tokenizer, SentencePieceTokenizer)
-    if isinstance(tokenizer, TokenizerConfig):
-        has_words, has_merges = tokenizer.kind == "word", tokenizer.kind == "bpe"
-    else:
-        has_words = isinstance(tokenizer, WordTokenizer)
-        has_merges = not isinstance(
-            tokenizer, SentencePieceTokenizer
-        ) and can_drop_merges(tokenizer)
-    if config.used and has_words:
+    kind = _kind(tokenizer)
+    if config.used and kind == "word":
         [name, *_] = config.used
         raise ConfigError(
             f"`augmentation.{name}` needs a vocabulary of sub-words or characters, as "
             "most changed words would be unknown, but this one is of words; set it to "
             '0, or `tokenizer.kind` to "bpe".'
         )
-    if config.subword_dropout and not has_merges:
+    is_foreign = kind == "SentencePiece"
+    if config.subword_dropout and kind != "bpe":
         instead = "set `augmentation.subword_alpha`" if is_foreign else "set it to 0"
         raise ConfigError(
             "`augmentation.subword_dropout` drops merges of byte-pair encoding, but "
@@ -98,6 +92,18 @@ def require_suitable(
             "SentencePiece tokenizer, but this one has none; set it to 0, or "
             "`augmentation.subword_dropout` for byte-pair encoding."
         )
+
+
+def _kind(tokenizer: Tokenizer | TokenizerConfig) -> str:
+    match tokenizer:
+        case TokenizerConfig():
+            return tokenizer.kind
+        case SentencePieceTokenizer():
+            return "SentencePiece"
+        case WordTokenizer():
+            return "word"
+        case _:
+            return "bpe" if can_drop_merges(tokenizer) else "other"
 
 
 def largest_length(dataset: Dataset, max_length: int) -> int:
@@ -250,11 +256,10 @@ class PairAugmenter:
         self, change: "_Change", pairs: Mapping[int, SentencePair], draw: Random
     ) -> SentencePair | None:
         """Make a change; None if a pair cannot be decoded, or two cannot be joined."""
-        if not all(i in pairs for i in change.pairs):
+        found = [pairs[i] for i in change.pairs if i in pairs]
+        if len(found) < len(change.pairs):
             return None
-        pair: SentencePair | None = pairs[change.first]
-        if change.second is not None and pair is not None:
-            pair = joined(pair, pairs[change.second])
+        pair = found[0] if change.second is None else joined(*found)
         if pair is None:
             return None
         if change.case is not None:
@@ -413,7 +418,7 @@ class Augmentation:
         worker = self._idle.get()
         try:
             return worker(chunk, seed)
-        except (EOFError, OSError):
+        except _WorkerLostError:
             if self._is_closed:
                 raise CancelledError from None
             warnings.warn(
@@ -453,6 +458,10 @@ def default_processes(processes_here: int) -> int:
     return max(min(most, MAX_PROCESSES), 1)
 
 
+class _WorkerLostError(Exception):
+    """A process that augments has ended."""
+
+
 class _Worker:
     """Process that augments chunks, one after the other."""
 
@@ -465,6 +474,7 @@ class _Worker:
                 [sys.executable, "-c", f"from {__name__} import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                start_new_session=True,  # signals of the terminal do not reach it
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
@@ -480,16 +490,19 @@ class _Worker:
         self._augment: PairAugmenter | None = augment  # sent with the first chunk
 
     def __call__(self, chunk: Dataset, seed: Seed) -> AugmentedPart:
-        """Return the augmented chunk; `EOFError` or `OSError` if the process ended."""
+        """Return the augmented chunk; `_WorkerLostError` if the process has ended."""
         tasks, results = self._process.stdin, self._process.stdout
         assert tasks is not None
         assert results is not None
-        if self._augment is not None:
-            pickle.dump(self._augment, tasks)
-            self._augment = None
-        pickle.dump((chunk, seed), tasks)
-        tasks.flush()
-        result: AugmentedPart | Exception = pickle.load(results)
+        try:
+            if self._augment is not None:
+                pickle.dump(self._augment, tasks)
+                self._augment = None
+            pickle.dump((chunk, seed), tasks)
+            tasks.flush()
+            result: AugmentedPart | Exception = pickle.load(results)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            raise _WorkerLostError from None  # the pipe is closed, maybe by `end`
         if isinstance(result, Exception):
             raise result
         return result
@@ -505,7 +518,7 @@ class _Worker:
 
 def serve() -> None:
     """Augment the chunks that come from standard input, in a process of its own."""
-    # Signals reach all processes of a group; only the first one handles them.
+    # A cluster sends signals to all processes; only the first one handles them.
     for number in (signal.SIGINT, *terminations()):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
@@ -513,7 +526,8 @@ def serve() -> None:
     tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
-    with suppress(EOFError, OSError):  # the first process has ended
+    # The first process has ended if there is no further task.
+    with suppress(EOFError, OSError, pickle.UnpicklingError):
         augment: PairAugmenter = pickle.load(tasks)
         while True:
             chunk, seed = pickle.load(tasks)
@@ -524,6 +538,7 @@ def serve() -> None:
                 result = error
             pickle.dump(result, results)
             results.flush()
+    os._exit(0)  # without another attempt to write to the first process
 
 
 def _chunks(part: Dataset) -> Iterator[Dataset]:
