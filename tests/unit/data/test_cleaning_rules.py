@@ -176,6 +176,38 @@ def test_a_loop_in_text_without_spaces_is_found() -> None:
     assert found == ("loop", 'target: "这里有一只狗" 5 times')
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("ha " * 8, "nein", ("loop", 'source: "ha" 8 times')),
+        ("ha " * 8, "la " * 3 + "nein", ("loop", 'source: "ha" 8 times')),
+        ("ha " * 8, "la " * 4 + "nein", ("kept", "")),
+        ("ha " * 4, "la la nein", ("kept", "")),
+        ("ha " * 4, "la nein", ("loop", 'source: "ha" 4 times')),
+        ("no", "ja nein " * 4 + "ja ja", ("loop", 'target: "nein ja" 4 times')),
+    ],
+)
+def test_a_loop_must_be_translated_at_least_half_as_often(
+    source: str, target: str, expected: tuple[str, str]
+) -> None:
+    assert broken(source, target) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"), [("UNESCO", "kept"), ("UNESCOs", "wrong-script")]
+)
+def test_a_short_side_may_be_in_any_script(target: str, rule: str) -> None:
+    assert broken("A name.", target, PairRules(CleaningConfig(), "en", "zh"))[0] == rule
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"), [("abcd фгхй", "kept"), ("abc фгхйк", "wrong-script")]
+)
+def test_half_of_the_letters_is_not_below_one_half(target: str, rule: str) -> None:
+    rules = PairRules(CleaningConfig(min_script=0.5), "en", "de")
+    assert broken("A name.", target, rules)[0] == rule
+
+
 def test_letters_of_unspaced_scripts_count_as_half_words() -> None:
     rules = PairRules(CleaningConfig(max_words=10), "en", "zh")
     assert broken("A short one.", "一二三四五六七八九十" * 2, rules) == (
