@@ -241,10 +241,10 @@ def show_quality(
     )
     sound = report.total - len(faulty)
     lost = Counter(rule for row, rule in found.items() if faults[row] is None)
+    by_rule = ", ".join(f"{rule} {lost[rule]:,}" for rule in RULES if lost[rule])
     print(
-        f"Of {sound:,} pairs without a planted fault, {lost.total():,} are dropped "
-        f"({_percent(lost.total(), sound)}): "
-        f"{', '.join(f'{rule} {lost[rule]:,}' for rule in RULES if lost[rule])}.\n"
+        f"Dropped of the other {sound:,} pairs: {lost.total():,} "
+        f"({_percent(lost.total(), sound)}){': ' if by_rule else ''}{by_rule}.\n"
     )
 
 
