@@ -39,6 +39,7 @@ from transduce.settings import apply_mapping, shown
 from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
 from transduce.text.shortlist import SHORTLIST_FILE, Shortlist
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
@@ -386,7 +387,7 @@ def open_model(path: Path, *, with_shortlist: bool = True) -> ModelFolder:
             f"pieces, but has {tokenizer.vocab_size}; the files are of different "
             "models."
         )
-    symbols = _load_symbols(folder, config)
+    symbols = _load_symbols(folder, config, tokenizer)
     weights = StoredWeights(folder / WEIGHTS)
     is_quantized = _is_quantized(content, config, folder / MODEL_CONFIG)
     if isinstance(config, ModelConfig):
@@ -443,9 +444,14 @@ def load_dictionary(folder: Path) -> WordDictionary | None:
     return WordDictionary.load(path) if path.is_file() else None
 
 
-def _load_symbols(folder: Path, config: ArchitectureConfig) -> SymbolVocabulary | None:
+def _load_symbols(
+    folder: Path, config: ArchitectureConfig, tokenizer: Tokenizer
+) -> SymbolVocabulary | None:
     """Load a parser's target vocabulary, and check its size against the model's."""
-    if config.target_vocab_size is None:
+    if config.target_vocab_size is None or (
+        isinstance(tokenizer, SentencePieceTokenizer)
+        and tokenizer.target_vocab_size == config.target_vocab_size
+    ):
         return None
     symbols = SymbolVocabulary.load(folder / SYMBOLS_FILE)
     if symbols.vocab_size != config.target_vocab_size:

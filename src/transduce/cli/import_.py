@@ -52,8 +52,12 @@ def import_(
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
-        from transduce.interop.marian_import import import_model
+        from transduce.interop import marian_import, marian_npz
 
-        proof = import_model(folder, out, sentences, languages)
+        if marian_npz.is_marian_folder(folder):
+            told = marian_npz.import_marian(folder, out, sentences, languages)
+        else:
+            proof = marian_import.import_model(folder, out, sentences, languages)
+            told = f"Proof: {proof}"
     print(f"The model is in {out}.")
-    print(f"Proof: {proof}.")
+    print(f"{told}.")

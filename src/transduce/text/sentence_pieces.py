@@ -137,6 +137,10 @@ class SentencePieceTokenizer:
     """Pieces by id."""
     source: UnigramModel
     target: UnigramModel
+    target_vocab_size: int | None = None
+    """Number of pieces that targets may have, the first ones; None for all. A model of
+    two vocabularies has their union: pieces of targets, and then those of sources only.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -170,7 +174,10 @@ class SentencePieceTokenizer:
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many targets at once, on all cores."""
-        return self._encode(texts, self.target)
+        found = self._encode(texts, self.target)
+        if (most := self.target_vocab_size) is None:
+            return found
+        return [[i if i < most else self.unknown for i in ids] for ids in found]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special and unknown tokens.
@@ -190,12 +197,14 @@ class SentencePieceTokenizer:
 
     def json(self) -> str:
         """Return the JSON that `save` writes."""
-        content = {
+        content: dict[str, Any] = {
             "type": "SentencePiece",
             "vocabulary": self.vocabulary,
             "source": _record(self.source),
             "target": _record(self.target),
         }
+        if self.target_vocab_size is not None:
+            content["target_vocab_size"] = self.target_vocab_size
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
@@ -207,10 +216,16 @@ class SentencePieceTokenizer:
         vocabulary = tuple(map(_piece, content["vocabulary"]))
         if UNKNOWN not in vocabulary:
             raise ValueError(f"no piece is {UNKNOWN}")
+        num_targets = content.get("target_vocab_size")
+        if num_targets is not None and not (
+            type(num_targets) is int and EOS < num_targets <= len(vocabulary)
+        ):
+            raise ValueError("target_vocab_size must be a part of the vocabulary")
         return cls(
             vocabulary=vocabulary,
             source=_unigram_model(content["source"]),
             target=_unigram_model(content["target"]),
+            target_vocab_size=num_targets,
         )
 
     def _encode(self, texts: Sequence[str], model: UnigramModel) -> list[list[int]]:

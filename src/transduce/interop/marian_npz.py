@@ -1,0 +1,750 @@
+"""Import from Marian itself: a folder with model.npz and SentencePiece vocabularies.
+
+Marian (Junczys-Dowmunt et al., 2018) stores the options of a model beside its weights,
+as `special:model.yml`. Its Transformers differ from the paper's in what `ModelConfig`
+records: activation, place of the norms, biases of the logits, matrices that are not
+tied, and the base of the sinusoids, which have all sines before all cosines. The start
+of a target has an embedding of zeros. All this is permuted or recorded, so that the
+imported model computes what Marian computes.
+
+Two vocabularies become their union: pieces of the target first, which have ids below
+`target_vocab_size`, and then those of the source only.
+"""
+
+import json
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint, load_model, write_model
+from transduce.errors import CheckpointError, ConfigError, RequestError, counted
+from transduce.files import atomic_directory, read_json
+from transduce.interop.export import ProofError
+from transduce.interop.marian import halved
+from transduce.interop.portable_tokenizer import Piece, read_proto, unigram_model
+from transduce.model.config import MAX, Activation, ModelConfig, Norm
+from transduce.search_config import SearchConfig
+from transduce.settings import shown
+from transduce.text.languages import LanguagesConfig
+from transduce.text.sentence_pieces import (
+    SPACE,
+    UNKNOWN,
+    SentencePieceTokenizer,
+    UnigramModel,
+)
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
+
+OPTIONS = "special:model.yml"
+"""Name of the array with the options."""
+DECODER, CONFIG = "decoder.yml", "config.yml"
+END = SPECIAL_PIECES[EOS]
+ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "silu"}
+ARRANGEMENTS: dict[tuple[str, str, str], Norm] = {
+    ("", "an", ""): "post",
+    ("n", "a", "n"): "pre",
+}
+"""Places of the norms, by the operations before a sub-layer, after it, and after the
+last layer; n is a norm and a the residual sum. Dropout is left out."""
+PLACES = (
+    "transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top",
+)  # fmt: skip
+FIXED = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-alibi-shift": ("false",),
+    "transformer-attention-mask": ("default",),
+    "transformer-no-projection": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-affine": ("false",),
+    "transformer-pool": ("false",),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-tied-layers": ([],),
+    "factors-dim-emb": ("0",),
+    "lemma-dim-emb": ("0",),
+    "lemma-dependency": ("",),
+    "input-types": ([], ["sequence"], ["sequence", "sequence"]),
+    "right-left": ("false",),
+    "ulr": ("false",),
+}
+"""Options of Marian with the values that can be imported."""
+LARGEST_RATIO = 20
+"""Largest ratio of the arrays' size to the file's: weights hardly compress."""
+ENTRY_BYTES = 4_096
+"""Most bytes of an array in a file beside its numbers."""
+MAX_OPTIONS_BYTES = 1_000_000
+NEVER = -1e4
+"""Bias that gives a token zero probability in any precision."""
+EPSILON = 1e-6
+"""Constant of Marian's layer norms."""
+
+Options = Mapping[str, str | list[str]]
+Arrays = Mapping[str, Tensor]
+
+
+def is_marian_folder(folder: Path) -> bool:
+    """Whether a folder has weights of Marian's own, in any of its formats."""
+    names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
+    return any(name.endswith(".npz") for name in names) or (
+        DECODER in names and any(name.endswith(".bin") for name in names)
+    )
+
+
+def import_marian(
+    origin: Path,
+    out: Path,
+    sentences: Sequence[str],
+    languages: LanguagesConfig | None = None,
+) -> str:
+    """Write a model folder, and return a sentence about what was compared.
+
+    The tokenizer is compared with SentencePiece on the sentences. Raises `RequestError`
+    if the model cannot be imported, `CheckpointError` if it is damaged, `ProofError` if
+    the tokenizers differ.
+    """
+    path = _find_model(origin)
+    options, arrays = _read_arrays(path)
+    config = _config(options, path)
+    sides = _read_sides(origin, path)
+    vocabulary = _Vocabulary(*sides)
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=vocabulary.pieces,
+        source=unigram_model(read_proto(sides[0].model), sides[0].model),
+        target=unigram_model(read_proto(sides[1].model), sides[1].model),
+    )
+    config, weights = _weights(arrays, config, vocabulary, path)
+    if config.target_vocab_size is not None:
+        tokenizer = replace(tokenizer, target_vocab_size=config.target_vocab_size)
+    given = languages or LanguagesConfig()
+    checkpoint = Checkpoint(
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        step=0,
+        search=_search(origin, path, tokenizer.unknown),
+        source_language=given.source,
+        target_language=given.target,
+    )
+    _compare_pieces(sides, tokenizer, sentences)
+    with atomic_directory(out) as new:
+        write_model(checkpoint, new)
+        load_model(new)
+    return (
+        "The tokenizer gives the pieces of SentencePiece on "
+        f"{counted(len(sentences), 'sentence')}; the weights are not compared, as "
+        "Marian's own program is not part of this package"
+    )
+
+
+# ---- Files -----------------------------------------------------------------------
+
+
+def _find_model(folder: Path) -> Path:
+    """Return the file of the weights: the one that the settings name, or the only one.
+
+    Copies of the optimizer are not weights.
+    """
+    found = sorted(
+        path for path in folder.glob("*.npz") if not path.stem.endswith(".optimizer")
+    )
+    named = {Path(name).name for name in _listed(_settings(folder), "models")}
+    chosen = [path for path in found if path.name in named] or found
+    if len(chosen) == 1:
+        return chosen[0]
+    packed = sorted(path.name for path in folder.glob("*.bin"))
+    if not found:
+        raise RequestError(
+            f"{folder}: must hold the weights as model.npz, but has only "
+            f"{', '.join(packed) or 'other files'}, and weights that Marian has packed "
+            "for decoding cannot be read back; import the model.npz that they were "
+            "made of."
+        )
+    raise RequestError(
+        f"{folder}: must hold one model, but has {', '.join(p.name for p in chosen)}; "
+        f"keep one, or name it in {DECODER} (`models`)."
+    )
+
+
+def _settings(folder: Path) -> Options:
+    """Read the settings of decoding or, if there are none, of training."""
+    beside = sorted(folder.glob("*.npz.decoder.yml")) + sorted(folder.glob("*.npz.yml"))
+    for path in (folder / DECODER, folder / CONFIG, *beside):
+        if path.is_file():
+            return _read_options(_text(path), path)
+    return {}
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > 100 * MAX_OPTIONS_BYTES:
+            raise CheckpointError(
+                f"{path}: must be a file of settings or words, but is too large; fetch "
+                "it again."
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path}: the file is missing or damaged ({error}); fetch it again."
+        ) from None
+
+
+def _read_options(text: str, path: Path) -> Options:
+    """Read YAML of one level, as Marian writes it: texts, and lists of texts."""
+    options: dict[str, str | list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        if line[0] in " \t-":
+            if content != "[]" and not content.startswith("- "):
+                continue  # of a nested table, which no option that matters here is
+            listed = options.get(name)
+            items = listed if isinstance(listed, list) else []
+            more = [_unquoted(content[2:])] if content != "[]" else []
+            options[name] = [*items, *more]
+            continue
+        name, colon, value = content.partition(":")
+        if not colon:
+            raise CheckpointError(
+                f"{path}: must hold options such as `beam-size: 6`, but has the line "
+                f"{shown(content)}; the file is damaged."
+            )
+        value = value.strip()
+        if value.startswith("["):
+            inner = value.strip("[]").split(",")
+            options[name] = [_unquoted(each) for each in inner if each.strip()]
+        else:
+            options[name] = _unquoted(value)
+    return options
+
+
+def _unquoted(text: str) -> str:
+    """Return a scalar of YAML without its quotes."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text[1:-1]
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1].replace("''", "'")
+    return text
+
+
+def _listed(options: Options, name: str) -> list[str]:
+    value = options.get(name, [])
+    return [value] if isinstance(value, str) else value
+
+
+# ---- Weights ---------------------------------------------------------------------
+
+
+def _read_arrays(path: Path) -> tuple[Options, Arrays]:
+    """Read options and weights; nothing is unpickled."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            total = sum(entry.file_size for entry in entries)
+            if total > LARGEST_RATIO * path.stat().st_size + MAX_OPTIONS_BYTES:
+                raise CheckpointError(
+                    f"{path}: the arrays must be about as large as the file, but have "
+                    f"{total:,} bytes; the file is damaged."
+                )
+            names = {entry.filename.removesuffix(".npy") for entry in entries}
+        with np.load(path, allow_pickle=False) as stored:
+            if OPTIONS not in names:
+                raise CheckpointError(
+                    f"{path}: must hold the model's options (`{OPTIONS}`), but does "
+                    "not; it is another file of NumPy, or of a Marian before 1.0."
+                )
+            options = _stored_options(stored[OPTIONS], path)
+            arrays = {
+                name: _numbers(stored[name], name, path)
+                for name in sorted(names - {OPTIONS})
+            }
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"{path}: the weights are missing or damaged ({reason}); fetch the file "
+            "again."
+        ) from None
+    except (MemoryError, RuntimeError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{path}: the weights cannot be read ({error}); fetch the file again."
+        ) from None
+    return options, arrays
+
+
+def _stored_options(content: Any, path: Path) -> Options:
+    is_text = isinstance(content, np.ndarray) and content.dtype.itemsize == 1
+    if not is_text or content.nbytes > MAX_OPTIONS_BYTES:
+        raise CheckpointError(
+            f"{path}: the options must be text, but are not; the file is damaged."
+        )
+    try:
+        text = content.tobytes().rstrip(b"\0").decode("utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(
+            f"{path}: the options must be text in UTF-8, but are not; the file is "
+            "damaged."
+        ) from None
+    return _read_options(text, path)
+
+
+def _numbers(content: Any, name: str, path: Path) -> Tensor:
+    is_array = isinstance(content, np.ndarray)
+    if not is_array or content.dtype not in (np.float32, np.float16):
+        kind = content.dtype if is_array else "no array"
+        raise RequestError(
+            f"{path}: `{name}` must be numbers in fp32 or fp16, but is {kind}; import "
+            "the model before it was quantized."
+        )
+    numbers = torch.from_numpy(np.ascontiguousarray(content, dtype=np.float32))
+    if not torch.isfinite(numbers).all():
+        raise CheckpointError(
+            f"{path}: the weights must be finite numbers, but those of `{name}` are "
+            "not; fetch another file."
+        )
+    return numbers
+
+
+def _config(options: Options, path: Path) -> ModelConfig:
+    """Return the model's settings but those of its vocabularies."""
+    for name, known in FIXED.items():
+        value = options.get(name, known[0])
+        if value not in known:
+            words = " or ".join(map(_shown, known))
+            raise RequestError(
+                f"{path}: `{name}` must be {words}, but is {_shown(value)}; such a "
+                "model cannot be imported."
+            )
+    activation = str(options.get("transformer-ffn-activation", "swish"))
+    if activation not in ACTIVATIONS:
+        raise RequestError(
+            f"{path}: `transformer-ffn-activation` must be relu or swish, but is "
+            f"{activation}; such a model cannot be imported."
+        )
+    d_model, d_ff, heads, encoder_layers, decoder_layers = (
+        _whole(options, name, path)
+        for name in (
+            "dim-emb", "transformer-dim-ffn", "transformer-heads", "enc-depth",
+            "dec-depth",
+        )
+    )  # fmt: skip
+    if _whole(options, "transformer-decoder-dim-ffn", path, 0) not in (0, d_ff):
+        raise RequestError(
+            f"{path}: `transformer-decoder-dim-ffn` must be 0 or {d_ff}, but is "
+            f"{options['transformer-decoder-dim-ffn']}; such a model cannot be imported."
+        )
+    if d_model % heads or d_model % 2 or d_model < 4:
+        raise CheckpointError(
+            f"{path}: `dim-emb` must be even and a multiple of the {heads} attention "
+            f"heads, but is {d_model}."
+        )
+    try:
+        return ModelConfig(
+            num_layers=encoder_layers,
+            decoder_layers=None if decoder_layers == encoder_layers else decoder_layers,
+            d_model=d_model,
+            d_ff=d_ff,
+            num_heads=heads,
+            d_k=d_model // heads,
+            d_v=d_model // heads,
+            norm=_arrangement(options, path),
+            activation=ACTIVATIONS[activation],
+            norm_epsilon=EPSILON,
+            # The wavelengths are 10,000^(i / (d / 2 - 1)), as in tensor2tensor.
+            position_base=10_000.0 ** (d_model / (d_model - 2)),
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _shown(value: str | list[str]) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _whole(options: Options, name: str, path: Path, default: int | None = None) -> int:
+    value = options.get(name, None if default is None else str(default))
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
+        raise CheckpointError(
+            f"{path}: the option `{name}` must be a whole number, but is "
+            f"{shown(value)}."
+        )
+    if len(value) > 12 or not (least := int(default is None)) <= int(value) <= (
+        most := MAX["vocab_size"]
+    ):
+        raise CheckpointError(
+            f"{path}: the option `{name}` must be from {least} to {most:,}, but is "
+            f"{shown(value)}."
+        )
+    return int(value)
+
+
+def _arrangement(options: Options, path: Path) -> Norm:
+    """Return the place of the norms; `RequestError` for one that ours lack."""
+    usual = ("", "dan", "")
+    given = [str(options.get(n, d)) for n, d in zip(PLACES, usual, strict=True)]
+    before, after, top = (each.replace("d", "") for each in given)
+    if (norm := ARRANGEMENTS.get((before, after, top))) is None:
+        words = ", ".join(
+            f"`{name}: {_shown(value)}`"
+            for name, value in zip(PLACES, given, strict=True)
+        )
+        raise RequestError(
+            f"{path}: the norms must be after each sub-layer (`{PLACES[1]}: dan`) or "
+            f"before it (`{PLACES[0]}: n`, `{PLACES[1]}: da`, `{PLACES[2]}: n`), but "
+            f"are elsewhere ({words}); such a model cannot be imported."
+        )
+    return norm
+
+
+class _Rest:
+    """Arrays that are taken one by one, each with the shape that it must have."""
+
+    def __init__(self, arrays: Arrays, path: Path) -> None:
+        self._arrays = dict(arrays)
+        self._path = path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Remove and return an array; `CheckpointError` unless it has the shape."""
+        found = self._arrays.pop(name, None)
+        if found is None or tuple(found.shape) != shape:
+            actual = "missing" if found is None else str(tuple(found.shape))
+            raise CheckpointError(
+                f"{self._path}: `{name}` must be {shape} by the options and the "
+                f"vocabulary, but is {actual}; the files are of different models."
+            )
+        return found
+
+    def require_empty(self) -> None:
+        """Raise `RequestError` if the model has weights without a meaning here."""
+        if self._arrays:
+            names = ", ".join(sorted(self._arrays)[:3])
+            raise RequestError(
+                f"{self._path}: the weights must be those of a Transformer by its "
+                f"options, but there are others ({names}); such a model cannot be "
+                "imported."
+            )
+
+
+def _weights(
+    arrays: Arrays, config: ModelConfig, vocabulary: "_Vocabulary", path: Path
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return the settings of the model and its weights, in this package's order."""
+    rest, order = _Rest(arrays, path), halved(config.d_model).argsort()
+    width, num_targets = config.d_model, len(vocabulary.target)
+    is_shared = "Wemb" in rest
+    if is_shared:
+        if not vocabulary.is_one:
+            raise CheckpointError(
+                f"{path}: source and target share their embedding, and must have one "
+                "vocabulary, but have two; the files are of different models."
+            )
+        source = target = rest.take("Wemb", num_targets, width)
+    else:
+        source = rest.take("encoder_Wemb", len(vocabulary.source), width)
+        target = rest.take("decoder_Wemb", num_targets, width)
+    output = None
+    if "decoder_ff_logit_out_Wt" in rest:
+        output = rest.take("decoder_ff_logit_out_Wt", num_targets, width)
+    elif "decoder_ff_logit_out_W" in rest:
+        output = rest.take("decoder_ff_logit_out_W", width, num_targets).T
+    bias = torch.zeros(1, num_targets)
+    if "decoder_ff_logit_out_b" in rest:
+        bias = rest.take("decoder_ff_logit_out_b", 1, num_targets)
+    config = replace(
+        config,
+        vocab_size=len(vocabulary.pieces),
+        target_vocab_size=None if is_shared else vocabulary.num_target_pieces,
+        output_bias=True,
+        tied_output=output is None,
+    )
+    read = "embedding" if is_shared else "target_embedding"
+    ours = {
+        "embedding.weight": vocabulary.source_rows(source)[:, order],
+        f"{read}.weight": vocabulary.target_rows(target)[:, order],
+    }
+    written = read
+    if output is not None:
+        written = "output"
+        ours["output.weight"] = vocabulary.target_rows(output)[:, order]
+    ours[f"{written}.bias"] = vocabulary.target_rows(bias.T)[:, 0]
+    ours[f"{written}.bias"][[PAD, BOS]] = NEVER
+    ours |= _stacks(rest, config, order)
+    rest.require_empty()
+    return config, {name: weight.contiguous() for name, weight in ours.items()}
+
+
+def _stacks(
+    rest: _Rest, config: ModelConfig, order: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of all layers, and of the norms after the last ones."""
+    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+    for stack, depth in depths.items():
+        for i in range(depth):
+            layer = _layer(rest, config, f"{stack}_l{i + 1}", stack == "decoder")
+            for name, weight, is_written in layer:
+                permuted = weight[order] if is_written else weight
+                if weight.dim() == 2 and not is_written:
+                    permuted = weight[:, order]
+                yield f"{stack}_layers.{i}.{name}", permuted
+        if config.norm == "pre":
+            for kind, theirs in (("weight", "scale"), ("bias", "bias")):
+                norm = rest.take(f"{stack}_top_ln_{theirs}", 1, config.d_model)[0]
+                yield f"{stack}_norm.{kind}", norm[order]
+
+
+def _layer(
+    rest: _Rest, config: ModelConfig, prefix: str, is_decoder: bool
+) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield names, weights, and whether these write to the model's width."""
+    width, d_ff = config.d_model, config.d_ff
+    kinds = {"self_attention": "self"}
+    if is_decoder:
+        kinds["cross_attention"] = "context"
+
+    def affine(name: str, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+        matrix, number = name[:-1], name[-1]
+        bias = f"{prefix}_{matrix[:-1]}b{number}"
+        weight = rest.take(f"{prefix}_{name}", inputs, outputs).T
+        return weight, rest.take(bias, 1, outputs)[0]
+
+    for ours, theirs in kinds.items():
+        query, key, value, written = (
+            affine(f"{theirs}_W{letter}", width, width) for letter in "qkvo"
+        )
+        yield f"{ours}.project_query.weight", query[0], False
+        yield f"{ours}.project_query.bias", query[1], False
+        for place, kind in enumerate(("weight", "bias")):
+            both = torch.cat([key[place], value[place]])
+            yield f"{ours}.project_key_value.{kind}", both, False
+            yield f"{ours}.project_output.{kind}", written[place], True
+        yield from _norm(rest, config, f"{prefix}_{theirs}_Wo", f"after_{ours}")
+    inner, outer = affine("ffn_W1", width, d_ff), affine("ffn_W2", d_ff, width)
+    for place, kind in enumerate(("weight", "bias")):
+        yield f"feed_forward.inner.{kind}", inner[place], False
+        yield f"feed_forward.outer.{kind}", outer[place], True
+    yield from _norm(rest, config, f"{prefix}_ffn_ffn", "after_feed_forward")
+
+
+def _norm(
+    rest: _Rest, config: ModelConfig, theirs: str, ours: str
+) -> Iterator[tuple[str, Tensor, bool]]:
+    ending = "_pre" if config.norm == "pre" else ""
+    for kind, name in (("weight", "scale"), ("bias", "bias")):
+        norm = rest.take(f"{theirs}_ln_{name}{ending}", 1, config.d_model)[0]
+        yield f"{ours}.norm.{kind}", norm, True
+
+
+# ---- Vocabularies ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """Vocabulary of one language."""
+
+    model: Path
+    """Model of SentencePiece that cuts its text."""
+    pieces: tuple[str, ...]
+    """Pieces by Marian's ids; control symbols such as <s> included."""
+    control: frozenset[str]
+    """Pieces that are no text."""
+    path: Path
+    """File that gives the ids."""
+
+
+class _Vocabulary:
+    """Union of both sides' pieces by this package's ids."""
+
+    def __init__(self, source: _Side, target: _Side) -> None:
+        for side in (source, target):
+            if not {END, UNKNOWN} <= set(side.pieces):
+                raise RequestError(
+                    f"{side.path}: the vocabulary must hold {END} and {UNKNOWN}, but "
+                    "does not; such a model cannot be imported."
+                )
+        self.source, self.target = source.pieces, target.pieces
+        self.is_one = source.pieces == target.pieces
+        own = set(target.pieces)
+        named = [
+            *(piece for piece in target.pieces if piece != END),
+            *(piece for piece in source.pieces if piece not in own),
+        ]
+        control = source.control | target.control
+        self._names = named
+        self.pieces = (
+            *SPECIAL_PIECES,
+            *("" if piece in control else piece for piece in named),
+        )
+        """Pieces by this package's ids; control symbols decode to nothing."""
+
+    @property
+    def num_target_pieces(self) -> int:
+        """Number of this package's ids that targets have."""
+        return len(SPECIAL_PIECES) + len(self.target) - 1
+
+    def source_rows(self, rows: Tensor) -> Tensor:
+        """Order rows of the source's ids by this package's.
+
+        Pieces of the target only are unknown to the source.
+        """
+        ids = {piece: i for i, piece in enumerate(self.source)}
+        order = [ids.get(piece, ids[UNKNOWN]) for piece in self._names]
+        return self._rows(rows, ids[END], order)
+
+    def target_rows(self, rows: Tensor) -> Tensor:
+        """Order rows of the target's ids by this package's."""
+        ids = {piece: i for i, piece in enumerate(self.target)}
+        order = [ids[piece] for piece in self._names[: len(self.target) - 1]]
+        return self._rows(rows, ids[END], order)
+
+    def _rows(self, rows: Tensor, end: int, order: Sequence[int]) -> Tensor:
+        # Padding and the start of the target, which has an embedding of zeros.
+        zeros = rows.new_zeros(EOS, rows.size(1))
+        return torch.cat([zeros, rows[end][None], rows[torch.tensor(order)]])
+
+
+def _read_sides(folder: Path, model: Path) -> tuple[_Side, _Side]:
+    """Read the vocabularies of source and target."""
+    named = _listed(_settings(folder), "vocabs")
+    found = [folder / Path(name).name for name in named]
+    if len(found) == 1:
+        found *= 2
+    if len(found) != 2 or not all(path.is_file() for path in found):
+        found = _guess_vocabularies(folder)
+    source, target = found
+    if any(path.suffix == ".spm" for path in found):
+        return _spm_side(source), _spm_side(target)
+    return (
+        _listed_side(source, _model_beside(folder, "source")),
+        _listed_side(target, _model_beside(folder, "target")),
+    )
+
+
+def _guess_vocabularies(folder: Path) -> list[Path]:
+    """Find the vocabularies by their names."""
+    spm, lists = sorted(folder.glob("*.spm")), sorted(folder.glob("*vocab*.yml"))
+    names = {path.stem: path for path in spm}
+    if len(lists) == 1:
+        return lists * 2
+    if len(spm) == 1:
+        return spm * 2
+    for pair in (("source", "target"), ("src", "trg"), ("vocab.src", "vocab.trg")):
+        if set(pair) <= names.keys():
+            return [names[each] for each in pair]
+    raise RequestError(
+        f"{folder}: must hold its vocabularies, vocab.spm, or source.spm and "
+        f"target.spm, but has {', '.join(p.name for p in (*spm, *lists)) or 'none'}; "
+        f"name them in {DECODER} (`vocabs`), the source first."
+    )
+
+
+def _model_beside(folder: Path, side: str) -> Path:
+    """Find the model of SentencePiece that cuts texts of one side."""
+    if (path := folder / f"{side}.spm").is_file():
+        return path
+    raise RequestError(
+        f"{folder}: must hold {side}.spm beside its word list, but does not; models "
+        "of words or of subword-nmt cannot be imported."
+    )
+
+
+def _spm_side(path: Path) -> _Side:
+    proto = read_proto(path)
+    return _Side(
+        model=path,
+        pieces=tuple(each.piece for each in proto.pieces),
+        control=frozenset(p.piece for p in proto.pieces if p.type == Piece.CONTROL),
+        path=path,
+    )
+
+
+def _listed_side(path: Path, model: Path) -> _Side:
+    """Read a word list, `piece: id` line by line, or JSON."""
+    text = _text(path)
+    ids: dict[str, Any] = {}
+    if text.lstrip().startswith("{"):
+        ids = dict(read_json(path))
+    else:
+        for line in text.splitlines():
+            name, _, number = line.rpartition(":")
+            if line.strip():
+                number = number.strip()
+                ids[_unquoted(name)] = int(number) if number.isdecimal() else number
+    pieces = {number: piece for piece, number in ids.items()}
+    if any(i not in pieces for i in range(len(ids))) or not ids:
+        raise CheckpointError(
+            f"{path}: must give the ids from 0 on to one piece each, but does not; the "
+            "file is damaged."
+        )
+    control = (each for each in read_proto(model).pieces if each.type == Piece.CONTROL)
+    return _Side(
+        model=model,
+        pieces=tuple(pieces[i] for i in range(len(ids))),
+        control=frozenset(each.piece for each in control) - {END},
+        path=path,
+    )
+
+
+def _compare_pieces(
+    sides: tuple[_Side, _Side],
+    tokenizer: SentencePieceTokenizer,
+    sentences: Sequence[str],
+) -> None:
+    """Raise `ProofError` if a sentence is cut otherwise than by SentencePiece."""
+    models: tuple[UnigramModel, UnigramModel] = (tokenizer.source, tokenizer.target)
+    for side, model in zip(sides, models, strict=True):
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(side.model))
+        for sentence, cut in zip(sentences, model.cut(sentences), strict=True):
+            if processor.encode(sentence, out_type=str) != cut:
+                raise ProofError(
+                    f"{side.model}: the tokenizer must cut text as SentencePiece does, "
+                    f"but does not cut the sentence {sentence!r} so ({SPACE} is a "
+                    "space); nothing was written."
+                )
+
+
+# ---- Search ----------------------------------------------------------------------
+
+
+def _search(folder: Path, model: Path, unknown: int) -> SearchConfig:
+    """Return the settings of search that the folder has for Marian's decoder."""
+    options = _settings(folder)
+    without_unknown = () if options.get("allow-unk") == "true" else ((unknown,),)
+    if "beam-size" not in options:
+        return SearchConfig(bad_words=without_unknown)
+    alpha = str(options.get("normalize", "0"))
+    beam_size = _whole(options, "beam-size", folder / DECODER)
+    try:
+        number = float(alpha)
+        if not math.isfinite(number):
+            raise ValueError
+        return SearchConfig(
+            beam_size=beam_size,
+            # Marian ends a search when beam-size hypotheses have finished.
+            patience=1.0 if beam_size > 1 else None,
+            penalty="power",
+            length_penalty=number,
+            bad_words=without_unknown,
+        )
+    except (ValueError, ConfigError) as error:
+        reason = str(error).removesuffix(".") or f"`normalize` is {shown(alpha)}"
+        raise RequestError(
+            f"{folder}: {reason}; change it in its settings, to import the model."
+        ) from None
