@@ -51,8 +51,8 @@ KINDS_OF_FILES = {
     ),
     ".npz": Finding(
         what="is a file of NumPy arrays, as Marian's own program writes its models",
-        remedy="convert it with `convert_marian_to_pytorch` of the package "
-        "`transformers`, and then by `transduce import`",
+        remedy="make a model of its folder, which must also hold the vocabularies: "
+        "transduce import FOLDER --out MODEL",
     ),
     ".onnx": Finding(
         what="is a model in ONNX, which cannot be read back",

@@ -53,7 +53,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "Marian's own": (
         {"model.npz": "x", "decoder.yml": "", "vocab.spm": "x"},
-        "is a file of NumPy arrays, as Marian's own program writes its models; convert",
+        "is a file of NumPy arrays, as Marian's own program writes its models; make a",
     ),
     "Sockeye": (
         {"params.best": "x", "version": "3"},

@@ -1,5 +1,6 @@
 """`transduce import`: a model of another library, proven equal."""
 
+import sys
 from pathlib import Path
 
 from transduce.cli.export import proof_sentences
@@ -19,11 +20,13 @@ def import_(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> None:
-    """Import a Marian model of Hugging Face, such as one of OPUS-MT.
+    """Import a Marian model, of Hugging Face or of Marian itself, as those of OPUS-MT.
 
-    The command ends with a proof: on all sample sentences, the model has the same
-    logits as MarianMTModel and chooses the same tokens, and its tokenizer gives the
-    same ids. If the proof fails, nothing is written.
+    For a model of Hugging Face the command ends with a proof: on all sample sentences,
+    the model has the same logits as MarianMTModel and chooses the same tokens, and its
+    tokenizer gives the same ids. For one of Marian itself, the tokenizer is compared
+    with SentencePiece. If that fails, nothing is written. Generation settings of the
+    folder are kept; those that have no counterpart are told.
 
     For example:
 
@@ -33,7 +36,9 @@ def import_(
     ----------
     folder
         A folder with config.json, model.safetensors, source.spm, target.spm and
-        vocab.json, or one written by `transduce export --to marian`.
+        vocab.json, or one written by `transduce export --to marian`; or one of Marian
+        itself, with model.npz and its SentencePiece vocabularies, of which decoder.yml
+        may give the order.
     out
         The model folder to write.
     force
@@ -53,11 +58,14 @@ def import_(
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
         from transduce.interop import marian_import, marian_npz
+        from transduce.interop.generation_settings import unheeded_settings
 
         if marian_npz.is_marian_folder(folder):
             told = marian_npz.import_marian(folder, out, sentences, languages)
         else:
             proof = marian_import.import_model(folder, out, sentences, languages)
             told = f"Proof: {proof}"
+            for each in unheeded_settings(folder):
+                print(f"Warning: {each}", file=sys.stderr)
     print(f"The model is in {out}.")
     print(f"{told}.")

@@ -258,11 +258,14 @@ class HuggingFaceModel:
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
         ).eval()
         self._ids = torch.tensor(ids)
+        # Rows of the embeddings may have no id here.
+        unused = set(range(self._model.config.vocab_size)) - set(ids)
+        never = {ids[PAD], ids[BOS], *unused} - {ids[EOS]}
         self._model.generation_config = GenerationConfig(
             pad_token_id=ids[PAD],
             eos_token_id=ids[EOS],
             decoder_start_token_id=ids[BOS],
-            bad_words_ids=[[i] for i in sorted({ids[PAD], ids[BOS]} - {ids[EOS]})],
+            bad_words_ids=[[i] for i in sorted(never)],
         )
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:

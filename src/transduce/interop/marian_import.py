@@ -27,6 +27,7 @@ from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json
 from transduce.foreign_models import describe, is_ours
 from transduce.interop.export import Proof, prove, require_short
+from transduce.interop.generation_settings import SETTINGS, read_search, whole
 from transduce.interop.marian import (
     NORM_EPSILON,
     HuggingFaceModel,
@@ -43,7 +44,7 @@ from transduce.interop.portable_tokenizer import (
     read_proto,
     unigram_model,
 )
-from transduce.model.config import MAX, Activation, ModelConfig
+from transduce.model.config import Activation, ModelConfig
 from transduce.model.embedding import sinusoids
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
@@ -52,9 +53,9 @@ from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
 from transduce.text.vocabulary import BOS, PAD, SPECIAL_PIECES
 
-SETTINGS = "config.json"
-SEARCH = "generation_config.json"
-TOKENIZER = "tokenizer_config.json"
+TOKENIZER, ADDED = "tokenizer_config.json", "added_tokens.json"
+MAX_PADDING = 255
+"""Most rows of embeddings behind the pieces."""
 TARGET_TOKEN = re.compile(r">>[^<>]+<<")
 """Pattern of a token that names the target's language."""
 ACTIVATIONS: dict[object, Activation] = {
@@ -84,8 +85,6 @@ EQUAL = {
     "decoder_ffn_dim": "encoder_ffn_dim",
     "decoder_vocab_size": "vocab_size",
 }
-MAX_WHOLE = MAX["vocab_size"]
-"""Largest whole number that is accepted."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """Names of the special ids, in this package's order."""
 
@@ -104,16 +103,15 @@ class MarianSettings:
     """Search settings; None if the folder has none."""
     languages: LanguagesConfig
     """Languages that the folder names; None where it names none."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Size of Marian's vocabulary."""
-        return len(set(self.ids))
+    vocab_size: int
+    """Rows of Marian's embeddings; those behind its pieces are left out here."""
+    added: Mapping[str, int]
+    """Ids of tokens that were added to the pieces."""
 
     @property
     def has_double(self) -> bool:
         """Whether one token has two special roles, which need two ids here."""
-        return self.vocab_size < len(self.ids)
+        return len(set(self.ids)) < len(self.ids)
 
 
 def read_settings(folder: Path) -> MarianSettings:
@@ -129,7 +127,8 @@ def read_settings(folder: Path) -> MarianSettings:
     for name, other in EQUAL.items():
         if content.get(name) is not None:
             _require_one_of((content.get(other),), content, name, path)
-    ids = _ids(content, path)
+    added = read_added_tokens(folder)
+    ids = _ids(content, added, folder)
     try:
         model = _model(content, len(ids), path)
     except ConfigError as error:
@@ -137,9 +136,11 @@ def read_settings(folder: Path) -> MarianSettings:
     return MarianSettings(
         model=model,
         ids=ids,
-        max_positions=_whole(content, "max_position_embeddings", path),
-        search=_read_search(folder),
+        max_positions=whole(content, "max_position_embeddings", path),
+        search=read_search(folder, ids),
         languages=_read_languages(folder),
+        vocab_size=whole(content, "vocab_size", path),
+        added=added,
     )
 
 
@@ -175,36 +176,9 @@ def _read_if_sound(path: Path) -> Mapping[str, object]:
         return {}
 
 
-def _read_search(folder: Path) -> SearchConfig | None:
-    """Read search settings from their own file or, in older folders, the model's."""
-    path = folder / (SEARCH if (folder / SEARCH).is_file() else SETTINGS)
-    content = read_json(path)
-    if content.get("num_beams") is None:
-        return None
-    stated = content.get("length_penalty")
-    length_penalty = 1.0 if stated is None else stated
-    if not isinstance(length_penalty, int | float):
-        raise CheckpointError(
-            f"{path}: `length_penalty` must be a number, but is {length_penalty!r}."
-        )
-    try:
-        return SearchConfig(
-            beam_size=_whole(content, "num_beams", path),
-            # With either value of early_stopping, Marian ends at about this point.
-            patience=None if content.get("early_stopping") == "never" else 1.0,
-            penalty="power",
-            length_penalty=float(length_penalty),
-        )
-    except ConfigError as error:
-        reason = str(error).removesuffix(".")
-        raise RequestError(
-            f"{path}: {reason}; change it there, to import the model."
-        ) from None
-
-
 def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelConfig:
     encoder_layers, decoder_layers, d_model, num_heads, d_ff = (
-        _whole(content, name, path)
+        whole(content, name, path)
         for name in (
             "encoder_layers", "decoder_layers", "d_model", "encoder_attention_heads",
             "encoder_ffn_dim",
@@ -245,16 +219,47 @@ def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
     return float(rate)
 
 
-def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:
-    """Return Marian's ids by this package's: the three special ones first."""
-    special = [_whole(content, name, path, least=0) for name in SPECIAL]
-    vocab_size = _whole(content, "vocab_size", path)
+def _ids(
+    content: Mapping[str, object], added: Mapping[str, int], folder: Path
+) -> tuple[int, ...]:
+    """Return Marian's ids by this package's: the three special ones first.
+
+    Embeddings may have more rows than there are pieces, as of a multiple of 64.
+    """
+    path = folder / SETTINGS
+    special = [whole(content, name, path, least=0) for name in SPECIAL]
+    vocab_size = whole(content, "vocab_size", path)
     if max(special) >= vocab_size:
         raise CheckpointError(
             f"{path}: special ids must be below the vocabulary's size {vocab_size}, "
             f"but one is {max(special)}."
         )
-    return (*special, *(i for i in range(vocab_size) if i not in special))
+    num_pieces = vocab_size
+    if (folder / VOCABULARY).is_file():
+        num_pieces = len({**_read_if_sound(folder / VOCABULARY), **added})
+    is_padded = 0 <= vocab_size - num_pieces <= MAX_PADDING
+    known = range(max(num_pieces, max(special) + 1) if is_padded else vocab_size)
+    return (*special, *(i for i in known if i not in special))
+
+
+def read_added_tokens(folder: Path) -> dict[str, int]:
+    """Read tokens that were added to the pieces of vocab.json, with their ids.
+
+    Raises `CheckpointError` if they are damaged.
+    """
+    path = folder / ADDED
+    if not path.is_file():
+        return {}
+    known, added = _read_if_sound(folder / VOCABULARY), read_json(path)
+    new = {piece: i for piece, i in added.items() if known.get(piece) != i}
+    first = len(known)
+    expected = list(range(first, first + len(new)))
+    if sorted(map(repr, new.values())) != sorted(map(repr, expected)):
+        raise CheckpointError(
+            f"{path}: must give the ids from {first} on to one token each, but does "
+            f"not; the file and {VOCABULARY} are of different models."
+        )
+    return {piece: whole(added, piece, path, least=0) for piece in new}
 
 
 def _require_one_of(
@@ -267,22 +272,6 @@ def _require_one_of(
             f"{path}: `{name}` must be {words}, but is {json.dumps(value)}; such a "
             "model cannot be imported."
         )
-
-
-def _whole(
-    content: Mapping[str, object], name: str, path: Path, *, least: int = 1
-) -> int:
-    value = content.get(name)
-    if type(value) is not int or value < least:
-        raise CheckpointError(
-            f"{path}: `{name}` must be a whole number of {least} at least, but is "
-            f"{shown(value)}."
-        )
-    if value > MAX_WHOLE:
-        raise CheckpointError(
-            f"{path}: `{name}` must be at most {MAX_WHOLE:,}, but is {shown(value)}."
-        )
-    return value
 
 
 TARGET_VOCABULARY = "target_vocab.json"
@@ -317,6 +306,7 @@ def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTok
         vocabulary=_vocabulary(folder / VOCABULARY, settings, kinds),
         source=unigram_model(source, folder / SOURCE),
         target=unigram_model(target, folder / TARGET),
+        added=tuple(piece for piece in settings.added if kinds.get(piece) is None),
     )
 
 
@@ -324,7 +314,7 @@ def _vocabulary(
     path: Path, settings: MarianSettings, kinds: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return the pieces by this package's ids."""
-    pieces = _pieces(path, settings.vocab_size)
+    pieces = _pieces(path, settings)
     _, start, _, *others = (pieces[i] for i in settings.ids)
     # Symbols such as "<s>" decode to nothing.
     named = ("" if kinds.get(piece) == Piece.CONTROL else piece for piece in others)
@@ -338,12 +328,13 @@ def _vocabulary(
     return vocabulary
 
 
-def _pieces(path: Path, vocab_size: int) -> list[str]:
+def _pieces(path: Path, settings: MarianSettings) -> list[str]:
     """Return the pieces by Marian's ids."""
-    ids = read_json(path)
-    if sorted(map(repr, ids.values())) != sorted(map(repr, range(vocab_size))):
+    ids = {**read_json(path), **settings.added}
+    num_pieces = len(set(settings.ids))
+    if sorted(map(repr, ids.values())) != sorted(map(repr, range(num_pieces))):
         raise CheckpointError(
-            f"{path}: must give the ids 0 to {vocab_size - 1} to one piece each, but "
+            f"{path}: must give the ids 0 to {num_pieces - 1} to one piece each, but "
             "does not; the file is of another model."
         )
     return sorted(ids, key=ids.__getitem__)
@@ -366,6 +357,8 @@ def _own(path: Path) -> SubwordTokenizer:
 
 
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
+INDEX = "model.safetensors.index.json"
+"""Index of weights in several files."""
 EMBEDDINGS = (
     "model.shared.weight", "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight", "lm_head.weight",
@@ -408,7 +401,7 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     Raises `RequestError` if they cannot be imported, `CheckpointError` if damaged.
     """
     path = folder / WEIGHTS
-    theirs = {name: each.float() for name, each in load_tensors(path).items()}
+    theirs = {name: each.float() for name, each in _read_shards(folder).items()}
     _require_names_and_shapes(theirs, settings, path)
     _require_sinusoids(theirs, settings.model, path)
     order = halved(settings.model.d_model).argsort()
@@ -425,6 +418,23 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
             for name, weight in _layer(theirs, f"model.{stack}.layers.{i}", order):
                 ours[f"{stack}_layers.{i}.{name}"] = weight
     return {name: weight.contiguous() for name, weight in ours.items()}
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of one file, or of the several files that an index names."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return load_tensors(folder / WEIGHTS)
+    places = read_json(folder / INDEX).get("weight_map")
+    names = set(places.values()) if isinstance(places, dict) else {None}
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(
+            f"{folder / INDEX}: `weight_map` must name files of this folder, but does "
+            "not; fetch the file again."
+        )
+    found: dict[str, Tensor] = {}
+    for name in sorted(names):
+        found |= load_tensors(folder / name)
+    return found
 
 
 def _require_names_and_shapes(
@@ -569,7 +579,8 @@ def _require_files(origin: Path) -> None:
             f"{origin}: must be a folder of Hugging Face's Marian, but "
             f"{describe(origin, SETTINGS)}"
         )
-    if not (origin / WEIGHTS).is_file() and (origin / PICKLE).is_file():
+    has_weights = (origin / WEIGHTS).is_file() or (origin / INDEX).is_file()
+    if not has_weights and (origin / PICKLE).is_file():
         raise RequestError(
             f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
             "any program as it is loaded; if you trust it, convert it with: python -c "

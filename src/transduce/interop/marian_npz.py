@@ -343,10 +343,11 @@ def _config(options: Options, path: Path) -> ModelConfig:
             "dec-depth",
         )
     )  # fmt: skip
-    if _whole(options, "transformer-decoder-dim-ffn", path, 0) not in (0, d_ff):
+    decoder_d_ff = _whole(options, "transformer-decoder-dim-ffn", path, 0)
+    if decoder_d_ff not in (0, d_ff):
         raise RequestError(
             f"{path}: `transformer-decoder-dim-ffn` must be 0 or {d_ff}, but is "
-            f"{options['transformer-decoder-dim-ffn']}; such a model cannot be imported."
+            f"{decoder_d_ff}; such a model cannot be imported."
         )
     if d_model % heads or d_model % 2 or d_model < 4:
         raise CheckpointError(
@@ -383,9 +384,8 @@ def _whole(options: Options, name: str, path: Path, default: int | None = None) 
             f"{path}: the option `{name}` must be a whole number, but is "
             f"{shown(value)}."
         )
-    if len(value) > 12 or not (least := int(default is None)) <= int(value) <= (
-        most := MAX["vocab_size"]
-    ):
+    least, most = int(default is None), MAX["vocab_size"]
+    if len(value) > 12 or not least <= int(value) <= most:
         raise CheckpointError(
             f"{path}: the option `{name}` must be from {least} to {most:,}, but is "
             f"{shown(value)}."

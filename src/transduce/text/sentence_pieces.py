@@ -141,6 +141,8 @@ class SentencePieceTokenizer:
     """Number of pieces that targets may have, the first ones; None for all. A model of
     two vocabularies has their union: pieces of targets, and then those of sources only.
     """
+    added: tuple[str, ...] = ()
+    """Tokens that were added to the vocabulary, and are cut out of a text first."""
 
     @property
     def vocab_size(self) -> int:
@@ -205,6 +207,8 @@ class SentencePieceTokenizer:
         }
         if self.target_vocab_size is not None:
             content["target_vocab_size"] = self.target_vocab_size
+        if self.added:
+            content["added"] = self.added
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
@@ -226,6 +230,7 @@ class SentencePieceTokenizer:
             source=_unigram_model(content["source"]),
             target=_unigram_model(content["target"]),
             target_vocab_size=num_targets,
+            added=tuple(map(_piece, content.get("added", []))),
         )
 
     def _encode(self, texts: Sequence[str], model: UnigramModel) -> list[list[int]]:
@@ -233,8 +238,29 @@ class SentencePieceTokenizer:
         rest = [text[len(code) :] for text, code in zip(texts, codes, strict=True)]
         return [
             [self._ids.get(piece, self.unknown) for piece in [code, *pieces] if piece]
-            for code, pieces in zip(codes, model.cut(rest), strict=True)
+            for code, pieces in zip(codes, self._cut(rest, model), strict=True)
         ]
+
+    def _cut(self, texts: Sequence[str], model: UnigramModel) -> list[list[str]]:
+        """Return the pieces of each text, added tokens whole."""
+        if not self.added:
+            return model.cut(texts)
+        # Parts with odd numbers are added tokens.
+        parts = [self._added.split(text) for text in texts]
+        cut = iter(model.cut([part for each in parts for part in each[::2]]))
+        return [
+            [
+                piece
+                for i, part in enumerate(each)
+                for piece in ([part] if i % 2 else next(cut))
+            ]
+            for each in parts
+        ]
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        longest_first = sorted(self.added, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -1,0 +1,194 @@
+"""Generation settings of a Hugging Face folder: those obeyed, and those not.
+
+The library has them in generation_config.json or, in older folders, in config.json. Its
+lengths count the token with which a target starts, this package's do not.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.files import read_json
+from transduce.model.config import MAX
+from transduce.search_config import SearchConfig
+from transduce.settings import shown
+from transduce.text.vocabulary import EOS
+
+SETTINGS, SEARCH = "config.json", "generation_config.json"
+MAX_WHOLE = MAX["vocab_size"]
+"""Largest whole number that is accepted."""
+USUAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "do_sample": ((None, False), "`transduce sample` draws translations at random"),
+    "num_return_sequences": ((None, 1), "`transduce translate --nbest` gives several"),
+    "num_beam_groups": ((None, 1), "`transduce translate --diversity` is similar"),
+    "diversity_penalty": ((None, 0), "`transduce translate --diversity` is similar"),
+    "penalty_alpha": ((None, 0), "there is no contrastive search here"),
+    "encoder_no_repeat_ngram_size": ((None, 0), "sources restrict nothing here"),
+    "encoder_repetition_penalty": ((None, 1), "sources restrict nothing here"),
+    "exponential_decay_length_penalty": ((None,), "there is no such penalty here"),
+    "sequence_bias": ((None, {}, []), "`search.bad_words` excludes sequences"),
+    "force_words_ids": ((None, []), "words cannot be forced here"),
+    "constraints": ((None, []), "words cannot be forced here"),
+    "begin_suppress_tokens": ((None, []), "`search.bad_words` excludes tokens"),
+    "forced_bos_token_id": ((None,), "`--prefixes` forces the first tokens"),
+    "forced_decoder_ids": ((None, []), "`--prefixes` forces the first tokens"),
+    "stop_strings": ((None, []), "translations end by the end token only"),
+    "max_time": ((None,), "searches have no limit of time"),
+    "guidance_scale": ((None, 1), "there is no such guidance here"),
+    "watermarking_config": ((None,), "translations have no watermark"),
+}
+"""Settings that are not obeyed, each with its values that change nothing, and what to
+use instead."""
+
+
+def whole(
+    content: Mapping[str, object], name: str, path: Path, *, least: int = 1
+) -> int:
+    """Return a whole number of a JSON file; `CheckpointError` if it is none."""
+    value = content.get(name)
+    if type(value) is not int or value < least:
+        raise CheckpointError(
+            f"{path}: `{name}` must be a whole number of {least} at least, but is "
+            f"{shown(value)}."
+        )
+    if value > MAX_WHOLE:
+        raise CheckpointError(
+            f"{path}: `{name}` must be at most {MAX_WHOLE:,}, but is {shown(value)}."
+        )
+    return value
+
+
+def _file(folder: Path) -> Path:
+    return folder / (SEARCH if (folder / SEARCH).is_file() else SETTINGS)
+
+
+def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
+    """Read search settings; None if the folder has none.
+
+    `ids` maps this package's ids to the library's. Raises `CheckpointError` if a value
+    is damaged, `RequestError` if it is impossible here.
+    """
+    path = _file(folder)
+    content = read_json(path)
+    settings = {**_beams(content, path), **_restrictions(content, ids, path)}
+    if content.get("num_beams") is not None:
+        settings |= _lengths(content, path)
+    if not settings:
+        return None
+    try:
+        return SearchConfig(**settings)
+    except ConfigError as error:
+        reason = str(error).removesuffix(".")
+        raise RequestError(
+            f"{path}: {reason}; change it there, to import the model."
+        ) from None
+
+
+def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
+    if content.get("num_beams") is None:
+        return {}
+    return {
+        "beam_size": whole(content, "num_beams", path),
+        # With either value of early_stopping, the library ends at about this point.
+        "patience": None if content.get("early_stopping") == "never" else 1.0,
+        "penalty": "power",
+        "length_penalty": _number(content, "length_penalty", path, 1.0),
+    }
+
+
+def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
+    """Return limits of the length that are given, without the start token."""
+    least = max(
+        _whole_or(content, "min_length", path, 0) - 1,
+        _whole_or(content, "min_new_tokens", path, 0),
+        0,
+    )
+    most = _whole_or(content, "max_length", path, 0) - 1
+    most = _whole_or(content, "max_new_tokens", path, most)
+    found: dict[str, Any] = {"min_length": least} if least else {}
+    return {**found, "max_length": most} if most > 0 else found
+
+
+def _restrictions(
+    content: Mapping[str, object], ids: Sequence[int], path: Path
+) -> dict[str, Any]:
+    """Return restrictions of the next token that are given."""
+    found: dict[str, Any] = {}
+    if ngram := _whole_or(content, "no_repeat_ngram_size", path, 0):
+        found["no_repeat_ngram"] = ngram
+    if (penalty := _number(content, "repetition_penalty", path, 1.0)) != 1:
+        found["repetition_penalty"] = penalty
+    if words := _bad_words(content, ids, path):
+        found["bad_words"] = words
+    return found
+
+
+def _bad_words(
+    content: Mapping[str, object], ids: Sequence[int], path: Path
+) -> list[list[int]]:
+    """Return sequences that never occur, without those that never do anyway."""
+    words = content.get("bad_words_ids") or []
+    tokens = content.get("suppress_tokens") or []
+    are_lists = isinstance(words, list) and isinstance(tokens, list)
+    every = [*words, *([each] for each in tokens)] if are_lists else [None]
+    for word in every:
+        if not isinstance(word, list) or not all(type(i) is int for i in word):
+            raise CheckpointError(
+                f"{path}: `bad_words_ids` and `suppress_tokens` must be lists of ids, "
+                f"but one is {shown(word)}."
+            )
+    ours = {theirs: i for i, theirs in enumerate(ids)}
+    own = [[ours.get(i, -1) for i in word] for word in every]
+    # Padding, the start and unused ids never come, and the end token cannot be bad.
+    return [word for word in own if word and min(word) > EOS]
+
+
+def _whole_or(
+    content: Mapping[str, object], name: str, path: Path, default: int
+) -> int:
+    if content.get(name) is None:
+        return default
+    return whole(content, name, path, least=0)
+
+
+def _number(
+    content: Mapping[str, object], name: str, path: Path, default: float
+) -> float:
+    value = content.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float):
+        raise CheckpointError(
+            f"{path}: `{name}` must be a number, but is {shown(value)}."
+        )
+    return float(value)
+
+
+def unheeded_settings(folder: Path) -> list[str]:
+    """Return a sentence for each generation setting that is not obeyed."""
+    path = _file(folder)
+    content = read_json(path)
+    told = {
+        name: instead
+        for name, (usual, instead) in USUAL.items()
+        if content.get(name) not in usual
+    }
+    if content.get("forced_eos_token_id") not in (None, content.get("eos_token_id")):
+        told["forced_eos_token_id"] = "translations end by the end token only"
+    has_restrictions = bool(_restrictions(content, (), path))
+    if has_restrictions and content.get("renormalize_logits"):
+        told["renormalize_logits"] = "tokens that are left keep their probabilities"
+    is_greedy = content.get("num_beams") in (None, 1)
+    penalty = content.get("repetition_penalty")
+    if is_greedy and penalty not in (None, 1):
+        told["repetition_penalty"] = (
+            "it is obeyed for log-probabilities, where the library's greedy search has "
+            "it for logits"
+        )
+    return [
+        f"{path}: `{name}` = {json.dumps(content[name])} is not obeyed as there; "
+        f"{instead}."
+        for name, instead in told.items()
+    ]

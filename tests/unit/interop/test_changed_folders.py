@@ -1,0 +1,129 @@
+"""Fine-tuned folders: added tokens, padded embeddings, and weights in several files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import pad
+from transformers import MarianMTModel, MarianTokenizer
+
+import marian_folder as folders
+from transduce.checkpoint import load_model
+from transduce.decoding.translator import Translator
+from transduce.errors import CheckpointError
+from transduce.interop import marian as to_marian
+from transduce.interop.marian_import import import_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
+SENTENCES = ["The dog runs.", "A cat sees the dog."]
+ADDED = ["<term>", "WORD"]
+
+
+def save_padded(folder: Path, added: list[str]) -> MarianTokenizer:
+    """Add tokens, pad the embeddings to a multiple of 64, and save in small files."""
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    model = MarianMTModel.from_pretrained(folder)
+    tokenizer.add_tokens(added)
+    torch.manual_seed(2)
+    model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
+    # The library gives the bias as many entries as the tokenizer has tokens.
+    missing = model.config.vocab_size - model.final_logits_bias.size(1)
+    model.final_logits_bias = pad(model.final_logits_bias, (0, missing))
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    tokens = {token: len(tokenizer) - len(added) + i for i, token in enumerate(added)}
+    (folder / "added_tokens.json").write_text(json.dumps(tokens))
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.fixture
+def changed(folder: Path) -> Path:
+    save_padded(folder, ADDED)
+    return folder
+
+
+def test_rows_behind_the_pieces_are_left_out(changed: Path, tmp_path: Path) -> None:
+    content = json.loads((changed / "config.json").read_text())
+    assert content["vocab_size"] % 64 == 0
+    assert (changed / "model.safetensors.index.json").is_file()
+    proof = import_model(changed, tmp_path / "model", SENTENCES)
+    assert proof.num_tokens > 0
+    model = load_model(tmp_path / "model")
+    pieces = json.loads((changed / "vocab.json").read_text())
+    # Padding has an id of its own, beside the start of the target.
+    assert model.config.vocab_size == len({**pieces, **dict.fromkeys(ADDED)}) + 1
+
+
+def test_added_tokens_are_cut_as_by_hugging_face(changed: Path, tmp_path: Path) -> None:
+    import_model(changed, tmp_path / "model", SENTENCES)
+    ours = load_model(tmp_path / "model").tokenizer
+    theirs = MarianTokenizer.from_pretrained(changed)
+    for text in (
+        "The <term> runs.", "The<term>runs <term> <term>", "WORD", "a WORDWORD b", "",
+    ):  # fmt: skip
+        pieces = [piece.replace("\u2581", " ") for piece in theirs.tokenize(text)]
+        own = set(ours.pieces(range(ours.vocab_size)))
+        known = [piece if piece in own else "<unk>" for piece in pieces]
+        assert ours.pieces(ours.encode(text)) == known
+    assert ours.decode(ours.encode_targets(["WORD"])[0]) == "WORD"
+
+
+def test_beams_equal_those_of_hugging_face_without_the_unused_rows(
+    changed: Path, tmp_path: Path
+) -> None:
+    import_model(changed, tmp_path / "model", SENTENCES)
+    translator = Translator(load_model(tmp_path / "model"), "cpu")
+    model = MarianMTModel.from_pretrained(changed).eval()
+    tokenizer = MarianTokenizer.from_pretrained(changed)
+    pieces = json.loads((changed / "vocab.json").read_text())
+    unused = range(len(pieces) + len(ADDED), model.config.vocab_size)
+    never = [[i] for i in (model.config.pad_token_id, *unused)]
+    for text in SENTENCES:
+        with torch.inference_mode():
+            found = model.generate(
+                **tokenizer(text, return_tensors="pt"), bad_words_ids=never,
+                num_beams=4, num_return_sequences=1, max_length=None,
+                max_new_tokens=20, early_stopping=True, renormalize_logits=True,
+                forced_eos_token_id=None, return_dict_in_generate=True,
+                output_scores=True,
+            )  # fmt: skip
+        config = translator.search.given({"max_length": 20, "num_best": 1})
+        [ours] = translator.translate_stream([text], config)
+        assert ours.score == pytest.approx(float(found.sequences_scores[0]), abs=1e-3)
+
+
+def test_an_imported_model_with_added_tokens_is_exported_and_read_back(
+    changed: Path, tmp_path: Path
+) -> None:
+    import_model(changed, tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    to_marian.export(checkpoint, tmp_path / "back", SENTENCES)
+
+
+@pytest.mark.parametrize(
+    "tokens", [{"<term>": 9_999}, {"<term>": 3}, {"<term>": "x"}, {"<term>": [1]}]
+)
+def test_added_tokens_of_another_model_are_told(
+    folder: Path, tmp_path: Path, tokens: dict
+) -> None:
+    (folder / "added_tokens.json").write_text(json.dumps(tokens))
+    with pytest.raises(CheckpointError, match="must give the ids from"):
+        import_model(folder, tmp_path / "model", SENTENCES)
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_index_that_names_other_folders_is_refused(
+    changed: Path, tmp_path: Path
+) -> None:
+    path = changed / "model.safetensors.index.json"
+    folders.change_settings(path, weight_map={"a": "../elsewhere.safetensors"})
+    with pytest.raises(CheckpointError, match="must name files of this folder"):
+        import_model(changed, tmp_path / "model", SENTENCES)
+
+
+def test_a_missing_file_of_several_is_told(changed: Path, tmp_path: Path) -> None:
+    sorted(changed.glob("model-*.safetensors"))[0].unlink()
+    with pytest.raises(CheckpointError, match="missing or damaged"):
+        import_model(changed, tmp_path / "model", SENTENCES)

@@ -1,0 +1,101 @@
+"""What a folder's generation settings ask for is obeyed, or told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import CheckpointError, RequestError
+from transduce.interop.generation_settings import read_search, unheeded_settings
+from transduce.search_config import SearchConfig
+
+IDS = (9, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8)
+"""The library's ids by this package's: padding and start are 9, the end is 0."""
+BEAMS = {"patience": 1.0, "penalty": "power", "length_penalty": 1.0, "beam_size": 4}
+
+
+def folder_of(folder: Path, **settings: object) -> Path:
+    content = {"num_beams": 4, "eos_token_id": 0, **settings}
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {}),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram": 3}),
+        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"bad_words_ids": [[9], [0], [4], [5, 6]]}, {"bad_words": ((6,), (7, 8))}),
+        ({"suppress_tokens": [1, 9]}, {"bad_words": ((3,),)}),
+        ({"min_length": 5}, {"min_length": 4}),
+        ({"min_length": 5, "min_new_tokens": 7}, {"min_length": 7}),
+        ({"max_length": 40}, {"max_length": 39}),
+        ({"max_length": 40, "max_new_tokens": 20}, {"max_length": 20}),
+        ({"length_penalty": 0.6, "early_stopping": True}, {"length_penalty": 0.6}),
+        ({"early_stopping": "never"}, {"patience": None}),
+    ],
+    ids=str,
+)
+def test_settings_of_search_are_obeyed(
+    tmp_path: Path, settings: dict, expected: dict
+) -> None:
+    folder = folder_of(tmp_path, **settings)
+    assert read_search(folder, IDS) == SearchConfig(**{**BEAMS, **expected})
+    assert unheeded_settings(folder) == []
+
+
+def test_restrictions_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_beams=None, no_repeat_ngram_size=2)
+    assert read_search(folder, IDS) == SearchConfig(no_repeat_ngram=2)
+    assert read_search(folder_of(tmp_path, num_beams=None), IDS) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"do_sample": True}, "`do_sample` = true is not obeyed as there; `transduce"),
+        ({"num_beam_groups": 2}, "`num_beam_groups` = 2 is not obeyed"),
+        ({"forced_bos_token_id": 5}, "`forced_bos_token_id` = 5 is not obeyed"),
+        ({"forced_eos_token_id": 5}, "`forced_eos_token_id` = 5 is not obeyed"),
+        ({"encoder_no_repeat_ngram_size": 2}, "sources restrict nothing here."),
+        (
+            {"renormalize_logits": True, "no_repeat_ngram_size": 2},
+            "`renormalize_logits` = true is not obeyed as there; tokens that are left",
+        ),
+        ({"num_beams": 1, "repetition_penalty": 1.2}, "has it for logits."),
+    ],
+    ids=str,
+)
+def test_other_settings_are_told(tmp_path: Path, settings: dict, said: str) -> None:
+    [told] = unheeded_settings(folder_of(tmp_path, **settings))
+    assert told.startswith(f"{tmp_path}/generation_config.json: `")
+    assert said in told
+
+
+def test_settings_that_change_nothing_are_not_told(tmp_path: Path) -> None:
+    settings = {
+        "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
+        "bad_words_ids": [[9]], "max_length": 512, "guidance_scale": 1,
+    }  # fmt: skip
+    assert unheeded_settings(folder_of(tmp_path, **settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"no_repeat_ngram_size": -1}, CheckpointError, "`no_repeat_ngram_size` must"),
+        ({"no_repeat_ngram_size": "two"}, CheckpointError, "must be a whole number"),
+        ({"repetition_penalty": "much"}, CheckpointError, "must be a number, but is"),
+        ({"repetition_penalty": 0}, RequestError, "must be above 0 and at most 1,000"),
+        ({"bad_words_ids": [3]}, CheckpointError, "must be lists of ids, but one is 3"),
+        ({"bad_words_ids": {"a": 1}}, CheckpointError, "must be lists of ids"),
+        ({"max_length": 4, "min_length": 9}, RequestError, "`search.max_length` must"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(
+    tmp_path: Path, settings: dict, error: type, said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        read_search(folder_of(tmp_path, **settings), IDS)

@@ -1,0 +1,236 @@
+"""Models of Marian's own become models that compute the same."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+import marian_npz
+import transduce
+from transduce.checkpoint import load_model
+from transduce.errors import CheckpointError, RequestError
+from transduce.interop import ctranslate2 as to_ctranslate2
+from transduce.interop.marian_npz import import_marian, is_marian_folder
+
+SENTENCES = ["The dog runs.", "A cat sees the old house.", "the the"]
+TARGETS = ["Der Hund rennt.", "Eine Katze sieht das Haus und das Haus.", ""]
+SHARED = ["vocab.spm", "vocab.spm"]
+TWO = ["source.spm", "target.spm"]
+UNTIED = {"tied-embeddings-all": "false"}
+VARIANTS = {
+    "tied": (SHARED, {}),
+    "tied, norms first": (SHARED, marian_npz.PRE_NORM),
+    "sources tied": (SHARED, {**UNTIED, "tied-embeddings-src": "true"}),
+    "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
+    "nothing tied": (TWO, UNTIED),
+    "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
+    "nothing tied, one vocabulary": (SHARED, UNTIED),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_scores_equal_those_of_marian(name: str, tmp_path: Path) -> None:
+    vocabularies, options = VARIANTS[name]
+    folder = tmp_path / "marian"
+    arrays = marian_npz.write_folder(folder, vocabularies, **options)
+    told = import_marian(folder, tmp_path / "model", SENTENCES)
+    assert "pieces of SentencePiece on 3 sentences" in told
+    reference = marian_npz.Reference(arrays, pre_norm="norms" in name)
+    processors = [
+        sentencepiece.SentencePieceProcessor(model_file=str(folder / each))
+        for each in vocabularies
+    ]
+    translator = transduce.load(tmp_path / "model")
+    found = translator.score(SENTENCES, TARGETS)
+    for source, target, score in zip(SENTENCES, TARGETS, found, strict=True):
+        ids = [
+            [*processor.encode(text), 0]
+            for processor, text in zip(processors, (source, target), strict=True)
+        ]
+        expected = reference.log_probs(*ids)
+        assert score.num_tokens == len(expected)
+        assert score.log_probability == pytest.approx(expected.sum(), abs=2e-4)
+    best = translator.translate(SENTENCES, beam_size=2)
+    assert all(
+        "<unk>" not in token for each in best for token in each.hypotheses[0].tokens
+    )
+
+
+def test_a_word_list_with_two_models_is_read(tmp_path: Path) -> None:
+    """As in the original folders of OPUS-MT."""
+    folder = tmp_path / "marian"
+    folder.mkdir()
+    marian_npz.write_vocabularies(folder, TWO)
+    pieces = dict.fromkeys(["</s>", "<unk>"])
+    for name in TWO:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+        pieces |= dict.fromkeys(map(model.id_to_piece, range(model.vocab_size())))
+    lines = [f"{json.dumps(piece)}: {i}\n" for i, piece in enumerate(pieces)]
+    (folder / "opus.vocab.yml").write_text("".join(lines), encoding="utf-8")
+    options = marian_npz.OPTIONS
+    arrays = marian_npz.random_arrays(
+        options, [len(pieces)] * 2, np.random.default_rng(1)
+    )
+    marian_npz.write_npz(folder / "opus.npz.best.npz", arrays, options)
+    (folder / "decoder.yml").write_text(
+        "models:\n  - opus.npz.best.npz\nvocabs:\n  - opus.vocab.yml\n"
+        "  - opus.vocab.yml\nbeam-size: 6\nnormalize: 1\n"
+    )
+    import_marian(folder, tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    search = checkpoint.search
+    assert (search.beam_size, search.penalty, search.length_penalty) == (6, "power", 1)
+    assert search.bad_words == ((checkpoint.tokenizer.unknown,),)
+    ids = [*map(list(pieces).index, ["\u2581The", "</s>"])]
+    expected = marian_npz.Reference(arrays, pre_norm=False).log_probs(ids, [0])
+    [score] = transduce.load(tmp_path / "model").score(["The"], [""])
+    assert score.log_probability == pytest.approx(expected[0], abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_imported_model_is_exported_to_ctranslate2(tmp_path: Path) -> None:
+    marian_npz.write_folder(tmp_path / "marian", SHARED)
+    import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    assert to_ctranslate2.export(checkpoint, tmp_path / "out", SENTENCES).num_tokens
+
+
+REFUSED = [
+    ({"type": "amun"}, "`type` must be transformer, but is amun"),
+    ({"type": "s2s"}, "`type` must be transformer, but is s2s"),
+    (
+        {"transformer-decoder-autoreg": "rnn"},
+        "`transformer-decoder-autoreg` must be self-attention, but is rnn",
+    ),
+    (
+        {"transformer-decoder-autoreg": "average-attention"},
+        "must be self-attention, but is average-attention",
+    ),
+    ({"transformer-preprocess": "n"}, r"the norms must be after each sub-layer"),
+    ({"transformer-postprocess": "dhn"}, "the norms must be after each sub-layer"),
+    ({"transformer-ffn-activation": "gelu"}, "must be relu or swish, but is gelu"),
+    ({"transformer-ffn-depth": "3"}, "`transformer-ffn-depth` must be 2, but is 3"),
+    ({"transformer-tied-layers": "[1, 1]"}, "`transformer-tied-layers` must be"),
+    ({"lemma-dim-emb": "64"}, "`lemma-dim-emb` must be 0, but is 64"),
+    ({"input-types": "[sequence, class]"}, "`input-types` must be"),
+    ({"right-left": "true"}, "`right-left` must be false, but is true"),
+    ({"transformer-decoder-dim-ffn": "48"}, "must be 0 or 24, but is 48"),
+]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    marian_npz.write_folder(folder, SHARED)
+    return folder
+
+
+def changed(tied: Path, folder: Path, arrays: dict, **options: object) -> Path:
+    """Copy of the folder with other arrays or options."""
+    folder.mkdir()
+    with np.load(tied / "model.npz") as stored:
+        kept = {name: stored[name] for name in stored if "special" not in name}
+    every = {**kept, **arrays}
+    left = {name: array for name, array in every.items() if array is not None}
+    merged = {**marian_npz.OPTIONS, **options}
+    marian_npz.write_npz(folder / "model.npz", left, merged)
+    (folder / "vocab.spm").write_bytes((tied / "vocab.spm").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED, ids=str)
+def test_other_architectures_are_refused_by_name(
+    tied: Path, tmp_path: Path, options: dict, said: str
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {}, **options)
+    with pytest.raises(RequestError, match=said):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+    assert not (tmp_path / "model").exists()
+
+
+ZERO = np.zeros((1, 3), dtype=np.float32)
+DAMAGED = [
+    ({"Wemb": ZERO}, {}, r"`Wemb` must be \(\d+, 16\) by the options"),
+    ({"decoder_l1_ffn_W1": None}, {}, "but is missing"),
+    ({"decoder_l1_self_bq": ZERO}, {}, r"`decoder_l1_self_bq` must be \(1, 16\)"),
+    ({"Wemb": np.array([None])}, {}, "the weights are missing or damaged"),
+    ({"Wemb": np.full((3, 3), np.nan, FLOAT := np.float32)}, {}, "finite numbers"),
+    ({}, {"dim-emb": "many"}, "`dim-emb` must be a whole number"),
+    ({}, {"dim-emb": "9" * 30}, "`dim-emb` must be from 1 to"),
+    ({}, {"dim-emb": 18, "transformer-heads": 4}, "multiple of the 4 attention heads"),
+    ({}, {"enc-depth": 3}, "`encoder_l3_self_Wq` must be"),
+    ({}, {"enc-depth": 2_000}, "`model.num_layers` must be at most 1,000"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "options", "said"), DAMAGED, ids=str)
+def test_damaged_weights_are_told(
+    tied: Path, tmp_path: Path, arrays: dict, options: dict, said: str
+) -> None:
+    folder = changed(tied, tmp_path / "marian", arrays, **options)
+    with pytest.raises(CheckpointError, match=said):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_beyond_the_options_are_told(tied: Path, tmp_path: Path) -> None:
+    folder = changed(tied, tmp_path / "marian", {"decoder_l1_rnn_W": ZERO})
+    with pytest.raises(RequestError, match=r"there are others \(decoder_l1_rnn_W\)"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_quantized_weights_are_told(tied: Path, tmp_path: Path) -> None:
+    arrays = {"Wemb": np.zeros((3, 3), dtype=np.int8)}
+    folder = changed(tied, tmp_path / "marian", arrays)
+    with pytest.raises(RequestError, match="in fp32 or fp16, but is int8"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_a_file_that_grows_when_it_is_unpacked_is_refused(
+    tied: Path, tmp_path: Path
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.npy", b"\0" * 50_000_000)
+    with pytest.raises(CheckpointError, match="about as large as the file"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80\4K\1."])
+def test_a_file_that_is_no_archive_is_refused(
+    tied: Path, tmp_path: Path, content: bytes
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    (folder / "model.npz").write_bytes(content)
+    with pytest.raises(CheckpointError, match="missing or damaged"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_packed_weights_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.intgemm.alphas.bin").write_bytes(b"x")
+    (tmp_path / "decoder.yml").write_text("beam-size: 1\n")
+    assert is_marian_folder(tmp_path)
+    with pytest.raises(RequestError, match=r"has only model.intgemm.alphas.bin, and"):
+        import_marian(tmp_path, tmp_path / "model", SENTENCES)
+
+
+def test_several_models_must_be_named(tied: Path, tmp_path: Path) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    (folder / "model.iter1.npz").write_bytes((folder / "model.npz").read_bytes())
+    with pytest.raises(RequestError, match="but has model.iter1.npz, model.npz; keep"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+    (folder / "decoder.yml").write_text("models: [elsewhere/model.npz]\n")
+    import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_missing_vocabularies_are_told(tied: Path, tmp_path: Path) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    (folder / "vocab.spm").unlink()
+    with pytest.raises(RequestError, match="must hold its vocabularies"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+    (folder / "vocab.yml").write_text('"</s>": 0\n"<unk>": 1\n')
+    with pytest.raises(RequestError, match="must hold source.spm beside its word list"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
