@@ -38,8 +38,8 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
 from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
-from transduce.text.shortlist import SHORTLIST_FILE, Shortlist
 from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.shortlist import SHORTLIST_FILE, Shortlist
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
