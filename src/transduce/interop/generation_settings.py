@@ -129,10 +129,10 @@ def _bad_words(
     content: Mapping[str, object], ids: Sequence[int], path: Path
 ) -> list[list[int]]:
     """Return sequences that never occur, without those that never do anyway."""
-    words = content.get("bad_words_ids") or []
-    tokens = content.get("suppress_tokens") or []
+    words: Any = content.get("bad_words_ids") or []
+    tokens: Any = content.get("suppress_tokens") or []
     are_lists = isinstance(words, list) and isinstance(tokens, list)
-    every = [*words, *([each] for each in tokens)] if are_lists else [None]
+    every: list[Any] = [*words, *([each] for each in tokens)] if are_lists else [None]
     for word in every:
         if not isinstance(word, list) or not all(type(i) is int for i in word):
             raise CheckpointError(

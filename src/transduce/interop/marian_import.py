@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -425,7 +426,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return load_tensors(folder / WEIGHTS)
     places = read_json(folder / INDEX).get("weight_map")
-    names = set(places.values()) if isinstance(places, dict) else {None}
+    names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise CheckpointError(
             f"{folder / INDEX}: `weight_map` must name files of this folder, but does "
