@@ -153,6 +153,9 @@ def _of_text(
         )
     references = [pair.target for pair in pairs]
     language = translator.target_language or guess_all(files[1])
+    if translator.target_languages:
+        language = guess_all(files[1]) or language
+        translator = translator if language is None else translator.into(language)
     tokenization = choose_tokenization(tokenize, language, references)
     sources = [pair.source for pair in pairs]
     return tune_translation(

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part
 from transduce.text.dictionary import WordDictionary
+from transduce.text.tags import LANGUAGE_TAG
 from transduce.text.tokenizer import WordTokenizer
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS
 
@@ -65,6 +66,9 @@ def _replacements(
     weights: Float[np.ndarray, "target source"],
 ) -> Iterator[tuple[int, str]]:
     """Yield the position of each unknown word, and the word in its place."""
+    words = part.source_words
+    # The tag of the target language is no word to translate.
+    first = int(len(words) > 1 and LANGUAGE_TAG.fullmatch(words[0]) is not None)
     for place, token in enumerate(hypothesis.ids):
         if token not in UNKNOWN_IDS:
             continue
@@ -72,6 +76,6 @@ def _replacements(
             yield place, part.prefix_words[place]
             continue
         # The end token, which is no word, comes after all words.
-        source = weights[place, : len(part.source_words)].argmax()
-        word = dictionary.translation(part.source_words[source].strip())
+        source = first + weights[place, first : len(words)].argmax()
+        word = dictionary.translation(words[source].strip())
         yield place, " " + word if token == UNKNOWN_IDS[0] else word

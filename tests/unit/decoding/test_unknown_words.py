@@ -99,6 +99,18 @@ def test_a_replaced_word_keeps_the_space_before_it() -> None:
     assert texts(found, dictionary=DICTIONARY) == [["a ( dog) sleeps"]]
 
 
+def test_a_tag_of_the_target_language_replaces_no_word() -> None:
+    tagged = learn_tokenizer(
+        CORPUS, TokenizerConfig(kind="word", vocab_size=100), [">>en<<"]
+    )
+    assert isinstance(tagged, WordTokenizer)
+    [[source]] = encode_lines([(0, (">>en<< Hund", ""))], tagged)
+    assert source.source_words == (">>en<<", " Hund")
+    unknown = Hypothesis((UNKNOWN_IDS[0],), -1.0, (-1.0,) * 2, -1.0)
+    found = replaced_texts([(source, [unknown])], tagged, DICTIONARY, attention)
+    assert found == [["dog"]]
+
+
 def test_words_of_a_prefix_are_those_of_the_prefix() -> None:
     found = part("Der Hund schläft", "The puppy"), [hypothesis("The x y")]
     assert texts(found, dictionary=DICTIONARY) == [["The puppy sleeps"]]
