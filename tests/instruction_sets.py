@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from jaxtyping import Float32, Float64
 
 from transduce import native
+from transduce.model_folder import QuantizedWeight
 from transduce.nn.native_operators import nn_api
 
 
@@ -31,3 +34,19 @@ def chosen_isa(name: str) -> Iterator[None]:
 def _reload() -> None:
     for cached in (native.api, nn_api):
         cached.cache_clear()
+
+
+def packed_weights(
+    weight: Float32[np.ndarray, "outputs inputs"],
+    scales: Float32[np.ndarray, " outputs"],
+) -> Float64[np.ndarray, "outputs inputs"]:
+    """Return the weights by which an int8 map with these scales multiplies.
+
+    Where products are added in 16 bits, the int8 values of an output are divided by
+    n / 126 and rounded once more, halves away from zero; n is a whole number.
+    """
+    fine = QuantizedWeight.of(weight)
+    values, sums = fine.values.astype(int), np.rint(scales / fine.scales * 126)
+    sums = sums.astype(int)[:, None]
+    sizes = (2 * 126 * np.abs(values) + sums) // (2 * sums)
+    return np.sign(values) * sizes * scales[:, None].astype(np.float64)

@@ -1,7 +1,6 @@
 /* Packing of weights in the layout of gemm/tiles.h. */
 #include "gemm/pack.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +13,7 @@
 
 /* Largest sum of rounded weights whose products are added in 16 bits. 255 * 128 fits;
  * rounding may add 2 to a sum. */
-#define MAX_INT16_SUM 126.0f
+#define MAX_INT16_SUM 126
 
 typedef struct {
     const Weights *parts;
@@ -79,14 +78,28 @@ static int64_t max_int16_sum(const int8_t *row, int64_t inputs)
     return max;
 }
 
+/* Multiply a value by `by` / `over`, and round the result, half-way cases away from
+ * zero.
+ */
+static int8_t rounded_fraction(int64_t value, int64_t by, int64_t over)
+{
+    const int64_t size = (2 * by * (value < 0 ? -value : value) + over) / (2 * over);
+    return (int8_t)(value < 0 ? -size : size);
+}
+
 /* Round values once more, so coarsely that sums of products fit in 16 bits. Returns the
  * factor of the scale. */
 static float round_for_16_bits(int8_t *row, int64_t inputs)
 {
-    const float factor = fmaxf(1.0f, (float)max_int16_sum(row, inputs) / MAX_INT16_SUM);
+    const int64_t sum = max_int16_sum(row, inputs);
+    if (sum <= MAX_INT16_SUM)
+        return 1.0f;
+    int8_t rounded[UINT8_MAX + 1];
+    for (int value = INT8_MIN; value <= INT8_MAX; value++)
+        rounded[(uint8_t)value] = rounded_fraction(value, MAX_INT16_SUM, sum);
     for (int64_t i = 0; i < inputs; i++)
-        row[i] = (int8_t)lrintf((float)row[i] / factor);
-    return factor;
+        row[i] = rounded[(uint8_t)row[i]];
+    return (float)sum / (float)MAX_INT16_SUM;
 }
 
 /* Put the rounded weights of an output into its block. */

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from beam_kinds import start_beam_search
+from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_model import NativeModel, PackedLinear
@@ -22,7 +23,6 @@ from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import find_by_torch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.model_folder import QuantizedWeight
 from transduce.native import api, library, string
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -130,8 +130,5 @@ def test_linear_maps_equal_pytorchs(isa: str) -> None:
     x[:, :2] = 0.0, 255.0  # so that quantization is exact
     x[:, 2:] = (30 * x[:, 2:]).round().clip(0, 255)
     packed = PackedLinear(weight, bias, "int8")
-    # Some instruction sets round once more, with larger steps.
-    steps = packed.scales()[:, None]
-    fine = QuantizedWeight.of(weight.astype(np.float32)).dequantized()
-    rounded = (fine / steps).round() * steps
+    rounded = packed_weights(weight.astype(np.float32), packed.scales())
     np.testing.assert_allclose(packed(x), x @ rounded.T + bias, rtol=1e-5, atol=1e-3)

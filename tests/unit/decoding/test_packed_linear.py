@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from instruction_sets import packed_weights
 from transduce.decoding.native_model import NativePrecision, PackedLinear
 from transduce.machine import processor_flags
 from transduce.native import api
@@ -101,10 +102,7 @@ def test_products_of_bytes_are_exact(weights, inputs):
     x[:, 0], x[:, 1] = 0, 255  # so that quantization is exact
     x[7, 1:] = 255
     packed = Packed("int8", weight, None)
-    scales = packed.scales[:, None]
-    finest = weight.abs().amax(dim=1, keepdim=True) / 127
-    rounded = (weight / finest).round() * finest  # a second rounding may follow
-    rounded = (rounded / scales).round().double() * scales.double()
+    rounded = torch.from_numpy(packed_weights(weight.numpy(), packed.scales.numpy()))
     torch.testing.assert_close(
         packed(x).double(), x.double() @ rounded.t(), rtol=1e-6, atol=1e-3
     )
