@@ -1,0 +1,61 @@
+"""An imported model with several target languages: chosen, and trained further."""
+
+from pathlib import Path
+
+import pytest
+
+import transduce
+from transduce.data.batches import open_dataset
+from transduce.interop.marian_import import import_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "transduce.analysis.figures.draw_learning_curve"
+    monkeypatch.setattr(name, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def imported(marian_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("imported") / "model"
+    import_model(marian_folder, out, ["The dog runs."])
+    return out
+
+
+def test_the_target_language_of_an_imported_model_is_chosen(
+    imported, succeeds, refuses
+):
+    options = ("translate", imported, "--device", "cpu", "--jsonl")
+    for language in ("de", "deu", "de-AT"):
+        found = succeeds(
+            *options, "--target-language", language, stdin=b"The dog runs.\n"
+        )
+        assert found == succeeds(*options, stdin=b">>deu<< The dog runs.\n")
+    message = refuses(*options, "--target-language", "es", stdin=b"The dog runs.\n")
+    assert message.endswith("'es'; it has de (German), fr (French).")
+    assert transduce.load(imported, device="cpu").target_languages == ["de", "fr"]
+
+
+def test_an_imported_model_is_trained_on_a_mixture_of_its_languages(
+    imported, succeeds, refuses, tmp_path
+):
+    corpora = []
+    for language in ("de", "fr", "es"):
+        for side in ("en", language):
+            text = "".join(f"The dog runs {i}.\n" for i in range(30))
+            (tmp_path / f"{language}.{side}").write_text(text)
+        files = (f"{tmp_path}/{language}.en", f"{tmp_path}/{language}.{language}")
+        corpora.append(("--corpus", language, *files))
+    start = ("train", "--from", imported, "--out", tmp_path / "run", "--no-dev")
+    few = ("--set", "training.steps=2", "--device", "cpu")
+    succeeds(*start, *corpora[0], *corpora[1], *few)
+    dataset = open_dataset(tmp_path / "run/corpus/training")
+    tokenizer = transduce.load(imported, device="cpu").tokenizer
+    expected = tokenizer.encode_sources([">>deu<< The dog runs 0.", ">>fra<< x"])
+    assert dataset.source[0].tolist() == expected[0]
+    assert dataset.source[30][0] == expected[1][0]
+    start = ("train", "--from", imported, "--out", tmp_path / "other", "--no-dev")
+    message = refuses(*start, *corpora[0], *corpora[2], *few)
+    assert message.endswith("'es'; it has de (German), fr (French).")
