@@ -1,7 +1,14 @@
-"""A cleaned corpus has none of the faults that a check reports."""
+"""Cleaning finds planted faults, and all that a check reports."""
 
+import importlib
+import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pytest
 
 import transduce
 from transduce.data.corpus_files import MARKS, CorpusFiles
@@ -9,6 +16,7 @@ from transduce.experiments.corpus_check import CorpusReport, advise, check_corpu
 from transduce.experiments.presets import PRESETS
 from transduce.grammar.corpus import Grammar
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FAULTY = (
     (b"caf\xe9", b"Kaffee"),
     (b"A dog.", b"Ein \0 Hund."),
@@ -80,3 +88,30 @@ def test_a_check_finds_no_fault_after_cleaning(tmp_path: Path) -> None:
     assert [kind for kind, number in num_faults(after).items() if number] == []
     assert after.training.pairs.kept == report.kept
     assert "transduce clean" not in " ".join(map(str, advise(after)))
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script `benchmarks/cleaning.py`."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delitem(sys.modules, "cleaning", raising=False)
+    return importlib.import_module("cleaning")
+
+
+def test_planted_faults_are_found_and_sound_pairs_are_kept(
+    benchmark: ModuleType, tmp_path: Path
+) -> None:
+    pairs = benchmark.built_in_corpus(500)
+    planted, faults = benchmark.plant(pairs, benchmark.KINDS, 0.2, Random(1))
+    paths = benchmark.write(planted, tmp_path, ("en", "de"))
+    transduce.clean(*paths, tmp_path / "out", num_processes=1)
+    found = benchmark.reasons(tmp_path / "out")
+    assert [row for row in found if faults[row] is None] == []
+    lost = Counter(
+        kind.name
+        for row, kind in enumerate(faults)
+        if kind is not None and found.get(row) not in kind.rules
+    )
+    # Of ten pairs, two or three are only half as long or twice as long.
+    assert set(lost) <= {"lengths"}
+    assert lost.total() <= 3

@@ -247,6 +247,28 @@ def test_few_pairs_teach_no_length_ratio(clean) -> None:
     assert "length-ratio" not in report.dropped
 
 
+def test_short_pairs_teach_no_length_ratio_if_there_are_long_ones(clean) -> None:
+    sides = ["abc " * (n % 9 + 9) + "def " * (n // 9) for n in range(120)]
+    pairs = [(f"{side}{n}", f"{side * 2}{n}") for n, side in enumerate(sides)]
+    short = [(f"a{n}", f"abcde{n}") for n in range(300)]
+    config = CleaningConfig(off=("loop", "identical"))
+    report = clean([*short, *pairs], config)
+    assert report.length_ratios["en-de"].usual == pytest.approx(2, rel=0.05)
+
+
+def test_empty_sides_teach_no_length_ratio(clean) -> None:
+    pairs = [(f"abc {n}", f"abc abc {n}") for n in range(100)]
+    off = ("empty", "few-letters", "duplicate")
+    report = clean([*pairs, *[("", "")] * 200], CleaningConfig(off=off))
+    assert report.length_ratios["en-de"].usual == pytest.approx(1.6, rel=0.1)
+    assert report.kept == 300
+
+
+def test_pairs_with_exchanged_sides_are_no_duplicates(clean) -> None:
+    report = clean([("Berlin", "Hamburg"), ("Hamburg", "Berlin"), ("Hamburg", "Ulm")])
+    assert report.kept == 3
+
+
 def test_length_ratios_differ_by_languages(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.en", "b.en", "a.de", "b.fr")]
     for path, factor in zip(paths, (1, 1, 2, 3), strict=True):

@@ -185,6 +185,7 @@ def test_a_loop_in_text_without_spaces_is_found() -> None:
     ("source", "target", "expected"),
     [
         ("ha " * 8, "nein", ("loop", 'source: "ha" 8 times')),
+        ("Ha ha ha ha!", "nein", ("loop", 'source: "ha" 4 times')),
         ("ha " * 8, "la " * 3 + "nein", ("loop", 'source: "ha" 8 times')),
         ("ha " * 8, "la " * 4 + "nein", ("kept", "")),
         ("ha " * 4, "la la nein", ("kept", "")),
