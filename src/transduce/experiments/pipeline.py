@@ -91,7 +91,7 @@ from transduce.model_folder import (
     newest_first,
 )
 from transduce.text.corpus import read_text
-from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.checkpoints import average, load_training_state, save_training
 from transduce.training.config import TrainingConfig
 from transduce.training.device_setup import MicroBatch, require_memory
@@ -465,7 +465,9 @@ class _Run:
         model = replace(
             config.model,
             vocab_size=self._tokenizer.vocab_size,
-            target_vocab_size=self._symbols.vocab_size if self._symbols else None,
+            target_vocab_size=self._symbols.vocab_size
+            if self._symbols
+            else own_target_size(self._tokenizer),
         )
         self._config = replace(config, model=model)
         self._hardware = hardware

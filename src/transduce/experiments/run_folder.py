@@ -51,7 +51,7 @@ from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
 from transduce.text.languages import LanguagesConfig, guess_all
-from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
@@ -114,7 +114,8 @@ class RunFolder:
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,
-                target_vocab_size=corpus.target_vocab_size,
+                target_vocab_size=corpus.target_vocab_size
+                or own_target_size(load_tokenizer(new / TOKENIZER_FILE)),
             )
             sized = replace(config, model=model)
             record = {

@@ -425,15 +425,15 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     """Read the weights of one file, or of the several files that an index names."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return load_tensors(folder / WEIGHTS)
-    places = read_json(folder / INDEX).get("weight_map")
-    names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
-    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+    places: Any = read_json(folder / INDEX).get("weight_map")
+    places = list(places.values()) if isinstance(places, dict) else [None]
+    if not all(isinstance(each, str) and Path(each).name == each for each in places):
         raise CheckpointError(
             f"{folder / INDEX}: `weight_map` must name files of this folder, but does "
             "not; fetch the file again."
         )
     found: dict[str, Tensor] = {}
-    for name in sorted(names):
+    for name in sorted(set(places)):
         found |= load_tensors(folder / name)
     return found
 

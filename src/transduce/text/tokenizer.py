@@ -306,6 +306,16 @@ def tagged(source: str, tag: str, tokenizer: Tokenizer) -> str:
     return f"{tag} {source}"
 
 
+def own_target_size(tokenizer: Tokenizer) -> int | None:
+    """Return the number of pieces of targets, if these have a vocabulary of their own.
+
+    Only imported models have one; they are the first pieces of the tokenizer.
+    """
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.target_vocab_size
+    return None
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a saved tokenizer; `CheckpointError` if it is missing or damaged."""
     try:
