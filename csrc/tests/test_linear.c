@@ -17,16 +17,15 @@ static double rounding_of(const float *weight, const float *x, int64_t inputs,
                           double weight_step)
 {
     double low = x[0], high = x[0], weights = 0, numbers = 0, largest = 0;
-    for (int64_t i = 0; i < inputs; i++)
-        largest = fmax(largest, fabs(weight[i]));
-    if (weight_step > 1.001 * largest / 127)
-        weight_step += largest / 127;
     for (int64_t i = 0; i < inputs; i++) {
         low = fmin(low, x[i]);
         high = fmax(high, x[i]);
+        largest = fmax(largest, fabs(weight[i]));
         weights += fabs(weight[i]);
         numbers += fabs(x[i]);
     }
+    if (weight_step > 1.001 * largest / 127)
+        weight_step += largest / 127;
     const double step = (high - low) / 255;
     return 0.5 * (step * weights + (numbers + step * (double)inputs) * weight_step);
 }
