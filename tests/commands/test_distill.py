@@ -16,6 +16,7 @@ import torch
 import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli import main
+from transduce.cli.distill import DistillationDisplay
 from transduce.decoding.translator import Translator
 from transduce.experiments import distillation, distillation_report, pipeline
 from transduce.model.transformer import Transformer
@@ -222,6 +223,23 @@ def test_an_interrupted_translation_goes_on(
     )
     assert Path("cut/translations.jsonl").read_bytes().count(b"\n") == 50
     assert not Path("cut/student").exists()
+    succeeds(*arguments(teacher, "cut"))
+    assert_same_results("cut", finished)
+
+
+def test_a_stopped_training_names_the_same_command(
+    refuses, succeeds, teacher, finished, monkeypatch
+) -> None:
+    def stopped(path: Path, *others: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationDisplay, "scored", stopped)
+        message = refuses(*arguments(teacher, "cut"))
+    assert message == (
+        "Training was stopped after step 3 of 4, and is saved. The same command "
+        "continues."
+    )
     succeeds(*arguments(teacher, "cut"))
     assert_same_results("cut", finished)
 

@@ -1,6 +1,7 @@
 """`transduce distill`: a small, fast model that learns what a large one translates."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ from transduce.machine import Precision
 from transduce.model_folder import open_model
 from transduce.report.report import show
 from transduce.search_config import SearchConfig
+from transduce.training.trainer import TrainingStoppedError
 
 Tests = Annotated[
     tuple[tuple[Path, Path], ...],
@@ -164,7 +166,11 @@ def distill(
         drop_worst=drop_worst,
     )
     hardware = choose_hardware(device, training_precision, width=student.model.d_model)
-    with kept_if_interrupted(out), DistillationDisplay() as display:
+    with (
+        kept_if_interrupted(out),
+        _naming_same_command(),
+        DistillationDisplay() as display,
+    ):
         result = distill_in(
             out,
             plan,
@@ -184,6 +190,15 @@ def distill(
     folder = result.report_folder
     print(f"The student is in {result.student}.")
     print(f"The report is in {folder}: {NAME}.md, {NAME}.html, {NAME}.json.")
+
+
+@contextmanager
+def _naming_same_command() -> Iterator[None]:
+    """Tell after the training was stopped that the same command continues."""
+    try:
+        yield
+    except TrainingStoppedError as error:
+        raise TrainingStoppedError(f"{error} The same command continues.") from None
 
 
 class DistillationDisplay(TrainingDisplay):
