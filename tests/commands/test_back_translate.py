@@ -77,13 +77,21 @@ def test_pairs_are_the_translations_and_the_lines_of_the_input(
     assert report["pairs"]["kept"] == len(targets)
 
 
-@pytest.mark.parametrize("options", [(), ("--sampling", "--temperature", 2)])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ((), 4),
+        (("--sampling", "--temperature", 2), 4),
+        # Scores in int8 may depend on the other lines of a window.
+        (("--precision", "int8"), 0),
+    ],
+)
 def test_an_interrupted_command_goes_on_to_the_same_result(
-    refuses, succeeds, teacher, mono, monkeypatch, options
+    refuses, succeeds, teacher, mono, monkeypatch, options, kept
 ) -> None:
     arguments = ("back-translate", teacher, "--input", mono, "--device", "cpu")
     succeeds(*arguments, "--out", "whole", *options)
-    name = "sample_stream" if options else "translate_stream"
+    name = "sample_stream" if "--sampling" in options else "translate_stream"
     whole = getattr(Translator, name)
 
     def stopped(self, *given, **named):
@@ -110,7 +118,7 @@ def test_an_interrupted_command_goes_on_to_the_same_result(
 
     monkeypatch.setattr(Translator, name, continued)
     succeeds(*arguments, "--out", "cut", *options)
-    assert begun == [len(set(LINES)) - 4]
+    assert begun == [len(set(LINES)) - kept]
     assert contents(Path("cut")) == contents(Path("whole"))
 
 

@@ -310,7 +310,7 @@ def as_report(report: DistillationReport) -> Report:
     heads = columns(
         "model",
         *(f"{metric} {text}" for text in texts for metric in ("BLEU", "chrF")),
-        *("parameters", "MB", "beam size", f"{report.unit}/s of one core", "times"),
+        *("parameters", "MB", "beam", f"{report.unit}/s", "times"),
     )
     slowest = report.models[0].words_per_second
     table = Table(
@@ -339,7 +339,7 @@ def as_report(report: DistillationReport) -> Report:
 
 
 def _row(model: ModelFigures, num_texts: int, slowest: float) -> tuple[str, ...]:
-    name = model.name if model.precision == "fp32" else f"{model.name}, 8 bits"
+    name = model.name if model.precision == "fp32" else f"{model.name} int8"
     scores = [f"{n:.2f}" for each in model.scores for n in (each.bleu, each.chrf)]
     return (
         name,
