@@ -238,7 +238,7 @@ class UnigramSampler:
                 for piece in tokenizer.vocabulary
             ]
         )
-        self._words: _Cache[list[list[_Step]] | None] = _Cache()
+        self._words: _Cache[list[list[_Step]]] = _Cache()
 
     def sample(
         self,
@@ -259,7 +259,7 @@ class UnigramSampler:
         draw = Random(int(random.integers(2**63)))
         changed, sampled = [], []
         for word, (start, end) in enumerate(pairwise(bounds.tolist())):
-            if (lattice := self._lattice(ids[start:end])) is not None:
+            if lattice := self._lattice(ids[start:end]):
                 changed.append(word)
                 sampled.append(_drawn(lattice, draw))
         return _with_words(
@@ -272,17 +272,17 @@ class UnigramSampler:
             return np.zeros(len(self._vocabulary), dtype=bool)
         return np.array([piece.startswith(SPACE) for piece in self._vocabulary])
 
-    def _lattice(self, ids: Integer[np.ndarray, " pieces"]) -> list[list[_Step]] | None:
+    def _lattice(self, ids: Integer[np.ndarray, " pieces"]) -> list[list[_Step]]:
         """Return the possible last pieces of each beginning of a word, by its length.
 
-        None if the word keeps its usual pieces.
+        The list is empty if the word keeps its usual pieces.
         """
         key = ids.tobytes()
-        if key in self._words:
-            return self._words[key]
+        if (lattice := self._words.get(key)) is not None:
+            return lattice
         text = "".join(self._vocabulary[i] for i in ids)
         is_fixed = not self._is_known[ids].all() or len(text) > MAX_SYMBOLS
-        lattice = None if is_fixed else self._steps(text)
+        lattice = [] if is_fixed else self._steps(text)
         return self._words.add(key, lattice) if len(text) <= CACHED_LENGTH else lattice
 
     def _steps(self, text: str) -> list[list[_Step]]:
