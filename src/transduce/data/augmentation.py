@@ -54,7 +54,7 @@ from transduce.text.vocabulary import TokenizerConfig
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
-LENGTHENED = 2
+LENGTHENED = 4
 """Largest length of a changed sentence, in lengths of the longest of the corpus."""
 CORES_PER_PROCESS = 4
 """Number of cores for which there is a process that augments."""
