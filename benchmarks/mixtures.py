@@ -10,6 +10,7 @@ which batches by length do not mix, and trains on both in two stages of equal le
 2. The same training, stopped by a signal in the middle of the second stage and resumed,
    beside the uninterrupted one: weights bit for bit, and the log.
 3. The same training in two processes, beside the one process: losses and weights.
+4. Mistakes in a mixture: the exit code, the sentence, and what is left.
 
 Prints Markdown tables. Each training is a process of its own.
 """
@@ -197,6 +198,44 @@ def main() -> None:
     print(f"\n{describe_machine()}")
 
 
+def mistakes(mixture: Mixture) -> Iterator[str]:
+    """Rows of commands with a mistake: exit code, message, and if a run is left."""
+    short, long = (
+        ["--corpus", name, f"{mixture.folder}/{name}.en", f"{mixture.folder}/{name}.de"]
+        for name in NAMES
+    )
+    empty = [f"{mixture.folder}/empty.{side}" for side in ("en", "de")]
+    for path in empty:
+        Path(path).touch()
+    commands = {
+        "weight 0": [*short, "0", *long, "1"],
+        "negative weight": [*short, "-1", *long, "1"],
+        "weight of one corpus alone": [*short, "1", *long],
+        "empty corpus": [*short, "--corpus", "none", *empty],
+        "one name twice": [*short, *short],
+        "unknown name in a stage": [*short, "--set", "stages=[{weights={other=1}}]"],
+        "stages shorter than the training": [
+            *(*short, "--set", "stages=[{steps=1, weights={short=1}}]"),
+        ],
+        "malformed tag": [*short, "tag=a b"],
+        "missing file": ["--corpus", "short", "missing.en", "missing.de"],
+    }
+    yield "| mistake | exit code | message | folder left |"
+    yield "|---|---|---|---|"
+    out = mixture.folder / "mistake"
+    for mistake, options in commands.items():
+        command = (sys.executable, "-m", "transduce", "train", *options)
+        found = subprocess.run(
+            [*command, "--preset", "tiny", "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        message = found.stderr.strip().replace(f"{mixture.folder}/", "")
+        is_left = "yes" if out.exists() else "no"
+        yield f"| {mistake} | {found.returncode} | {message} | {is_left} |"
+
+
 def report(mixture: Mixture, sizes: list[int]) -> None:
     """Train, and print the tables."""
     whole, resumed, both = (
@@ -234,8 +273,10 @@ def report(mixture: Mixture, sizes: list[int]) -> None:
     print(
         f"| two processes | weights within {largest_difference(whole, both):.1e}, "
         f"shares {'the same' if shares[0] == shares[1] else 'DIFFERENT'} | "
-        f"{losses[2]:.6f} |"
+        f"{losses[2]:.6f} |\n"
     )
+    for row in mistakes(mixture):
+        print(row)
 
 
 if __name__ == "__main__":

@@ -362,8 +362,9 @@ def _with_mixture(config: RunConfig, files: RunFiles) -> tuple[RunConfig, RunFil
     """Return settings and files with the corpora of a mixture as a run records them."""
     if not config.corpora or not isinstance(files, CorpusFiles):
         return config, files
-    corpora = with_target_languages(with_absolute_files(config.corpora))
-    return replace(config, corpora=corpora), replace(files, corpora=corpora)
+    corpora = with_target_languages(config.corpora)
+    recorded = with_absolute_files(corpora)
+    return replace(config, corpora=recorded), replace(files, corpora=corpora)
 
 
 def resolved(
