@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transduce.data import cleaning
@@ -285,6 +286,7 @@ def test_length_ratios_differ_by_languages(tmp_path: Path) -> None:
     assert report.dropped == {}
 
 
+@example([1.0] * 25, 0.3)
 @given(
     st.lists(st.sampled_from([0.5, 1.0, 2.0, 2.5, 1e-9, 700.0]), max_size=40),
     st.floats(0, 1),
@@ -304,7 +306,9 @@ def test_the_worst_scores_are_those_that_sorting_finds(costs, worst) -> None:
             ]
 
         scoring = Scoring(score=score, worst=worst)
-        report = clean_corpus(files, folder / "out", scoring=scoring, num_processes=1)
+        with patch.object(cleaning, "BLOCK_ROWS", 7):
+            out = folder / "out"
+            report = clean_corpus(files, out, scoring=scoring, num_processes=1)
         ranked = sorted(range(len(costs)), key=lambda n: (costs[n], n))
         num_dropped = int(worst * len(costs))
         expected = sorted(ranked[len(costs) - num_dropped :])
