@@ -265,6 +265,12 @@ def test_empty_sides_teach_no_length_ratio(clean) -> None:
     assert report.kept == 300
 
 
+def test_the_reason_of_a_duplicate_names_the_first_of_its_kind(clean, tmp_path) -> None:
+    clean([("a", "b"), ("c d", "e"), ("f", "g"), ("c  d", "e"), ("c d ", "e")])
+    first = f"repeats {tmp_path / 'my.en'}:2"
+    assert [each["detail"] for each in dropped(tmp_path / "out")] == [first, first]
+
+
 def test_pairs_with_exchanged_sides_are_no_duplicates(clean) -> None:
     report = clean([("Berlin", "Hamburg"), ("Hamburg", "Berlin"), ("Hamburg", "Ulm")])
     assert report.kept == 3
