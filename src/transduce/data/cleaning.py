@@ -76,7 +76,9 @@ NORMAL_SPREAD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
 """Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
-MOST_PROCESSES = 64
+USUAL_PROCESSES, MOST_PROCESSES = 16, 64
+"""Processes at most by default, and at the user's wish if there are fewer cores: one
+process reads and writes for all, so that many more would wait for it."""
 LENGTH_RATIO = CODES["length-ratio"]
 REPEATS = {
     "duplicate": "pairs",
@@ -186,7 +188,8 @@ def clean_corpus(
     scoring
         Models that score the pairs that all rules keep.
     num_processes
-        Number of processes; by default one for each core. The result is the same.
+        Number of processes; by default one for each core, at most
+        16. The result is the same.
     on_pairs
         Called with "read", "scored" or "written", and the number of pairs so far.
 
@@ -202,8 +205,9 @@ def clean_corpus(
         A process was killed, or a model cannot score.
     """
     config = config or CleaningConfig()
-    number = (num_cores() or 1) if num_processes is None else num_processes
-    require_between("processes", number, 1, max(num_cores() or 1, MOST_PROCESSES))
+    cores = num_cores() or 1
+    number = min(cores, USUAL_PROCESSES) if num_processes is None else num_processes
+    require_between("processes", number, 1, max(cores, MOST_PROCESSES))
     pairs = _file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))
     _require_distinct_names((*files.source, *files.target))
@@ -231,8 +235,7 @@ def clean_corpus(
         settings = {**asdict(config), "worst": scoring.worst if scoring else None}
         content = {"format": REPORT_FORMAT, **asdict(report), "settings": settings}
         (new / REPORT_FILE).write_text(
-            json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n",
-            encoding="utf-8",
+            json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8"
         )
     return report
 
@@ -423,8 +426,8 @@ def _require_unchanged(before: dict[Path, tuple[int, int] | None]) -> None:
     for path, state in before.items():
         if _state(path) != state:
             raise DataError(
-                f"{path}: a corpus must stay as it is while it is cleaned, but this file "
-                "was changed; start again."
+                f"{path}: a corpus must stay as it is while it is cleaned, but this "
+                "file was changed; start again."
             )
 
 
@@ -856,7 +859,9 @@ class _ScoreWriter:
         self._next = next(self._scores, None)
         if self._next is not None:
             path = folder / SCORES_FILE
-            self._file = stack.enter_context(path.open("w", encoding="utf-8"))
+            self._file = stack.enter_context(
+                path.open("w", encoding="utf-8", errors="surrogateescape")
+            )
             self._file.write("file\tline\tkept\tscore\tforward\treverse\n")
 
     def write(self, row: int, source: Line, *, is_kept: bool) -> float | None:

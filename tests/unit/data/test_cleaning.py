@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -533,3 +534,18 @@ def test_a_full_disk_is_reported_and_leaves_nothing(clean, tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="free some space and try again"):
         clean(PAIRS, on_pairs=on_pairs)
     assert {path.name for path in tmp_path.iterdir()} == {"my.en", "my.de"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other names are refused there")
+def test_a_file_name_that_is_not_utf_8_is_written_as_it_is(tmp_path: Path) -> None:
+    files = corpus(tmp_path, PAIRS)
+    odd = tmp_path / os.fsdecode(b"caf\xe9.en")
+    files.source[0].rename(odd)
+    files = CorpusFiles(source=(odd,), target=files.target)
+    out, scoring = tmp_path / "out", Scoring(score=by_length)
+    clean_corpus(files, out, scoring=scoring, num_processes=1)
+    assert (out / odd.name).exists()
+    assert dropped(out)[0]["file"] == str(odd)
+    assert os.fsencode(odd) in (out / "scores.tsv").read_bytes()
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["files"][0]["source"] == str(odd)
