@@ -204,6 +204,16 @@ def test_an_ensemble_teaches(
     assert "an ensemble of 2 models" in page
 
 
+def test_a_quantized_model_teaches(succeeds: Callable[..., str], teacher: Path) -> None:
+    succeeds("quantize", teacher, "--out", "quantized")
+    succeeds(*arguments(Path("quantized")))
+    models = report()
+    assert list(models) == ["teacher int8", "student fp32", "student int8"]
+    assert all(each["scores"] for each in models.values())
+    settings = json.loads(Path("out/settings.json").read_text())
+    assert settings["translation"]["precision"] == "int8"
+
+
 def test_an_interrupted_translation_goes_on(
     refuses, succeeds, teacher, finished, monkeypatch
 ) -> None:

@@ -216,11 +216,15 @@ def _with_quantized(
 ) -> tuple[list[ComparedSystem], tuple[str, ...]]:
     """Return each system in fp32 and in 8 bits, and notes on those left out.
 
-    The models in 8 bits are written to the folder `quantized`.
+    A system that is quantized already is only in 8 bits. The others in 8 bits are
+    written to the folder `quantized`.
     """
     found: list[ComparedSystem] = []
     notes: list[str] = []
     for system in systems:
+        if all(open_model(folder).is_quantized for folder in system.folders):
+            found.append(replace(system, precision="int8"))
+            continue
         made = tuple(
             quantized / f"{system.name}-{i}" for i in range(len(system.folders))
         )
