@@ -408,6 +408,8 @@ class TensorBoardLog:
             if (value := getattr(report, name)) is not None:
                 figures[name] = value
         self._write("training", figures, report.step)
+        if report.shares is not None:
+            self._write("share", dict(report.shares), report.step)
 
     def scored(self, score: DevScore) -> None:
         figures = {
