@@ -62,8 +62,8 @@ static td_status decoder_restrict(td_decoder *decoder, const int64_t *counts,
     if (!decoder || is_missing(counts, decoder->state.sentences))
         return TD_BAD_ARGUMENT;
     Shortlists *made;
-    const td_status status = new_shortlists(counts, tokens, decoder->state.sentences,
-                                            target_vocab_size(decoder->model), &made);
+    const td_status status =
+        new_shortlists(decoder->model, counts, tokens, decoder->state.sentences, &made);
     if (status != TD_OK)
         return status;
     free_shortlists(decoder->shortlists);
@@ -72,27 +72,29 @@ static td_status decoder_restrict(td_decoder *decoder, const int64_t *counts,
 }
 
 /* Write the logits [rows, vocab] of shortlists, and minus infinity elsewhere. */
-static td_status write_listed_logits(const td_decoder *decoder, const Workspace *work,
+static td_status write_listed_logits(const td_decoder *decoder, Workspace *work,
                                      float *logits)
 {
     const Shortlists *shortlists = decoder->shortlists;
-    const Linear *product = shortlist_product(shortlists, &decoder->model->output);
     const int64_t vocab = target_vocab_size(decoder->model);
+    const int64_t group = decoder->state.group;
+    const int64_t stride = max_listed(shortlists, decoder->model);
     const Matrix found = {
-        allocate_lines((double)work->rows * (double)product->outputs * sizeof *logits),
-        product->outputs};
+        allocate_lines((double)group * (double)stride * sizeof *logits), stride};
     if (!found.data)
         return TD_OUT_OF_MEMORY;
-    multiply(product, &work->quantized, &found, 0, work->num_threads);
+    const Matrix *x = sublayer_input(work, &decoder->model->decoder.final_norm);
     for (int64_t row = 0; row < work->rows; row++, logits += vocab) {
-        const TokenList *list = shortlists->lists[row / decoder->state.group];
-        const float *from = row_of(&found, row);
+        const TokenList *list = shortlists->lists[row / group];
+        const float *from = row_of(&found, row % group);
+        if (row % group == 0)
+            multiply_listed(work, decoder->model, list, x, row, group, &found);
         if (!list->count)
             memcpy(logits, from, (size_t)vocab * sizeof *logits);
         for (int64_t token = 0; list->count && token < vocab; token++)
             logits[token] = -INFINITY;
         for (int64_t i = 0; i < list->count; i++)
-            logits[list->tokens[i]] = from[list->places[i]];
+            logits[list->tokens[i]] = from[i];
     }
     free(found.data);
     return TD_OK;
@@ -108,12 +110,7 @@ static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *lo
     if (!ids || !logits)
         return TD_BAD_ARGUMENT;
     Workspace work;
-    td_status status = TD_OK;
-    if (decoder->shortlists)
-        status = prepare_shortlists(decoder->shortlists, &decoder->model->output,
-                                    num_threads);
-    if (!status)
-        status = read_tokens(&work, decoder, ids, num_threads);
+    td_status status = read_tokens(&work, decoder, ids, num_threads);
     if (status)
         return status;
     const int64_t vocab = target_vocab_size(decoder->model);

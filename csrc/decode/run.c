@@ -14,6 +14,7 @@
 #include "decode/top_k.h"
 #include "gemm/amx_int8.h"
 #include "gemm/tiles.h"
+#include "parallel.h"
 
 #define CACHED_LOGITS (64 * 1024) /* that fit in a second-level cache */
 
@@ -77,7 +78,6 @@ typedef struct {
     CandidateWorkspace workspace;
     Matrix logits; /* of one piece, for all rows; with shortlists, of all of them */
     double logits_bytes; /* of the buffer of `logits` */
-    float *picked;       /* with shortlists: logits of one row */
     FusedSoftmax *fused; /* of each row */
 } Run;
 
@@ -101,48 +101,54 @@ static void end_run(Run *run)
 {
     free(run->logits.data);
     free(run->fused);
-    free(run->picked);
     free_candidates(&run->workspace);
 }
 
-/* Enlarge the buffer of logits for shortlists. */
+/* Enlarge the buffer of logits for those of one sentence on each thread. */
 static td_status reserve_listed_logits(Run *run)
 {
-    Shortlists *shortlists = run->decoder->shortlists;
-    const Linear *output = &run->decoder->model->output;
-    const int64_t rows = run->search->num_live * run->search->group;
-    const td_status status = prepare_shortlists(shortlists, output, run->num_threads);
-    if (status != TD_OK)
-        return status;
-    run->logits.stride = padded_stride(shortlist_product(shortlists, output)->outputs);
-    const double bytes = (double)(rows * run->logits.stride) * (double)sizeof(float);
-    if (!run->picked)
-        run->picked = allocate_lines((double)output->outputs * sizeof(float));
+    const int64_t widest = max_listed(run->decoder->shortlists, run->decoder->model);
+    run->logits.stride = padded_stride(widest);
+    const double bytes = (double)run->search->group * (double)run->logits.stride *
+                         run->num_threads * sizeof(float);
     if (bytes > run->logits_bytes) {
         free(run->logits.data);
         run->logits.data = allocate_lines(bytes);
         run->logits_bytes = run->logits.data ? bytes : 0.0;
     }
-    return run->picked && run->logits.data ? TD_OK : TD_OUT_OF_MEMORY;
+    return run->logits.data ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
-/* Compute the logits of shortlists, and search those of each sentence's own. */
-static void add_listed(Run *run, const Workspace *work)
+typedef struct {
+    Run *run;
+    const Workspace *work;
+    const Matrix *x;
+} ListedSearch;
+
+/* Compute and search the logits of the shortlists of some sentences. */
+static void search_listed(void *shared, int64_t begin, int64_t end, int worker)
 {
-    const Shortlists *shortlists = run->decoder->shortlists;
-    const Linear *product = shortlist_product(shortlists, &run->decoder->model->output);
-    multiply(product, &work->quantized, &run->logits, 0, work->num_threads);
-    for (int64_t row = 0; row < work->rows; row++) {
-        const TokenList *list = shortlists->lists[row / run->search->group];
-        const float *logits = row_of(&run->logits, row);
-        if (list->count) {
-            pick_logits(list, logits, run->picked);
-            logits = run->picked;
-        }
-        add_row_logits(&run->query, &run->workspace, row, logits,
-                       list->count ? list->tokens : NULL,
-                       list->count ? list->count : product->outputs);
+    const ListedSearch *listed = shared;
+    Run *run = listed->run;
+    const int64_t group = run->search->group, stride = run->logits.stride;
+    const Matrix logits = {run->logits.data + worker * group * stride, stride};
+    for (int64_t i = begin; i < end; i++) {
+        const TokenList *list = run->decoder->shortlists->lists[i];
+        const int64_t vocab = target_vocab_size(run->decoder->model);
+        multiply_listed(listed->work, run->decoder->model, list, listed->x, i * group,
+                        group, &logits);
+        for (int64_t k = 0; k < group; k++)
+            add_row_logits(&run->query, &run->workspace, i * group + k,
+                           row_of(&logits, k), list->count ? list->tokens : NULL,
+                           list->count ? list->count : vocab);
     }
+}
+
+static void add_listed_logits(Run *run, Workspace *work)
+{
+    const Norm *norm = &run->decoder->model->decoder.final_norm;
+    ListedSearch listed = {run, work, sublayer_input(work, norm)};
+    parallel_for(search_listed, &listed, run->search->num_live, 1, run->num_threads);
 }
 
 /* Compute, store and search the logits of tokens `first` to `end` - 1. */
@@ -181,10 +187,10 @@ static int can_fuse(const Run *run, const Workspace *work)
 }
 
 /* Find the next candidates, given the output of the decoder's stack in `work`. */
-static void find_next(Run *run, const Workspace *work)
+static void find_next(Run *run, Workspace *work)
 {
     if (run->decoder->shortlists) {
-        add_listed(run, work);
+        add_listed_logits(run, work);
         finish_candidates(&run->query, &run->workspace);
         return;
     }

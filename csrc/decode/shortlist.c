@@ -8,28 +8,28 @@
 #include "gemm/gather.h"
 #include "gemm/pack.h"
 
-/* Share of the vocabulary, in quarters, above which all logits are computed. */
-#define MAX_QUARTERS 3
-
 static void free_list(TokenList *list)
 {
-    if (list)
-        free(list->tokens);
+    if (!list || atomic_fetch_sub(&list->users, 1) > 1)
+        return;
+    free(list->tokens);
+    free_linear(&list->output);
     free(list);
 }
 
+/* A list without a map. */
 static TokenList *new_list(const int32_t *tokens, int64_t count)
 {
     TokenList *list = calloc(1, sizeof *list);
     if (!list)
         return NULL;
+    atomic_init(&list->users, 1);
     list->count = count;
-    list->tokens = allocate_lines(2.0 * (double)count * sizeof *tokens);
+    list->tokens = allocate_lines((double)count * sizeof *tokens);
     if (!list->tokens) {
         free(list);
         return NULL;
     }
-    list->places = list->tokens + count;
     if (count)
         memcpy(list->tokens, tokens, (size_t)count * sizeof *tokens);
     return list;
@@ -57,13 +57,14 @@ TD_INTERNAL void free_shortlists(Shortlists *shortlists)
     for (int64_t i = 0; i < shortlists->sentences; i++)
         free_list(shortlists->lists[i]);
     free(shortlists->lists);
-    free_linear(&shortlists->output);
     free(shortlists);
 }
 
 /* Whether tokens rise and are in the vocabulary. */
 static td_status check_list(const int32_t *tokens, int64_t count, int64_t vocab)
 {
+    if (count < 0 || count > vocab || (count && !tokens))
+        return TD_BAD_ARGUMENT;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= vocab)
             return TD_BAD_TOKEN;
@@ -73,21 +74,29 @@ static td_status check_list(const int32_t *tokens, int64_t count, int64_t vocab)
     return TD_OK;
 }
 
-TD_INTERNAL td_status new_shortlists(const int64_t *counts, const int32_t *tokens,
-                                     int64_t sentences, int64_t vocab,
+/* Make a list and its map. */
+static td_status make_list(const td_model *model, const int32_t *tokens, int64_t count,
+                           TokenList **list)
+{
+    td_status status = check_list(tokens, count, target_vocab_size(model));
+    if (status != TD_OK)
+        return status;
+    *list = new_list(tokens, count);
+    if (!*list)
+        return TD_OUT_OF_MEMORY;
+    return count ? gather_outputs(&model->output, tokens, count, &(*list)->output)
+                 : TD_OK;
+}
+
+TD_INTERNAL td_status new_shortlists(const td_model *model, const int64_t *counts,
+                                     const int32_t *tokens, int64_t sentences,
                                      Shortlists **shortlists)
 {
     Shortlists *made = new_lists(sentences);
     td_status status = made ? TD_OK : TD_OUT_OF_MEMORY;
     for (int64_t i = 0; status == TD_OK && i < sentences; i++) {
-        if (counts[i] < 0 || counts[i] > vocab || (counts[i] && !tokens)) {
-            status = TD_BAD_ARGUMENT;
-            break;
-        }
-        status = check_list(tokens, counts[i], vocab);
-        if (status == TD_OK && !(made->lists[i] = new_list(tokens, counts[i])))
-            status = TD_OUT_OF_MEMORY;
-        if (counts[i])
+        status = make_list(model, tokens, counts[i], made->lists + i);
+        if (status == TD_OK && counts[i])
             tokens += counts[i];
     }
     if (status != TD_OK) {
@@ -98,14 +107,16 @@ TD_INTERNAL td_status new_shortlists(const int64_t *counts, const int32_t *token
     return status;
 }
 
-/* Copy the lists of some sentences; return 0 if there is no memory. */
-static int copy_lists(const Shortlists *from, int64_t sentences, TokenList **to)
+/* Share the lists of some sentences, or make empty ones; return 0 if there is no
+ * memory. */
+static int share_lists(const Shortlists *from, int64_t sentences, TokenList **to)
 {
     for (int64_t i = 0; i < sentences; i++) {
-        const TokenList *list = from ? from->lists[i] : NULL;
-        to[i] = new_list(list ? list->tokens : NULL, list ? list->count : 0);
+        to[i] = from ? from->lists[i] : new_list(NULL, 0);
         if (!to[i])
             return 0;
+        if (from)
+            atomic_fetch_add(&to[i]->users, 1);
     }
     return 1;
 }
@@ -115,8 +126,8 @@ TD_INTERNAL td_status join_shortlists(const Shortlists *one, int64_t num_one,
                                       Shortlists **joined)
 {
     Shortlists *made = new_lists(num_one + num_other);
-    if (made && copy_lists(one, num_one, made->lists) &&
-        copy_lists(other, num_other, made->lists + num_one)) {
+    if (made && share_lists(one, num_one, made->lists) &&
+        share_lists(other, num_other, made->lists + num_one)) {
         *joined = made;
         return TD_OK;
     }
@@ -140,53 +151,29 @@ TD_INTERNAL void keep_shortlists(Shortlists *shortlists, const int64_t *rows,
     shortlists->sentences = sentences;
 }
 
-/* Number the tokens that any list has in rising order, and write the places of each
- * list's tokens. `places` [vocab] is overwritten, `tokens` [vocab] gets the tokens.
- * Returns their number. */
-static int64_t number_tokens(Shortlists *shortlists, int64_t vocab, int32_t *places,
-                             int32_t *tokens)
+static const Linear *output_of(const td_model *model, const TokenList *list)
 {
-    int64_t count = 0;
-    memset(places, 0, (size_t)vocab * sizeof *places);
-    shortlists->has_all = 0;
-    for (int64_t i = 0; i < shortlists->sentences; i++) {
-        const TokenList *list = shortlists->lists[i];
-        shortlists->has_all |= !list->count;
-        for (int64_t k = 0; k < list->count; k++)
-            places[list->tokens[k]] = 1;
-    }
-    for (int64_t token = 0; token < vocab; token++)
-        if (places[token]) {
-            places[token] = (int32_t)count;
-            tokens[count++] = (int32_t)token;
-        }
-    shortlists->has_all |= count > vocab / 4 * MAX_QUARTERS;
-    for (int64_t i = 0; i < shortlists->sentences; i++) {
-        TokenList *list = shortlists->lists[i];
-        for (int64_t k = 0; k < list->count; k++)
-            list->places[k] =
-                shortlists->has_all ? list->tokens[k] : places[list->tokens[k]];
-    }
-    return count;
+    return list->count ? &list->output : &model->output;
 }
 
-TD_INTERNAL td_status prepare_shortlists(Shortlists *shortlists, const Linear *output,
-                                         int num_threads)
+TD_INTERNAL int64_t max_listed(const Shortlists *shortlists, const td_model *model)
 {
-    if (shortlists->gathered && 2 * shortlists->sentences > shortlists->gathered)
-        return TD_OK;
-    const int64_t vocab = output->outputs;
-    int32_t *places = allocate_lines(2.0 * (double)vocab * sizeof *places);
-    if (!places)
-        return TD_OUT_OF_MEMORY;
-    int32_t *tokens = places + vocab;
-    const int64_t count = number_tokens(shortlists, vocab, places, tokens);
-    td_status status = TD_OK;
-    free_linear(&shortlists->output);
-    if (!shortlists->has_all)
-        status =
-            gather_outputs(output, tokens, count, num_threads, &shortlists->output);
-    shortlists->gathered = status == TD_OK ? shortlists->sentences : 0;
-    free(places);
-    return status;
+    int64_t max = 1;
+    for (int64_t i = 0; i < shortlists->sentences; i++)
+        max = max_i64(max, output_of(model, shortlists->lists[i])->outputs);
+    return max;
+}
+
+TD_INTERNAL void multiply_listed(const Workspace *work, const td_model *model,
+                                 const TokenList *list, const Matrix *x,
+                                 int64_t first_row, int64_t group, const Matrix *logits)
+{
+    const Linear *output = output_of(model, list);
+    const Matrix own = {row_of(x, first_row), x->stride};
+    QuantizedRows rows = work->quantized;
+    rows.numbers += first_row * quantized_row_bytes(output->inputs);
+    rows.scales += first_row;
+    rows.min += first_row;
+    quantize_rows(output, &own, group, &rows, 1);
+    multiply(output, &rows, logits, 0, 1);
 }

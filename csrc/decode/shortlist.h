@@ -1,41 +1,42 @@
 /* Shortlists of a decoder: for each sentence, the tokens that may come next.
  *
- * The logits of all tokens in the list of any sentence are computed by one product,
- * whose weights are gathered when sentences come. Each sentence then reads the logits
- * of its own tokens, so that its results do not depend on the other sentences. */
+ * Each sentence has a packed map of its own to the logits of its tokens. Its results
+ * therefore do not depend on other sentences, and few logits are computed: the lists of
+ * a batch have much fewer tokens in common than they have in all. */
 #ifndef TRANSDUCE_DECODE_SHORTLIST_H
 #define TRANSDUCE_DECODE_SHORTLIST_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
+#include "decode/model.h"
+#include "decode/stack.h"
 #include "gemm/linear.h"
 #include "isa/name.h"
 #include "transduce.h"
 
-/* Tokens of a sentence. */
+/* Tokens of a sentence. Decoders that were joined share it. */
 typedef struct {
+    atomic_int users;
     int64_t count;   /* 0: all tokens */
     int32_t *tokens; /* rising */
-    int32_t *places; /* of the tokens among the outputs of the product */
+    Linear output;   /* map to the logits of the tokens, unless it has all */
 } TokenList;
 
 typedef struct {
     int64_t sentences;
     TokenList **lists; /* [sentences] */
     TokenList **spare; /* [sentences], for reordering */
-    int64_t gathered;  /* sentences for which `output` was made; 0: it must be made */
-    int has_all;       /* whether `output` is not used: all logits are computed */
-    Linear output;
 } Shortlists;
 
 /* Make lists of counts[i] tokens, which follow one another in `tokens`. */
-TD_INTERNAL td_status new_shortlists(const int64_t *counts, const int32_t *tokens,
-                                     int64_t sentences, int64_t vocab,
+TD_INTERNAL td_status new_shortlists(const td_model *model, const int64_t *counts,
+                                     const int32_t *tokens, int64_t sentences,
                                      Shortlists **shortlists);
 TD_INTERNAL void free_shortlists(Shortlists *shortlists);
 
-/* Make copies of the lists of two groups of sentences, one after the other. NULL stands
- * for sentences that may choose among all tokens. */
+/* Join the lists of two groups of sentences, one after the other. NULL stands for
+ * sentences that may choose among all tokens. */
 TD_INTERNAL td_status join_shortlists(const Shortlists *one, int64_t num_one,
                                       const Shortlists *other, int64_t num_other,
                                       Shortlists **joined);
@@ -45,22 +46,14 @@ TD_INTERNAL td_status join_shortlists(const Shortlists *one, int64_t num_one,
 TD_INTERNAL void keep_shortlists(Shortlists *shortlists, const int64_t *rows,
                                  int64_t sentences, int64_t group, int64_t old_group);
 
-/* Gather the weights of the product, if sentences have come or many have left. */
-TD_INTERNAL td_status prepare_shortlists(Shortlists *shortlists, const Linear *output,
-                                         int num_threads);
+/* Most logits of a hypothesis. */
+TD_INTERNAL int64_t max_listed(const Shortlists *shortlists, const td_model *model);
 
-/* The product that prepare_shortlists() has made, of the map `output` to all logits. */
-static inline const Linear *shortlist_product(const Shortlists *shortlists,
-                                              const Linear *output)
-{
-    return shortlists->has_all ? output : &shortlists->output;
-}
-
-/* Copy the logits of a list from a row of the product. */
-static inline void pick_logits(const TokenList *list, const float *from, float *to)
-{
-    for (int64_t i = 0; i < list->count; i++)
-        to[i] = from[list->places[i]];
-}
+/* Compute the logits [group, count] of a sentence's list, or of all tokens if that is
+ * empty, from its rows of `x`. Threads may compute those of different sentences. */
+TD_INTERNAL void multiply_listed(const Workspace *work, const td_model *model,
+                                 const TokenList *list, const Matrix *x,
+                                 int64_t first_row, int64_t group,
+                                 const Matrix *logits);
 
 #endif

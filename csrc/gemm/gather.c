@@ -5,19 +5,10 @@
 
 #include "alloc.h"
 #include "gemm/tiles.h"
-#include "parallel.h"
 
-#define MIN_GATHERED_BLOCKS 4 /* in a part of parallel_for */
-#define UNIT 4                /* bytes of consecutive weights of an output */
+#define UNIT 4 /* bytes of consecutive weights of an output */
 #define UNIT_STRIDE                                                                    \
     (LANES * UNIT) /* to the next weights of the output in a half step */
-
-typedef struct {
-    const Linear *from;
-    const int32_t *outputs;
-    int64_t count;
-    char *packed;
-} Gathering;
 
 /* Bytes from the beginning of an output's block to its first weights. */
 static int64_t unit_offset(int64_t output, int is_int8)
@@ -26,28 +17,22 @@ static int64_t unit_offset(int64_t output, int is_int8)
            output % LANES * UNIT;
 }
 
-static void gather_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void gather_block(const Linear *from, const int32_t *outputs, int64_t count,
+                         char *to)
 {
-    (void)worker;
-    const Gathering *g = shared;
-    const int is_int8 = g->from->scales != NULL;
-    const int64_t bytes = block_bytes(g->from->inputs, is_int8);
+    const int is_int8 = from->scales != NULL;
+    const int64_t bytes = block_bytes(from->inputs, is_int8);
     const int64_t step = step_bytes(is_int8), half = step / 2;
-    for (int64_t block = first; block < end; block++) {
-        char *into = g->packed + block * bytes;
-        const int64_t left = min_i64(g->count - block * BLOCK_OUTPUTS, BLOCK_OUTPUTS);
-        if (left < BLOCK_OUTPUTS)
-            memset(into, 0, (size_t)bytes);
-        for (int64_t i = 0; i < left; i++) {
-            const int64_t output = g->outputs[block * BLOCK_OUTPUTS + i];
-            const char *from = (const char *)g->from->packed +
-                               output / BLOCK_OUTPUTS * bytes +
-                               unit_offset(output, is_int8);
-            char *to = into + unit_offset(i, is_int8);
-            for (int64_t at = 0; at < bytes; at += step)
-                for (int64_t unit = 0; unit < half; unit += UNIT_STRIDE)
-                    memcpy(to + at + unit, from + at + unit, UNIT);
-        }
+    if (count < BLOCK_OUTPUTS)
+        memset(to, 0, (size_t)bytes);
+    for (int64_t i = 0; i < count; i++) {
+        const char *read = (const char *)from->packed +
+                           outputs[i] / BLOCK_OUTPUTS * bytes +
+                           unit_offset(outputs[i], is_int8);
+        char *write = to + unit_offset(i, is_int8);
+        for (int64_t at = 0; at < bytes; at += step)
+            for (int64_t unit = 0; unit < half; unit += UNIT_STRIDE)
+                memcpy(write + at + unit, read + at + unit, UNIT);
     }
 }
 
@@ -59,7 +44,7 @@ static void gather_vector(const float *from, const int32_t *outputs, int64_t cou
 }
 
 TD_INTERNAL td_status gather_outputs(const Linear *from, const int32_t *outputs,
-                                     int64_t count, int num_threads, Linear *into)
+                                     int64_t count, Linear *into)
 {
     const int is_int8 = from->scales != NULL;
     const int64_t blocks = num_blocks(count), padded = blocks * BLOCK_OUTPUTS;
@@ -80,7 +65,9 @@ TD_INTERNAL td_status gather_outputs(const Linear *from, const int32_t *outputs,
     }
     gather_vector(from->bias, outputs, count, vector);
     into->bias = vector;
-    Gathering gathering = {from, outputs, count, packed};
-    parallel_for(gather_blocks, &gathering, blocks, MIN_GATHERED_BLOCKS, num_threads);
+    for (int64_t first = 0; first < count; first += BLOCK_OUTPUTS)
+        gather_block(from, outputs + first, min_i64(count - first, BLOCK_OUTPUTS),
+                     packed +
+                         first / BLOCK_OUTPUTS * block_bytes(from->inputs, is_int8));
     return TD_OK;
 }

@@ -8,6 +8,6 @@
 /* Pack a map to the outputs `outputs` [count] of a packed map, in this order, into a
  * copy that free_linear() frees. Results are those of the map, bit for bit. */
 TD_INTERNAL td_status gather_outputs(const Linear *from, const int32_t *outputs,
-                                     int64_t count, int num_threads, Linear *into);
+                                     int64_t count, Linear *into);
 
 #endif
