@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,32 @@ def test_scores_are_over_the_candidates(
     without = json.loads(succeeds(*options, stdin=b"one two\n"))
     with_it = json.loads(succeeds(*options, "--shortlist", stdin=b"one two\n"))
     assert with_it["score"] > without["score"]
+
+
+def test_lines_with_a_prefix_use_all_pieces(
+    listed: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "prefixes").write_text("zwei\n")
+    options = ("translate", listed, "--prefixes", tmp_path / "prefixes")
+    given = command(*options, "--shortlist", stdin=b"one two\n")
+    assert given.code == 0
+    assert given.err == (
+        "Warning: Lines with a prefix are translated with the whole vocabulary, not "
+        "with the shortlist.\n"
+    )
+    assert given.out == command(*options, stdin=b"one two\n").out
+
+
+def test_a_setting_without_a_shortlist_warns(
+    plain: Path, command: Callable[..., Any]
+) -> None:
+    content = json.loads((plain / "config.json").read_text())
+    content["search"] = {"shortlist": True}
+    (plain / "config.json").write_text(json.dumps(content))
+    given = command("translate", plain, stdin=b"one two\n")
+    assert given.err.startswith("Warning: `search.shortlist` is set, but the model has")
+    without = command("translate", plain, "--no-shortlist", stdin=b"one two\n")
+    assert (given.out, without.err) == (without.out, "")
 
 
 def test_a_model_without_a_shortlist_is_refused(

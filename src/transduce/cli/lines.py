@@ -9,6 +9,7 @@ the result equals that of an uninterrupted command.
 import json
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -511,6 +512,16 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
     for each in (*dropped, *_pointless(config, options)):
         print(f"Warning: {each}", file=sys.stderr)
     return config
+
+
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print the warnings of a block as one sentence each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for each in caught:
+        print(f"Warning: {each.message}", file=sys.stderr)
 
 
 def require_shortlist(

@@ -15,6 +15,7 @@ from transduce.cli.lines import (
     RecordOutput,
     Resume,
     language_of,
+    printed_warnings,
     require_shortlist,
     search_of,
     shortlist_origin,
@@ -206,7 +207,8 @@ def translate(
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
         lines = rest.reading(source.lines)
         with_prefixes = None if begun is None else rest.reading(begun)
-        return translator.translate_stream(lines, config, with_prefixes, pace)
+        with printed_warnings():
+            return translator.translate_stream(lines, config, with_prefixes, pace)
 
     write_translations(
         found,
