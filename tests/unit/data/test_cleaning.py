@@ -258,6 +258,31 @@ def test_short_pairs_teach_no_length_ratio_if_there_are_long_ones(clean) -> None
     assert report.length_ratios["en-de"].usual == pytest.approx(2, rel=0.05)
 
 
+def test_ratios_that_differ_widely_allow_larger_deviations(clean, tmp_path) -> None:
+    # Equally many targets are 40 % shorter, as long, and 40 % longer.
+    words = [f"{a}{b}{c}d" for a in "abcdef" for b in "abcdef" for c in "abcdef"]
+    texts = [" ".join(words[n % 180 :][:25]) for n in range(120)]
+    pairs = [
+        (text, " ".join([*text.split(), *words[-10:]][: (15, 25, 35)[n % 3]]))
+        for n, text in enumerate(texts)
+    ]
+    report = clean(pairs, CleaningConfig(off=("identical",)))
+    spread = 1.4826 * math.log(155 / 115)
+    expected = math.exp(5 * spread)
+    assert report.length_ratios["en-de"].largest_factor == pytest.approx(
+        expected, rel=0.02
+    )
+    config = CleaningConfig(off=("identical",), ratio_spreads=1.0, ratio_factor=1.1)
+    report = clean(pairs, config)
+    assert report.length_ratios["en-de"].largest_factor == pytest.approx(
+        math.exp(spread), rel=0.02
+    )
+    # The logarithm of 75 / 115 deviates from 0 by less than one spread.
+    assert "length-ratio" not in report.dropped
+    report = clean(pairs, CleaningConfig(off=("identical",), ratio_spreads=0.8))
+    assert report.length_ratios["en-de"].largest_factor == pytest.approx(2.0)
+
+
 def test_empty_sides_teach_no_length_ratio(clean) -> None:
     pairs = [(f"abc {n}", f"abc abc {n}") for n in range(100)]
     off = ("empty", "few-letters", "duplicate")
@@ -392,6 +417,8 @@ def test_a_gzip_corpus_is_written_as_the_same_gzip_each_time(tmp_path: Path) -> 
         written.append(contents(tmp_path / name))
     assert written[0] == written[1]
     assert gzip.decompress(written[0]["my.en"]).count(b"\n") == 3
+    flags_and_time = written[0]["my.en"][3:8]
+    assert flags_and_time == bytes(5)  # neither a name nor a time
 
 
 def test_dev_sources_are_dropped(tmp_path: Path) -> None:
