@@ -115,8 +115,9 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     model.generation_config = GenerationConfig(
         num_beams=search.beam_size,
         **_of_beams(search),
+        **_of_restrictions(search),
         max_length=MAX_POSITIONS,
-        bad_words_ids=[[PAD], [BOS]],
+        bad_words_ids=[[PAD], [BOS], *map(list, search.bad_words)],
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
@@ -139,6 +140,18 @@ def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
     # something better is possible, sometimes to the last position.
     is_over_soon = search.patience is not None
     return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
+
+
+def _of_restrictions(search: SearchConfig) -> dict[str, float | int]:
+    """Return restrictions of the next token that the search has."""
+    found: dict[str, float | int] = {}
+    if search.no_repeat_ngram:
+        found["no_repeat_ngram_size"] = search.no_repeat_ngram
+    if search.min_length:
+        found["min_new_tokens"] = search.min_length
+    if search.repetition_penalty != 1:
+        found["repetition_penalty"] = search.repetition_penalty
+    return found
 
 
 def _length_penalty(search: SearchConfig) -> float:

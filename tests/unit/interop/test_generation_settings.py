@@ -1,12 +1,15 @@
 """What a folder's generation settings ask for is obeyed, or told."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from transduce.checkpoint import Checkpoint
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop.generation_settings import read_search, unheeded_settings
+from transduce.interop.marian import export
 from transduce.search_config import SearchConfig
 
 IDS = (9, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -99,3 +102,19 @@ def test_impossible_settings_are_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         read_search(folder_of(tmp_path, **settings), IDS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_restrictions_of_an_exported_model_come_back(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    search = SearchConfig(
+        no_repeat_ngram=1, repetition_penalty=1.5, bad_words=((7,), (8, 9)),
+        min_length=2, penalty="power", patience=1.0, length_penalty=0.5,
+    )  # fmt: skip
+    checkpoint = replace(trained_checkpoint, search=search)
+    export(checkpoint, tmp_path / "out", ["one two"])
+    assert unheeded_settings(tmp_path / "out") == []
+    ids = range(checkpoint.tokenizer.vocab_size)
+    found = read_search(tmp_path / "out", ids)
+    assert found == replace(search, max_length=1_023)

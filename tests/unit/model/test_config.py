@@ -32,9 +32,11 @@ def test_the_defaults_are_the_papers_base_model():
         "norm": "post",
         "scores": "scaled",
         "activation": "relu",
+        "position_base": 10_000.0,
         "neighbourhood": None,
         "norm_epsilon": 1e-6,
         "output_bias": False,
+        "tied_output": True,
     }
 
 
