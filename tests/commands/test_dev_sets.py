@@ -91,7 +91,7 @@ def test_a_start_is_scored_beside_the_new_model(
     assert logged(out, "dev") == [("home", 0), ("home", 2), ("home", 4)]
     assert logged(out, "start model") == [("home", 0), ("news", 0)]
     table = printed[printed.index("dev set") :].splitlines()
-    assert table[0].split() == ["dev", "set", "metric", "start", "model", "gain"]
+    assert table[0].split() == ["dev", "set", "metric", "start", "model", "change"]
     assert [line.split()[0] for line in table[1:7]] == ["home"] * 3 + ["news"] * 3
 
 

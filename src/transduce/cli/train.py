@@ -251,12 +251,12 @@ def _shares(shares: Mapping[str, float]) -> str:
 def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
     """Table of the scores of the start and of the run's model on each dev set."""
     table = Table("dev set", "metric", box=None, pad_edge=False)
-    for name in ("start", "model", "gain"):
+    for name in ("start", "model", "change"):
         table.add_column(name, justify="right")
     for old, new in zip(before, after, strict=True):
         for metric, (one, other) in _metrics(old, new).items():
-            gain = f"{other - one:+.2f}"
-            table.add_row(new.name, metric, f"{one:.2f}", f"{other:.2f}", gain)
+            change = f"{other - one:+.2f}"
+            table.add_row(new.name, metric, f"{one:.2f}", f"{other:.2f}", change)
     return table
 
 
@@ -557,7 +557,7 @@ def train(
             resume=resume,
             is_chosen=preset is not None or from_ is not None or however_long,
         )
-    _require_start_options(out, preset, from_, keep=keep_optimizer, resume=resume)
+    _require_start_options(preset, from_, keep=keep_optimizer, resume=resume)
     if devices != 1 and not is_distributed():
         given = locals()
         with naming_resume_command(out, device, devices):
@@ -627,7 +627,7 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
 
 
 def _require_start_options(
-    out: Path, preset: str | None, start: Path | None, *, keep: bool, resume: bool
+    preset: str | None, start: Path | None, *, keep: bool, resume: bool
 ) -> None:
     """Raise `ConfigError` if options of a start do not go together."""
     if resume:
@@ -643,11 +643,6 @@ def _require_start_options(
         raise ConfigError(
             "--keep-optimizer needs the run whose optimizer it continues; name it by "
             "--from."
-        )
-    if start is not None and start.resolve().is_relative_to(out.resolve()):
-        raise ConfigError(
-            f"{out}: the new run must be in another folder than the model of --from, "
-            "which it would replace; choose another --out."
         )
 
 

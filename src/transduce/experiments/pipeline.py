@@ -78,6 +78,7 @@ from transduce.experiments.start_model import (
     languages_from,
     new_languages,
     refuse_misfit,
+    refuse_replacing,
 )
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
@@ -221,6 +222,8 @@ def train(
     choose the settings, it is also raised if they are for much larger corpora, or if
     training would take more than a week.
     """
+    if start is not None:
+        refuse_replacing(start, out)
     config, files = _with_mixture(config, files)
     encoder = start.encoder if start else encoder
     config = resolved(config, files, hardware, start, encoder)

@@ -192,6 +192,15 @@ def tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
     return TokenizerConfig(kind=kind, vocab_size=max(tokenizer.vocab_size, smallest))
 
 
+def refuse_replacing(start: StartModel, out: Path) -> None:
+    """Raise `ConfigError` if a new run in a folder would replace its own start."""
+    if start.path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(
+            f"{out}: the new run must be in another folder than the model that it "
+            "starts from, which it would replace; choose another folder."
+        )
+
+
 def refuse_misfit(start: StartModel, config: RunConfig, files: RunFiles) -> None:
     """Raise `ConfigError` if settings or files cannot go with the model."""
     if (start.model.symbols is not None) != (files.task == "parsing"):
