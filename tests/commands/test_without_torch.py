@@ -51,6 +51,10 @@ WORKING = {
     "translate in int8": INT8,
     "translate a quantized model": ("translate", "{quantized}", "--device", "cpu"),
     "translate a quantized model in fp32": ("translate", "{quantized}", *IN_FP32),
+    "back-translate": (
+        *("back-translate", "{model}", "--input", "{sentences}"),
+        *("--out", "{tmp}/back-translated", "--device", "cpu"),
+    ),
     "quantize": ("quantize", "{model}", "--out", "{tmp}/quantized", "--force"),
     "translate by several": ("translate", "{model}", "--ensemble", "{model}"),
     "sample": SAMPLE,
@@ -74,6 +78,7 @@ EXTRA_OF = {
     "quickstart": "train",
     "average": "train",
     "tune": "train",
+    "distill": "train",
     "evaluate": "train",
     "compare": "train",
     "reproduce table1": "train",
