@@ -421,6 +421,14 @@ def test_a_gzip_corpus_is_written_as_the_same_gzip_each_time(tmp_path: Path) -> 
     assert flags_and_time == bytes(5)  # neither a name nor a time
 
 
+def test_given_languages_come_before_the_endings_of_the_files(clean) -> None:
+    given = LanguagesConfig(source="fr", target="zh")
+    (files,) = clean(PAIRS, languages=given).files
+    assert (files.source_language, files.target_language) == ("fr", "zh")
+    (files,) = clean(PAIRS, languages=LanguagesConfig(source="fr")).files
+    assert (files.source_language, files.target_language) == ("fr", "de")
+
+
 def test_dev_sources_are_dropped(tmp_path: Path) -> None:
     files = corpus(tmp_path, PAIRS)
     (tmp_path / "dev.en").write_text("one cat\nno\n", encoding="utf-8")
