@@ -152,11 +152,14 @@ def compare(folder: Path, files: CorpusFiles, num_updates: int, rate: float) -> 
         model, run, losses = Path(name) / "model", Path(name) / "run", Losses()
         import_model(folder, model, ["A dog runs."])
         start = open_start(model)
+        theirs = read_settings(folder)
         config = settings(start, num_updates, rate)
+        # The library's table of sinusoids ends there.
+        most = min(config.batching.max_length, theirs.max_positions)
+        config = replace(config, batching=replace(config.batching, max_length=most))
         train(files, config, run, CPU, losses, start=start)
-        ids = read_settings(folder).ids
         library, plain = (
-            their_losses(their_model, batches_of(run, config), ids, rate)
+            their_losses(their_model, batches_of(run, config), theirs.ids, rate)
             for their_model in (
                 without_dropout(MarianMTModel.from_pretrained(folder)),
                 without_dropout(without_peculiarities(folder)),
