@@ -94,8 +94,13 @@ Arrays = Mapping[str, Tensor]
 
 
 def is_marian_folder(folder: Path) -> bool:
-    """Whether a folder has weights of Marian's own, in any of its formats."""
+    """Whether a folder has weights of Marian's own, in any of its formats.
+
+    One that also has Hugging Face's `config.json` counts as theirs.
+    """
     names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
+    if "config.json" in names:
+        return False
     return any(name.endswith(".npz") for name in names) or (
         DECODER in names and any(name.endswith(".bin") for name in names)
     )

@@ -234,3 +234,12 @@ def test_missing_vocabularies_are_told(tied: Path, tmp_path: Path) -> None:
     (folder / "vocab.yml").write_text('"</s>": 0\n"<unk>": 1\n')
     with pytest.raises(RequestError, match="must hold source.spm beside its word list"):
         import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_a_folder_with_hugging_faces_settings_is_theirs(
+    tied: Path, tmp_path: Path
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    assert is_marian_folder(folder)
+    (folder / "config.json").write_text("{}")
+    assert not is_marian_folder(folder)
