@@ -165,7 +165,7 @@ static void reorder(Player *player, int at)
     const int64_t kept = pick(0, 9) ? sentences : odd(0, sentences);
     if (group > 0 && kept > 0 && kept > MAX_HYPOTHESES / group)
         return; /* `rows` would be too short */
-    for (int64_t i = 0; group > 0 && i < kept * group; i++) {
+    for (int64_t i = 0; group > 0 && kept > 0 && i < kept * group; i++) {
         const int64_t sentence = (first + i / group) % (sentences ? sentences : 1);
         rows[i] = pick(0, 500) ? sentence * before + pick(0, before ? before - 1 : 0)
                                : odd(-2, MAX_HYPOTHESES);

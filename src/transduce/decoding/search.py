@@ -454,7 +454,8 @@ class Ensemble:
     """Decoders of several models with one vocabulary; averages their probabilities."""
 
     def __init__(self, members: Sequence[JoinableDecoder]) -> None:
-        self._members = members
+        self.members = members
+        """Decoder of each model."""
 
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
@@ -463,7 +464,7 @@ class Ensemble:
 
         The result is an array if all members return arrays, otherwise a tensor.
         """
-        logits = [each.step(last_ids) for each in self._members]
+        logits = [each.step(last_ids) for each in self.members]
         if all(isinstance(each, np.ndarray) for each in logits):
             return log_mean(list(map(log_softmax, logits)))
         from transduce.decoding.torch_model import log_mean_by_torch
@@ -472,10 +473,10 @@ class Ensemble:
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
-        for member in self._members:
+        for member in self.members:
             member.reorder(rows)
 
     def join(self, other: "Ensemble") -> None:
         """Append the sentences of another ensemble."""
-        for mine, theirs in zip(self._members, other._members, strict=True):
+        for mine, theirs in zip(self.members, other.members, strict=True):
             mine.join(theirs)

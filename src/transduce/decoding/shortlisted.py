@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
 from transduce.decoding.native_model import NativeDecoder
-from transduce.decoding.search import CoverageDecoder, JoinableDecoder
+from transduce.decoding.search import CoverageDecoder, Ensemble, JoinableDecoder
 
 Candidates = Int32[np.ndarray, " _"] | None
 """Tokens that may come next, by rising id; None for the whole vocabulary."""
@@ -23,8 +23,11 @@ def restricted(
     """Let each sentence of a decoder choose among its candidates.
 
     The native library computes the logits of candidates only. Elsewhere those of all
-    other tokens are set to minus infinity.
+    other tokens are set to minus infinity. The models of an ensemble have the same
+    candidates.
     """
+    if isinstance(decoder, Ensemble):
+        return Ensemble([restricted(each, candidates) for each in decoder.members])
     if isinstance(decoder, NativeDecoder):
         decoder.restrict(candidates)
         return decoder
