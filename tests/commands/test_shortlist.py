@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.cli.serve import loaded
 from transduce.model_folder import open_model
 from transduce.text.shortlist import FREQUENT, PER_PIECE, SHORTLIST_FILE
 from transduce.text.tokenizer import Tokenizer
@@ -153,15 +154,25 @@ def test_a_model_without_a_shortlist_is_refused(
     assert "--shortlist needs" in refuses("serve", plain, "--shortlist", "--port", 0)
 
 
-def test_the_setting_of_a_model_is_its_default(
-    listed: Path, succeeds: Callable[..., str]
+def test_a_shortlist_can_be_the_default_of_a_model(
+    listed: Path, text: tuple[Path, Path], succeeds: Callable[..., str]
 ) -> None:
     usual = succeeds("translate", listed, "--jsonl", "--shortlist", stdin=b"one two\n")
-    content = json.loads((listed / "config.json").read_text())
-    content["search"] = {"shortlist": True}
-    (listed / "config.json").write_text(json.dumps(content))
-    given = succeeds("translate", listed, "--jsonl", stdin=b"one two\n")
-    assert given == usual
+    without = succeeds("translate", listed, "--jsonl", stdin=b"one two\n")
+    assert without != usual
+    files = ("--source", text[0], "--target", text[1])
+    succeeds("shortlist", listed, *files, "--make-default")
+    assert succeeds("translate", listed, "--jsonl", stdin=b"one two\n") == usual
+    off = succeeds("translate", listed, "--jsonl", "--no-shortlist", stdin=b"one two\n")
+    assert off == without
+
+
+@pytest.mark.parametrize("is_wanted", [None, True, False])
+def test_the_option_of_a_server_sets_its_search(
+    listed: Path, is_wanted: bool | None
+) -> None:
+    translator = loaded(listed, "cpu", "fp32", 1, {}, is_wanted)
+    assert translator.search.shortlist is (is_wanted or False)
 
 
 def test_a_damaged_shortlist_is_told_in_one_sentence(

@@ -1,10 +1,13 @@
 """`transduce shortlist`: candidates of target pieces, for faster translation."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
@@ -20,7 +23,8 @@ from transduce.errors import (
 )
 from transduce.files import atomic_file
 from transduce.machine import num_threads
-from transduce.model_folder import find_model, open_model
+from transduce.model_folder import find_model, open_model, write_search
+from transduce.search_config import SearchConfig
 from transduce.text.alignment import EncodedPairs
 from transduce.text.corpus import read_pairs, read_text
 from transduce.text.shortlist import (
@@ -46,6 +50,7 @@ def shortlist(
     alignments: Path | None = None,
     frequent: int = 100,
     per_piece: int = 100,
+    make_default: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Count a shortlist: the target pieces among which a translation chooses.
 
@@ -78,6 +83,9 @@ def shortlist(
         Number of most frequent target pieces that are candidates of every line.
     per_piece
         Number of candidates of each source piece.
+    make_default
+        Use the shortlist in all commands that search with this model, unless they are
+        given --no-shortlist.
     """
     require_both(source, target)
     require_sizes(frequent, per_piece)
@@ -120,6 +128,9 @@ def shortlist(
         )
     path = folder / SHORTLIST_FILE
     _write(learned, path)
+    if make_default:
+        search = opened.search or SearchConfig()
+        write_search(folder, replace(search, shortlist=True))
     plain_console().print(
         f"Sentence pairs: {len(pairs):,}\n"
         f"Candidates of a line: {_mean_candidates(learned, pairs):,.0f} of "
