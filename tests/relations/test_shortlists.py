@@ -136,7 +136,15 @@ def test_processes_find_the_same(
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize(
-    "settings", [{}, {"coverage_penalty": 0.2}, {"diversity": 0.1}], ids=str
+    "settings",
+    [
+        {},
+        {"coverage_penalty": 0.2},
+        {"diversity": 0.1},
+        {"no_repeat_ngram": 1},
+        {"repetition_penalty": 1.5},
+    ],
+    ids=str,
 )
 def test_the_native_decoder_equals_the_reference(
     checkpoint: Checkpoint,
@@ -145,7 +153,10 @@ def test_the_native_decoder_equals_the_reference(
     settings: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = config_of(beam_size, **(settings if beam_size > 1 else {}))
+    is_for_beams = {"coverage_penalty", "diversity"} & set(settings)
+    config = config_of(
+        beam_size, **({} if beam_size == 1 and is_for_beams else settings)
+    )
     translator = Translator(checkpoint, "cpu", precision=precision)
     native = found(translator.translate_stream(LINES, config))
     monkeypatch.setattr(translators, "restricted", ShortlistedDecoder)
