@@ -173,9 +173,10 @@ static td_search *make_search(const td_decode_api *decode, int64_t sentences)
     return search;
 }
 
-/* Search until all sentences are done; with `in_one_call`, in the library. */
+/* Search until all sentences are done: in one call on some threads, or step by step
+ * with 0 threads. */
 static td_search *search_all(const TinyModel *tiny, int64_t first, int64_t end,
-                             const Lists *lists, int in_one_call)
+                             const Lists *lists, int threads)
 {
     const td_decode_api *decode = tiny->decode;
     td_decoder *decoder = make_decoder(tiny, first, end, lists);
@@ -183,9 +184,10 @@ static td_search *search_all(const TinyModel *tiny, int64_t first, int64_t end,
     int64_t tokens[SENTENCES * BEAM] = {BOS, BOS, BOS, BOS, BOS}, steps = 0;
     float *logits = malloc(sizeof(float) * SENTENCES * BEAM * VOCAB);
     for (int64_t step = 0; decode->search_num_live(search); step++) {
-        if (step && in_one_call) {
-            CHECK_STATUS(decode->search_run(search, decoder, tokens, 100, 0, 1, &steps),
-                         TD_OK);
+        if (step && threads) {
+            CHECK_STATUS(
+                decode->search_run(search, decoder, tokens, 100, 0, threads, &steps),
+                TD_OK);
             break;
         }
         int64_t rows[SENTENCES * BEAM];
@@ -224,7 +226,7 @@ static void results_do_not_depend_on_others(const td_api *api, td_precision prec
     TinyModel *tiny = make_model(api, precision);
     const td_decode_api *decode = tiny->decode;
     Lists *lists = make_lists(whole_sentence);
-    td_search *together = search_all(tiny, 0, SENTENCES, lists, 1);
+    td_search *together = search_all(tiny, 0, SENTENCES, lists, 3);
     td_search *by_steps = search_all(tiny, 0, SENTENCES, lists, 0);
     for (int64_t i = 0; i < SENTENCES; i++) {
         td_search *alone = search_all(tiny, i, i + 1, lists, 1);

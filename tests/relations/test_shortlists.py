@@ -142,7 +142,7 @@ def test_processes_find_the_same(
         {"coverage_penalty": 0.2},
         {"diversity": 0.1},
         {"no_repeat_ngram": 1},
-        {"repetition_penalty": 1.5},
+        {"repetition_penalty": 0.7},
     ],
     ids=str,
 )
