@@ -88,10 +88,12 @@ def reason(error: BaseException, max_length: int = 200) -> str:
     return words if len(words) <= max_length else f"{words[:max_length]}..."
 
 
-def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
+def require_new_folder(
+    out: Path, *, force: bool, holding: str | tuple[str, ...]
+) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even force overwrites only a folder that the same command wrote: one with a file
+    Even force overwrites only a folder that the same command wrote: one with the files
     named `holding`, and without folders.
     """
     if not (out.is_symlink() or out.exists()):
@@ -109,11 +111,13 @@ def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another, or overwrite it with --force."
         )
-    if not (out / holding).is_file() or any(each.is_dir() for each in there):
+    names = (holding,) if isinstance(holding, str) else holding
+    missing = [name for name in names if not (out / name).is_file()]
+    if missing or any(each.is_dir() for each in there):
         raise ConfigError(
             f"{out}: --force overwrites only what the same command wrote, but the "
-            f"folder has other content (folders in it, or no {holding}); choose "
-            "another."
+            "folder has other content (folders in it, or no "
+            f"{(missing or names)[0]}); choose another."
         )
 
 

@@ -30,8 +30,13 @@ def test_the_sizes_are_told(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "int8"
-    assert succeeds("quantize", model, "--out", out) == (
-        f"The quantized model is in {out}: 0.0 MB of weights instead of 0.1 MB (33%).\n"
+    said = succeeds("quantize", model, "--out", out)
+    before, after = (
+        (folder / "model.safetensors").stat().st_size for folder in (model, out)
+    )
+    assert said == (
+        f"The quantized model is in {out}: {after / 1000:.1f} kB of weights instead of "
+        f"{before / 1000:.1f} kB (33%).\n"
     )
     content = json.loads((out / "config.json").read_text())
     assert (content["format"], content["precision"]) == (6, "int8")
@@ -169,9 +174,10 @@ def test_an_older_model_is_replaced_only_by_force(
 ) -> None:
     out = tmp_path / "int8"
     succeeds("quantize", model, "--out", out)
-    (out / "config.json").write_text("{}")
+    older = '{"precision": "int8"}'
+    (out / "config.json").write_text(older)
     assert "must be new or empty" in refuses("quantize", model, "--out", out)
-    assert (out / "config.json").read_text() == "{}"
+    assert (out / "config.json").read_text() == older
     succeeds("quantize", model, "--out", out, "--force")
     assert open_model(out).is_quantized
     assert [each.name for each in tmp_path.iterdir()] == ["int8"]
@@ -184,6 +190,36 @@ def test_from_python_too_an_older_model_is_replaced_only_by_request(
     with pytest.raises(ConfigError, match="must be new or empty, but is not"):
         transduce.quantize(model, tmp_path / "int8")
     transduce.quantize(model, tmp_path / "int8", overwrite=True)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"precision": "fp32"}'])
+def test_even_by_force_no_trained_model_is_replaced(
+    refuses: Callable[..., str],
+    model: Path,
+    run: Path,
+    tmp_path: Path,
+    content: str | None,
+) -> None:
+    out = tmp_path / "best"
+    shutil.copytree(run / "best", out)
+    if content is not None:
+        (out / "config.json").write_text(content)
+    before = {each.name: each.read_bytes() for each in out.iterdir()}
+    message = refuses("quantize", model, "--out", out, "--force")
+    assert "--force overwrites only a quantized model" in message
+    with pytest.raises(ConfigError, match="only a quantized model"):
+        transduce.quantize(model, out, overwrite=True)
+    assert {each.name: each.read_bytes() for each in out.iterdir()} == before
+
+
+def test_from_python_too_a_folder_with_folders_is_not_replaced(
+    model: Path, tmp_path: Path
+) -> None:
+    transduce.quantize(model, tmp_path / "int8")
+    (tmp_path / "int8" / "mine").mkdir()
+    with pytest.raises(ConfigError, match="folders in it"):
+        transduce.quantize(model, tmp_path / "int8", overwrite=True)
+    assert (tmp_path / "int8" / "mine").exists()
 
 
 def test_a_model_is_never_replaced_by_its_quantized_copy(

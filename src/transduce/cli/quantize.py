@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from transduce.cli.files import Force, require_new_folder
+from transduce.cli.files import Force
 from transduce.decoding.quantization import quantize as quantize_model
-from transduce.model_folder import WEIGHTS
-
-MEGABYTE = 10**6
 
 
 def quantize(model: Path, /, *, out: Path, force: Force = False) -> None:
@@ -27,12 +24,16 @@ def quantize(model: Path, /, *, out: Path, force: Force = False) -> None:
     out
         The folder of the new model.
     force
-        Overwrite an older model in that folder.
+        Overwrite an older quantized model in that folder.
     """
-    require_new_folder(out, force=force, holding=WEIGHTS)
     made = quantize_model(model, out, overwrite=force)
-    before, after = made.bytes_before / MEGABYTE, made.num_bytes / MEGABYTE
     print(
-        f"The quantized model is in {out}: {after:,.1f} MB of weights instead of "
-        f"{before:,.1f} MB ({made.num_bytes / made.bytes_before:.0%})."
+        f"The quantized model is in {out}: {_size(made.num_bytes)} of weights instead "
+        f"of {_size(made.bytes_before)} ({made.num_bytes / made.bytes_before:.0%})."
     )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 10**6:
+        return f"{num_bytes / 10**3:,.1f} kB"
+    return f"{num_bytes / 10**6:,.1f} MB"

@@ -1,5 +1,6 @@
 """Quantized model folders: weights in int8, a quarter as large."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -8,9 +9,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from transduce.architectures.config import require_transformer
-from transduce.errors import ConfigError, RequestError
-from transduce.files import atomic_directory
+from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.files import atomic_directory, read_json, require_new_folder
 from transduce.model_folder import (
+    MODEL_CONFIG,
     SCALES,
     WEIGHTS,
     Array,
@@ -53,14 +55,14 @@ def quantize(
     out
         Folder of the new model, new or empty.
     overwrite
-        Whether files in that folder may be replaced.
+        Whether an older quantized model in that folder may be replaced.
 
     Raises
     ------
     CheckpointError
         The model is missing or damaged, or the new one cannot be written.
     ConfigError
-        The folder is the model's own, or holds files.
+        The folder is the model's own, or holds anything else.
     RequestError
         The model is no Transformer, or is quantized already.
     """
@@ -70,12 +72,7 @@ def quantize(
             f"{folder}: the output folder must be another than the model's, but is the "
             "same; choose another."
         )
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not (overwrite or is_free):
-        raise ConfigError(
-            f"{folder}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it."
-        )
+    _require_replaceable(folder, overwrite=overwrite)
     stored = open_model(source)
     if stored.is_quantized:
         raise RequestError(
@@ -102,3 +99,18 @@ def quantize(
         bytes_before=(source / WEIGHTS).stat().st_size,
         num_bytes=(folder / WEIGHTS).stat().st_size,
     )
+
+
+def _require_replaceable(folder: Path, *, overwrite: bool) -> None:
+    """Raise `ConfigError` if the folder holds anything but an older quantized model."""
+    require_new_folder(folder, force=overwrite, holding=WEIGHTS)
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    precision = None
+    with suppress(CheckpointError):  # damaged
+        precision = read_json(folder / MODEL_CONFIG).get("precision")
+    if precision != "int8":
+        raise ConfigError(
+            f"{folder}: --force overwrites only a quantized model, but the "
+            f'{MODEL_CONFIG} in the folder has no `precision` "int8"; choose another.'
+        )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from transduce.data.cleaning import (
+    DROPPED_FILE,
     REPORT_FILE,
     CleaningReport,
     Scoring,
@@ -124,7 +125,8 @@ def _paths(files: FileNames) -> tuple[Path, ...]:
 
 def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> None:
     """Raise `ConfigError` if the folder holds files that would be lost."""
-    require_new_folder(out, force=overwrite, holding=REPORT_FILE)
+    # A back-translation has a report, too.
+    require_new_folder(out, force=overwrite, holding=(REPORT_FILE, DROPPED_FILE))
     for path in (*files.source, *files.target, *files.dev_source):
         if out.resolve() in path.resolve().parents:
             raise ConfigError(
