@@ -17,7 +17,7 @@ from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError
 from transduce.files import require_new_folder
 from transduce.settings import require_between
-from transduce.text.languages import LanguagesConfig, base, guess_all
+from transduce.text.languages import LanguagesConfig, guess_all, require_language
 
 WORST = 0.1
 """Share of the pairs that a model's scores drop by default."""
@@ -166,12 +166,6 @@ def _loaded(path: str | Path, device: str, languages: LanguagesConfig) -> Transl
     translator = load(path, device=device)
     translator.require_translation()
     for side in ("source", "target"):
-        of_model = getattr(translator, f"{side}_language")
-        of_corpus = getattr(languages, side)
-        if of_model and of_corpus and base(of_model) != base(of_corpus):
-            raise ConfigError(
-                f"{path}: the model must have the languages of the corpus, but its "
-                f"{side} is {of_model} and here {of_corpus}; choose another model, or "
-                f"correct the languages."
-            )
+        known = getattr(translator, f"{side}_language")
+        require_language(path, side, known, getattr(languages, side))
     return translator

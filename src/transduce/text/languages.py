@@ -355,6 +355,38 @@ def guess_all(paths: Iterable[str | Path]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def require_language(
+    model: str | Path,
+    side: str,
+    known: str | None,
+    of_text: str | None,
+    *,
+    remedy: str = "correct the languages",
+) -> None:
+    """Raise `ConfigError` if a text is in another language than the model's.
+
+    `side` is "source" or "target". An unknown language is accepted.
+    """
+    if known and of_text and not best_match(of_text, [known]):
+        raise ConfigError(
+            f"{model}: the model must have the languages of the corpus, but its {side} "
+            f"is {_described(known)} and here {_described(of_text)}; choose another "
+            f"model, or {remedy}."
+        )
+
+
+def require_language_of_files(
+    model: str | Path, side: str, known: str | None, paths: Iterable[str | Path]
+) -> None:
+    """Raise `ConfigError` if a file's ending names another language than the model's.
+
+    `side` is "source" or "target".
+    """
+    for path in paths:
+        remedy = f"rename {path} if its ending is wrong"
+        require_language(model, side, known, guess(path), remedy=remedy)
+
+
 def detect_by_script(texts: Iterable[str]) -> str | None:
     """Language of text, detected by its script: zh, ja, ko, th, lo, km, my or bo.
 

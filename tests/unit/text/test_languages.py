@@ -18,6 +18,8 @@ from transduce.text.languages import (
     guess_all,
     is_known,
     is_unspaced,
+    require_language,
+    require_language_of_files,
     script_letters,
 )
 
@@ -232,3 +234,24 @@ def test_a_script_has_its_letters_and_marks(tag, letter, is_own):
 def test_an_unknown_script_has_no_letters():
     assert script_letters("en-Qaaa") is None
     assert script_letters("xx") is None
+
+
+def test_a_text_of_another_language_than_the_models_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"runs/en-de: .* its source is English \(en\)"
+    ):
+        require_language("runs/en-de", "source", "en", "de")
+    with pytest.raises(ConfigError, match=r"rename two\.de\.gz"):
+        require_language_of_files("model", "source", "en", ["one.en", "two.de.gz"])
+
+
+@pytest.mark.parametrize(
+    ("known", "of_text"),
+    [("en", "en"), ("pt", "pt-BR"), ("no", "nb"), ("en", None), (None, "de")],
+)
+def test_a_text_of_the_models_language_is_accepted(known, of_text) -> None:
+    require_language("model", "source", known, of_text)
+
+
+def test_files_without_a_language_in_their_name_are_accepted() -> None:
+    require_language_of_files("model", "target", "de", ["lines.txt", "corpus"])
