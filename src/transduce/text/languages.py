@@ -370,7 +370,7 @@ def require_language(
     if known and of_text and not best_match(of_text, [known]):
         raise ConfigError(
             f"{model}: the model must have the languages of the corpus, but its {side} "
-            f"is {_described(known)} and here {_described(of_text)}; choose another "
+            f"is {known} and here {of_text}; choose another "
             f"model, or {remedy}."
         )
 

@@ -238,7 +238,7 @@ def test_an_unknown_script_has_no_letters():
 
 def test_a_text_of_another_language_than_the_models_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"runs/en-de: .* its source is English \(en\)"
+        ConfigError, match=r"runs/en-de: .* its source is en and here de"
     ):
         require_language("runs/en-de", "source", "en", "de")
     with pytest.raises(ConfigError, match=r"rename two\.de\.gz"):
