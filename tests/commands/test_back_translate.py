@@ -247,6 +247,60 @@ def test_a_folder_with_other_content_is_refused(refuses, teacher, mono) -> None:
 
 
 @pytest.mark.parametrize(
+    "record",
+    [
+        {"x": 1},
+        {"begun by": {"format": 1}, "translation": {}, "pairs": {}, "student": {}},
+        {"begun by": {}, "back-translation": {}},
+    ],
+)
+def test_the_folder_of_another_command_is_kept_even_with_force(
+    refuses, teacher, mono, record
+) -> None:
+    Path("out").mkdir()
+    Path("out/settings.json").write_text(json.dumps(record))
+    Path("out/translations.jsonl").write_text("precious")
+    command = ("back-translate", teacher, "--input", mono, "--out", "out")
+    for options in ((), ("--force",)):
+        message = refuses(*command, *options)
+        assert message.startswith("out: the output folder must be new, empty, or one")
+        assert Path("out/translations.jsonl").read_text() == "precious"
+        assert json.loads(Path("out/settings.json").read_text()) == record
+        assert sorted(os.listdir("out")) == ["settings.json", "translations.jsonl"]
+
+
+def test_a_damaged_record_is_refused_with_a_remedy(refuses, teacher, mono) -> None:
+    Path("out").mkdir()
+    command = ("back-translate", teacher, "--input", mono, "--out", "out", "--force")
+    for content in ('{"begun', "[]"):
+        Path("out/settings.json").write_text(content)
+        message = refuses(*command)
+        assert message.startswith("out/settings.json: the record of this folder's")
+        assert message.endswith("choose another folder.")
+        assert Path("out/settings.json").read_text() == content
+
+
+def test_another_version_continues_unless_the_format_differs(
+    succeeds, refuses, teacher, mono
+) -> None:
+    command = ("back-translate", teacher, "--input", mono, "--out", "out")
+    succeeds(*command)
+    path = Path("out/settings.json")
+    record = json.loads(path.read_text())
+    record["begun by"]["version"] = "0.0.9"
+    path.write_text(json.dumps(record))
+    inode = Path("out/translations.jsonl").stat().st_ino
+    succeeds(*command)
+    assert Path("out/translations.jsonl").stat().st_ino == inode
+    record["begun by"]["format"] = 2
+    path.write_text(json.dumps(record))
+    message = refuses(*command)
+    assert message.startswith("out: was begun by another version of transduce (0.0.9)")
+    succeeds(*command, "--force")
+    assert json.loads(path.read_text())["begun by"]["format"] == 1
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--top-k", 5), "--top-k needs --sampling, which is not given; add it."),

@@ -338,7 +338,7 @@ def distill_in(
         "pairs": {"drop_worst": plan.drop_worst},
         "student": _student_settings(plan, hardware),
     }
-    with locked_folder(out):
+    with locked_folder(out, settings):
         record_settings(out, settings, partial(_discard, out), overwrite=overwrite)
         files = _text(out, plan)
         text = InputText(paths=files.source, references=files.target)

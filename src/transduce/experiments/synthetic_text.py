@@ -9,7 +9,7 @@ import json
 import os
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b, sha256
@@ -29,7 +29,7 @@ from transduce.decoding.translations import (
     TranslationHypothesis,
 )
 from transduce.decoding.translator import Translator, load
-from transduce.errors import ConfigError, DataError
+from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.files import atomic_file, file_lock, read_json
 from transduce.metrics.gleu import sentence_gleu
 from transduce.model_folder import model_sum
@@ -39,6 +39,8 @@ from transduce.text.languages import guess_all
 
 FORMAT = 1
 """Format of the record of settings."""
+BEGUN_BY = "begun by"
+"""Key of the format, and of the version of transduce, in the record of settings."""
 SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
 KEY_BYTES = 8
 """Size of the hash of a line, by which repeated lines are recognised."""
@@ -395,24 +397,49 @@ def _one_line(text: str) -> str:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, steps: Collection[str]) -> Iterator[None]:
     """Create the folder of a piece of work if necessary, and lock it.
 
-    Raises `ConfigError` if another process uses it, or if it holds anything else.
+    `steps` are the names of the steps of the work. Raises `ConfigError` if another
+    process uses the folder, or if it holds anything else than the same steps.
     """
-    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_empty and not (folder / SETTINGS).is_file():
-        raise ConfigError(
-            f"{folder}: the output folder must be new, empty, or one that the same "
-            "command began, but is not; choose another."
-        )
+    if folder.exists() and not folder.is_dir():
+        raise _not_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     refusal = ConfigError(
         f"{folder}: another command is writing this folder; wait for it to end, or "
         "choose another."
     )
     with file_lock(folder, refusal):
+        is_own = set(_recorded_settings(folder)) == {BEGUN_BY, *steps}
+        if any(folder.iterdir()) and not is_own:
+            raise _not_own(folder)
         yield
+
+
+def _not_own(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder}: the output folder must be new, empty, or one that the same "
+        "command began, but is not; choose another."
+    )
+
+
+def _recorded_settings(folder: Path) -> dict[str, Any]:
+    """Return the record of the work in a folder; empty if there is none."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        return {}
+    try:
+        record = read_json(path)
+    except CheckpointError as error:
+        # The reason is in the error's brackets; its remedy is for models.
+        reason = str(error).partition("(")[2].rpartition(")")[0] or "no JSON object"
+        raise ConfigError(
+            f"{path}: the record of this folder's settings is damaged ({reason}), so "
+            "that no command can continue here; choose another folder."
+        ) from None
+    begun_by = record.get(BEGUN_BY)
+    return record if isinstance(begun_by, dict) and "format" in begun_by else {}
 
 
 def record_settings(
@@ -426,34 +453,45 @@ def record_settings(
 
     If they differ from those recorded, raises `ConfigError`, or with `overwrite` calls
     `discard` with the name of each step whose result is no longer valid: the first that
-    differs, and all after it.
+    differs, and all after it. A record of another format differs in all steps.
     """
     version = {"format": FORMAT, "version": transduce.__version__}
-    record = json.loads(json.dumps({"begun by": version, **settings}))
-    path = folder / SETTINGS
-    recorded = read_json(path) if path.is_file() else {}
-    if recorded == record:
+    record = json.loads(json.dumps({BEGUN_BY: version, **settings}))
+    recorded = _recorded_settings(folder)
+    steps = list(settings)
+    changed = (i for i, name in enumerate(steps) if recorded.get(name) != record[name])
+    first = next(changed, len(steps))
+    if recorded and recorded[BEGUN_BY]["format"] != FORMAT:
+        if not overwrite:
+            raise ConfigError(
+                f"{folder}: was begun by another version of transduce "
+                f"({recorded[BEGUN_BY].get('version')}), whose settings this one "
+                "cannot compare; continue with that version, start over with --force, "
+                "or choose another folder."
+            )
+        first = 0
+    if recorded and first == len(steps):
         return
     if recorded and not overwrite:
         _refuse_changes(folder, recorded, record)
-    steps = list(record)
-    first = next(i for i, name in enumerate(steps) if _differ(name, recorded, record))
-    for name in reversed(steps[max(first, 1) :]):
+    for name in reversed(steps[first:]):
         discard(name)
-    with atomic_file(path) as new:
+    with atomic_file(folder / SETTINGS) as new:
         new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _differ(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(one.get(name) != other.get(name))
 
 
 def _refuse_changes(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
     then, now = dict(_flat(recorded)), dict(_flat(requested))
-    for name in (*now, *then):
-        if then.get(name) != now.get(name):
+
+    def follows_from_another(name: str) -> bool:
+        """Whether the value may follow from the number of hypotheses."""
+        return not (name.endswith(".num_best") and name in then and name in now)
+
+    for name in sorted((*now, *then), key=follows_from_another):
+        is_setting = not name.startswith(f"{BEGUN_BY}.")
+        if is_setting and then.get(name) != now.get(name):
             raise ConfigError(
                 f"{folder}: was begun with {name} {_shown(then.get(name))}, but now it "
                 f"is {_shown(now.get(name))}; give the same input, models and options, "
@@ -572,19 +610,19 @@ def back_translate(
     figures = text.figures()
     folder = Path(out)
     settings = {
-        "models": [model_sum(Path(each)) for each in (model, *ensemble)],
-        "input": figures.digest,
-        **generation_settings(generation, translator),
+        "back-translation": {
+            "models": [model_sum(Path(each)) for each in (model, *ensemble)],
+            "input": figures.digest,
+            **generation_settings(generation, translator),
+        }
     }
 
     def discard(_step: str) -> None:
         (folder / REPORT).unlink(missing_ok=True)
         (folder / TRANSLATIONS).unlink(missing_ok=True)
 
-    with locked_folder(folder):
-        record_settings(
-            folder, {"back-translation": settings}, discard, overwrite=overwrite
-        )
+    with locked_folder(folder, settings):
+        record_settings(folder, settings, discard, overwrite=overwrite)
         done = 0
 
         def count(number: int) -> None:
