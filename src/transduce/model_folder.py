@@ -472,11 +472,16 @@ def find_model(path: Path) -> Path:
 
 
 def model_sum(path: Path) -> str:
-    """Return a checksum of a model's settings, vocabulary and weights."""
+    """Return a checksum of all files of a model that its translations depend on."""
     folder, digest = find_model(path), blake2b(digest_size=SUM_BYTES)
     for name in (MODEL_CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
+    for name in (DICTIONARY_FILE, SHORTLIST_FILE):  # one may be there without the other
+        if (folder / name).is_file():
+            digest.update(
+                name.encode() + blake2b((folder / name).read_bytes()).digest()
+            )
     weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
     whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
     words = weights[:whole].view(np.uint64)

@@ -229,6 +229,12 @@ def test_a_checksum_distinguishes_models(
             content[place] ^= 1
         (tmp_path / "same" / name).write_bytes(content)
     assert len(sums) == 7
+    for name in ("dictionary.json", "shortlist.safetensors"):
+        for content in (b"{}", b"[]"):
+            (tmp_path / "same" / name).write_bytes(content)
+            sums.add(model_sum(tmp_path / "same"))
+        (tmp_path / "same" / name).unlink()
+    assert len(sums) == 11
 
 
 def test_a_part_is_not_overwritten_unless_by_force(
