@@ -11,11 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import transduce
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.cleaning_rules import CleaningConfig
 from transduce.errors import ConfigError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.model_folder import open_model
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 PAIRS = (
     ("A dog barks.", "Ein Hund bellt."),
@@ -162,6 +168,121 @@ def test_a_model_of_another_language_is_refused(
     assert "languages of the corpus" in refuses(
         *call, "--model", model, "--reverse-model", tmp_path / "model"
     )
+
+
+def with_languages(model: Path, folder: Path, source: str, target: str) -> Path:
+    """Copy a model, with the languages in its settings."""
+    shutil.copytree(model, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"source_language": source, "target_language": target}
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def test_files_of_both_directions_are_not_scored_by_one_model(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    german = with_languages(model, tmp_path / "model", "de", "en")
+    for name in ("a.de", "a.en", "b.en", "b.de"):
+        (tmp_path / name).write_text("word\n", encoding="utf-8")
+    said = refuses(
+        *("clean", "--source", tmp_path / "a.de", tmp_path / "b.en"),
+        *("--target", tmp_path / "a.en", tmp_path / "b.de"),
+        *("--model", german, "--out", tmp_path / "out", "--device", "cpu"),
+    )
+    assert "but its source is de and here en" in said
+    assert f"clean {tmp_path / 'b.en'} without the files of other languages" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def to_german_or_french(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained model from English into German and French."""
+    torch.manual_seed(1)
+    texts = [side for pair in PAIRS for side in pair]
+    tags = [">>de<<", ">>fr<<"]
+    tokenizer = learn_tokenizer(texts * 5, TokenizerConfig(vocab_size=300), tags)
+    network = Transformer(
+        ModelConfig(
+            vocab_size=tokenizer.vocab_size, num_layers=1, d_model=16, d_ff=16,
+            num_heads=2, d_k=8, d_v=8,
+        )
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("several") / "model"
+    checkpoint = Checkpoint(
+        config=network.config,
+        weights=network.state_dict(),
+        tokenizer=tokenizer,
+        step=1,
+        source_language="en",
+        target_language="de",
+    )
+    save_model(checkpoint, folder)
+    return folder
+
+
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_a_model_of_several_target_languages_scores_with_the_tag(
+    succeeds: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    to_german_or_french: Path,
+    tmp_path: Path,
+    language: str,
+) -> None:
+    out = tmp_path / "out"
+    succeeds(
+        *("clean", *my_corpus, "--model", to_german_or_french, "--out", out),
+        *("--device", "cpu", "--worst", 0, "--target-language", language),
+    )
+    scores = [line.split("\t") for line in (out / "scores.tsv").read_text().split("\n")]
+    kept = [PAIRS[int(line[1]) - 1] for line in scores[1:-1]]
+    expected = transduce.load(to_german_or_french, device="cpu").score(
+        [f">>{language}<< {source}" for source, _ in kept], [pair[1] for pair in kept]
+    )
+    assert [float(line[3]) for line in scores[1:-1]] == pytest.approx(
+        [-each.log_probability / each.num_tokens for each in expected], abs=1e-5
+    )
+
+
+def test_a_target_language_that_the_model_does_not_have_is_refused(
+    refuses: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    to_german_or_french: Path,
+    tmp_path: Path,
+) -> None:
+    call = ("clean", "--model", to_german_or_french, "--out", tmp_path / "out")
+    said = refuses(*call, *my_corpus, "--target-language", "it")
+    assert "must be one of the model's, but is 'it'" in said
+    (tmp_path / "my.fr").write_text("mot\n" * len(PAIRS), encoding="utf-8")
+    said = refuses(
+        *call, "--source", tmp_path / "my.en", tmp_path / "my.en",
+        "--target", tmp_path / "my.de", tmp_path / "my.fr",
+    )  # fmt: skip
+    assert "but the files are in de, fr; clean each language alone." in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_rules_that_settings_switch_off_are_not_applied(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    said = succeeds(
+        *("clean", *my_corpus, "--out", tmp_path / "out", "--json"),
+        *("--set", 'off=["markup"]', "--off", "duplicate"),
+    )
+    assert json.loads(said)["dropped"] == {}
+
+
+def test_a_share_of_the_worst_needs_its_rule(
+    refuses: Callable[..., str],
+    my_corpus: tuple[object, ...],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    call = ("clean", *my_corpus, "--model", model, "--out", tmp_path / "out")
+    said = refuses(*call, "--off", "low-score", "--worst", 0.5)
+    assert said.startswith("The rule low-score must be applied to drop a share of the")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_parser_is_refused(

@@ -89,6 +89,7 @@ def clean(
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     for rule in off:
         require_rule(rule)
+    config = apply_assignments(CleaningConfig(), settings)
     with error_console().status("Reading the corpus...") as status:
         report = clean_corpus(
             source,
@@ -97,7 +98,7 @@ def clean(
             dev_source=dev_source,
             source_language=source_language,
             target_language=target_language,
-            config=replace(apply_assignments(CleaningConfig(), settings), off=off),
+            config=replace(config, off=(*config.off, *off)),
             model=model,
             reverse_model=reverse_model,
             worst=worst,

@@ -69,7 +69,8 @@ SCORED_PAIRS = 2_048
 RATIO_PAIRS = 100
 """Smallest number of pairs to learn a length ratio from."""
 RATIO_CHARACTERS = 20
-"""Number of characters of the longer side from which a pair tells the ratio."""
+"""Smallest number of characters of the longer side of a pair whose ratio is learned
+from, if there are enough such pairs."""
 EXTRA_CHARACTERS = 15
 """Characters added to both lengths, since the ratio of short texts varies widely."""
 NORMAL_SPREAD = 1.4826
@@ -77,8 +78,8 @@ NORMAL_SPREAD = 1.4826
 BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
 """Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
 USUAL_PROCESSES, MOST_PROCESSES = 16, 64
-"""Processes at most by default, and at the user's wish if there are fewer cores: one
-process reads and writes for all, so that many more would wait for it."""
+"""Largest number of processes by default, and the largest that may be given where there
+are fewer cores. One process reads and writes for all, so that many more would wait."""
 LENGTH_RATIO = CODES["length-ratio"]
 REPEATS = {
     "duplicate": "pairs",
@@ -208,7 +209,7 @@ def clean_corpus(
     cores = num_cores() or 1
     number = min(cores, USUAL_PROCESSES) if num_processes is None else num_processes
     require_between("processes", number, 1, max(cores, MOST_PROCESSES))
-    pairs = _file_pairs(files, languages)
+    pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))
     _require_distinct_names((*files.source, *files.target))
     before = _states((*files.source, *files.target))
@@ -240,7 +241,7 @@ def clean_corpus(
     return report
 
 
-class _FilePair(NamedTuple):
+class FilePair(NamedTuple):
     """Two aligned files with their languages, as BCP 47 tags."""
 
     source: Path
@@ -250,8 +251,15 @@ class _FilePair(NamedTuple):
 
     @property
     def direction(self) -> str:
+        """Both languages, as in "en-de"."""
         return (
             f"{self.source_language or 'unknown'}-{self.target_language or 'unknown'}"
+        )
+
+    def reversed(self) -> "FilePair":
+        """Return the pair with source and target exchanged."""
+        return FilePair(
+            self.target, self.source, self.target_language, self.source_language
         )
 
 
@@ -284,7 +292,7 @@ class _ChunkJudge:
     def __init__(
         self,
         config: CleaningConfig,
-        files: Sequence[_FilePair],
+        files: Sequence[FilePair],
         dev_sources: frozenset[int],
     ) -> None:
         self.files = files
@@ -311,7 +319,7 @@ class _ChunkJudge:
             ),
         )
 
-    def _rules_for(self, pair: _FilePair) -> PairRules:
+    def _rules_for(self, pair: FilePair) -> PairRules:
         if pair.direction not in self._rules:
             self._rules[pair.direction] = PairRules(
                 self._config,
@@ -329,7 +337,7 @@ class _Corpus:
     """
 
     def __init__(
-        self, files: Sequence[_FilePair], totals: Sequence[int], folder: Path
+        self, files: Sequence[FilePair], totals: Sequence[int], folder: Path
     ) -> None:
         """Open the arrays that `_write_rows` has written; `DataError` for no pair."""
         self.files = files
@@ -381,9 +389,11 @@ class _Corpus:
                 yield number, code, source, target
 
 
-def _file_pairs(
-    files: CorpusFiles, languages: LanguagesConfig | None
-) -> list[_FilePair]:
+def file_pairs(files: CorpusFiles, languages: LanguagesConfig | None) -> list[FilePair]:
+    """Return the aligned files with their languages, given or named by the endings.
+
+    Raises `DataError` if the sides have different numbers of files.
+    """
     if len(files.source) != len(files.target):
         raise DataError(
             "Source and target must have equally many files, but have "
@@ -391,7 +401,7 @@ def _file_pairs(
         )
     given = languages or LanguagesConfig()
     return [
-        _FilePair(one, other, given.source or guess(one), given.target or guess(other))
+        FilePair(one, other, given.source or guess(one), given.target or guess(other))
         for one, other in zip(files.source, files.target, strict=True)
     ]
 
@@ -431,7 +441,7 @@ def _require_unchanged(before: dict[Path, tuple[int, int] | None]) -> None:
             )
 
 
-def _chunks(files: Sequence[_FilePair]) -> Iterator[_Chunk]:
+def _chunks(files: Sequence[FilePair]) -> Iterator[_Chunk]:
     """Cut the corpus into chunks of limited numbers of pairs and bytes."""
     for number, pair in enumerate(files):
         chunk, num_bytes = _Chunk(number, [], []), 0
@@ -485,7 +495,14 @@ class _Workers:
                 process = context.Process(
                     target=_run_worker, args=(judge, theirs, os.getpid()), daemon=True
                 )
-                process.start()
+                try:
+                    process.start()
+                except OSError as error:
+                    raise RequestError(
+                        "A process that cleans must be started, but the system allows "
+                        f"none ({error.strerror}); end others, or choose fewer "
+                        "processes: --processes 1"
+                    ) from None
                 theirs.close()
                 self._processes.append(process)
                 self._idle.append(ours)
@@ -520,7 +537,7 @@ class _Workers:
             except (EOFError, OSError):
                 raise RequestError(
                     "A process that cleans was killed, perhaps for lack of memory; "
-                    "free some, or ask for fewer processes: --processes 1"
+                    "free some, or choose fewer processes: --processes 1"
                 ) from None
             self._done[self._busy.pop(connection)] = rows
             self._idle.append(connection)
@@ -690,7 +707,7 @@ SCORE = np.dtype([("row", "<i8"), ("forward", "<f8"), ("reverse", "<f8")])
 def _write_scores(corpus: _Corpus, scoring: Scoring, on_pairs: OnPairs) -> None:
     """Score the pairs that are kept so far, and write a `SCORE` for each."""
     number = 0
-    # Windows do not depend on chunks or processes, and nor do the scores.
+    # Neither windows nor scores depend on chunks or processes.
     with (corpus.folder / "scores").open("wb") as file:
         texts = (
             (row, source.text(), target.text())

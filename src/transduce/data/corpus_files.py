@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, get_args
 
@@ -23,6 +24,8 @@ from transduce.metrics.tokenization import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
 
+Files = str | PathLike[str] | Sequence[str | PathLike[str]]
+"""One file or several."""
 MAIN_DEV = "dev"
 """Name of the dev set that has none of its own."""
 DEV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -211,6 +214,13 @@ class CorpusStatistics:
     def digest(self) -> str:
         """Hash of the lines of both sides, independent of their division into files."""
         return self._lines.hexdigest()
+
+
+def paths_of(files: Files) -> tuple[Path, ...]:
+    """Return one file or several as paths."""
+    if isinstance(files, str | PathLike):
+        return (Path(files),)
+    return tuple(map(Path, files))
 
 
 def require_files(paths: Iterable[Path]) -> None:

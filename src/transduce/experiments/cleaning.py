@@ -2,34 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from transduce.data.cleaning import (
     DROPPED_FILE,
     REPORT_FILE,
     CleaningReport,
+    FilePair,
     Scoring,
     clean_corpus,
+    file_pairs,
 )
 from transduce.data.cleaning_rules import CleaningConfig
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError
 from transduce.files import require_new_folder
 from transduce.settings import require_between
-from transduce.text.languages import LanguagesConfig, guess_all, require_language
+from transduce.text.languages import LanguagesConfig, require_language
 
 WORST = 0.1
 """Share of the pairs that a model's scores drop by default."""
-FileNames: TypeAlias = str | Path | Sequence[str | Path]
 
 
 def clean(
-    source: FileNames,
-    target: FileNames,
+    source: Files,
+    target: Files,
     out: str | Path,
     *,
-    dev_source: FileNames = (),
+    dev_source: Files = (),
     source_language: str | None = None,
     target_language: str | None = None,
     config: CleaningConfig | None = None,
@@ -97,17 +97,21 @@ def clean(
         A process was killed, or a model cannot score.
     """
     files = CorpusFiles(
-        source=_paths(source), target=_paths(target), dev_source=_paths(dev_source)
+        source=paths_of(source),
+        target=paths_of(target),
+        dev_source=paths_of(dev_source),
     )
     if not files.source or not files.target:
         raise ConfigError("Both sides of a corpus must be given, but are not.")
     _require_replaceable(Path(out), files, overwrite=overwrite)
-    languages = LanguagesConfig(
-        source=source_language or guess_all(files.source),
-        target=target_language or guess_all(files.target),
-    )
-    scoring = _scoring(model, reverse_model, worst, device, languages)
+    if worst and config is not None and not config.has("low-score"):
+        raise ConfigError(
+            "The rule low-score must be applied to drop a share of the worst scores, "
+            "but is switched off; leave it out of the rules that are off, or leave out "
+            "`worst`."
+        )
     given = LanguagesConfig(source=source_language, target=target_language)
+    scoring = _scoring(model, reverse_model, worst, device, file_pairs(files, given))
     return clean_corpus(
         files,
         Path(out),
@@ -117,10 +121,6 @@ def clean(
         num_processes=num_processes,
         on_pairs=on_pairs,
     )
-
-
-def _paths(files: FileNames) -> tuple[Path, ...]:
-    return (Path(files),) if isinstance(files, str | Path) else tuple(map(Path, files))
 
 
 def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> None:
@@ -140,7 +140,7 @@ def _scoring(
     reverse_model: str | Path | None,
     worst: float | None,
     device: str,
-    languages: LanguagesConfig,
+    files: Sequence[FilePair],
 ) -> Scoring | None:
     """Load the models; `ConfigError` if they do not fit the corpus or the options."""
     if model is None:
@@ -153,19 +153,40 @@ def _scoring(
         return None
     share = WORST if worst is None else worst
     require_between("worst", share, 0, 1)
-    translator = _loaded(model, device, languages)
+    translator = _loaded(model, device, files)
     if reverse_model is None:
         return Scoring(score=translator.score, worst=share)
-    reversed_ = LanguagesConfig(source=languages.target, target=languages.source)
-    reverse = _loaded(reverse_model, device, reversed_)
+    reverse = _loaded(reverse_model, device, [each.reversed() for each in files])
     return Scoring(score=translator.score, score_reverse=reverse.score, worst=share)
 
 
-def _loaded(path: str | Path, device: str, languages: LanguagesConfig) -> Translator:
-    """Load a model; `ConfigError` if it is known to be of other languages."""
+def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Translator:
+    """Load a model; `ConfigError` if a file is known to be in another language.
+
+    A model of several target languages scores with the tag of the corpus's.
+    """
     translator = load(path, device=device)
     translator.require_translation()
-    for side in ("source", "target"):
-        known = getattr(translator, f"{side}_language")
-        require_language(path, side, known, getattr(languages, side))
+    if translator.target_languages:
+        targets = sorted(
+            {each.target_language for each in files if each.target_language}
+        )
+        if len(targets) > 1:
+            raise ConfigError(
+                f"{path}: a model of several target languages must score a corpus in "
+                f"one of them, but the files are in {', '.join(targets)}; "
+                "clean each language alone."
+            )
+        for target in targets:
+            translator = translator.into(target)
+    for pair in files:
+        for side in ("source", "target"):
+            known = getattr(translator, f"{side}_language")
+            remedy = "correct the languages"
+            if len({each.direction for each in files}) > 1:
+                remedy = (
+                    f"clean {getattr(pair, side)} without the files of other languages"
+                )
+            language = getattr(pair, f"{side}_language")
+            require_language(path, side, known, language, remedy=remedy)
     return translator

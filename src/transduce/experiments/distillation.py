@@ -16,7 +16,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from transduce.data.corpus_files import CorpusFiles, hold_out_pairs, read_through
+from transduce.data.corpus_files import (
+    CorpusFiles,
+    Files,
+    hold_out_pairs,
+    paths_of,
+    read_through,
+)
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import Translator, load
@@ -51,7 +57,7 @@ from transduce.experiments.synthetic_text import (
     translate_text,
     write_kept,
 )
-from transduce.experiments.train import Files, paths_of, with_settings
+from transduce.experiments.train import with_settings
 from transduce.files import atomic_file, read_json, remove_folder
 from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model

@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from transduce.data.corpus_files import MAIN_DEV, CorpusFiles, DevSet
+from transduce.data.corpus_files import (
+    MAIN_DEV,
+    CorpusFiles,
+    DevSet,
+    Files,
+    paths_of,
+)
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.dev_corpus import DevScore
@@ -35,8 +41,6 @@ from transduce.settings import apply_mapping
 from transduce.text.languages import LanguagesConfig
 from transduce.training.trainer import StepReport
 
-Files = str | PathLike[str] | Sequence[str | PathLike[str]]
-"""One file or several."""
 File = str | PathLike[str]
 NO_SETS: Mapping[str, tuple[File, File]] = MappingProxyType({})
 
@@ -216,13 +220,6 @@ class _Reporter:
         """Return the result of the finished run."""
         assert self._result is not None
         return self._result
-
-
-def paths_of(files: Files) -> tuple[Path, ...]:
-    """Return one file or several as paths."""
-    if isinstance(files, str | PathLike):
-        return (Path(files),)
-    return tuple(map(Path, files))
 
 
 def _with_corpora(files: CorpusFiles, config: RunConfig) -> CorpusFiles:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -525,6 +526,21 @@ def test_a_killed_process_leaves_nothing(
     files = corpus(tmp_path, PAIRS)
     before = contents(tmp_path)
     with pytest.raises(RequestError, match="A process that cleans was killed"):
+        clean_corpus(files, tmp_path / "out", num_processes=2)
+    assert contents(tmp_path) == before
+
+
+def test_a_process_that_cannot_be_started_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(BaseProcess, "start", start)
+    monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
+    files = corpus(tmp_path, PAIRS)
+    before = contents(tmp_path)
+    with pytest.raises(RequestError, match=r"allows none \(Resource temporarily"):
         clean_corpus(files, tmp_path / "out", num_processes=2)
     assert contents(tmp_path) == before
 
