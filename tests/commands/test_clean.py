@@ -58,6 +58,14 @@ def test_the_report_counts_the_reasons(
     assert (out / "my.de").read_text() == "Ein Hund bellt.\neine Katze\n"
 
 
+def test_the_printed_command_quotes_its_files(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "my pairs"
+    said = succeeds("clean", *my_corpus, "--out", out)
+    assert f"train --source '{out}/my.en' --target '{out}/my.de' --out" in said
+
+
 def test_rules_are_switched_off_and_thresholds_set(
     succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
 ) -> None:

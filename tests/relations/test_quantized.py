@@ -1,5 +1,6 @@
 """A quantized folder decodes exactly as the original does in int8."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
+from transduce.model.sizes import parameter_shapes
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
     SCALES,
@@ -166,11 +169,8 @@ def test_pytorch_decodes_the_rounded_weights(
     assert [each.text for each in translator.translate(SOURCES)] == expected
 
 
-def test_a_quantized_base_model_has_a_quarter_of_the_size(tmp_path: Path) -> None:
-    """Its bytes, counted from the shapes, as a file of them would be too large."""
-    config = ModelConfig(vocab_size=37_000)
-    from transduce.model.sizes import parameter_shapes
-
+def num_bytes(config: ModelConfig) -> tuple[int, int]:
+    """Bytes of the weights in fp32 and of the quantized ones, from the shapes."""
     shapes = parameter_shapes(config)
     rounded = quantized_names(config)
     whole = sum(4 * int(np.prod(shape)) for shape in shapes.values())
@@ -178,23 +178,61 @@ def test_a_quantized_base_model_has_a_quarter_of_the_size(tmp_path: Path) -> Non
         int(np.prod(shape)) + 4 * shape[0] if name in rounded else 4 * shape[0]
         for name, shape in shapes.items()
     )
-    assert small / whole == pytest.approx(0.25, rel=0.02)
+    return whole, small
 
 
-def test_a_stored_model_has_a_quarter_of_the_size(
+def without_header(path: Path) -> int:
+    """Bytes of the tensors of a safetensors file."""
+    content = path.read_bytes()
+    return len(content) - 8 - int.from_bytes(content[:8], "little")
+
+
+def test_a_quantized_model_has_a_quarter_of_the_size(
     trained_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    config = replace(trained_checkpoint.config, d_model=128, d_ff=512, num_layers=2)
-    model = Transformer(config)
-    wide = replace(trained_checkpoint, config=config, weights=model.state_dict())
-    save_model(wide, tmp_path / "fp32")
+    """A layer of `base` is stored; a whole model would be too large for a test."""
+    config = ModelConfig(vocab_size=trained_checkpoint.config.vocab_size, num_layers=1)
+    weights = {
+        name: torch.full(shape, 0.5) for name, shape in parameter_shapes(config).items()
+    }
+    save_model(
+        replace(trained_checkpoint, config=config, weights=weights), tmp_path / "fp32"
+    )
     made = transduce.quantize(tmp_path / "fp32", tmp_path / "int8")
-    assert made.bytes_before == (tmp_path / "fp32" / WEIGHTS).stat().st_size
-    assert made.num_bytes == (tmp_path / "int8" / WEIGHTS).stat().st_size
-    assert made.num_bytes / made.bytes_before == pytest.approx(0.25, rel=0.3)
+    files = tmp_path / "fp32" / WEIGHTS, tmp_path / "int8" / WEIGHTS
+    assert (made.bytes_before, made.num_bytes) == tuple(
+        path.stat().st_size for path in files
+    )
+    assert tuple(map(without_header, files)) == num_bytes(config)
+    whole, small = num_bytes(ModelConfig(vocab_size=37_000))
+    for ratio in (made.num_bytes / made.bytes_before, small / whole):
+        assert ratio == pytest.approx(0.25, rel=0.02)
     tensors = open_model(tmp_path / "int8").arrays.tensors
     in_int8 = {name for name, (kind, _) in tensors.items() if kind == "I8"}
     assert in_int8 == quantized_names(config)
     assert {name for name in tensors if name.endswith(SCALES)} == {
         name + SCALES for name in in_int8
     }
+
+
+def test_a_weight_of_minus_128_is_read_as_it_is(
+    isa: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The format has no such weight, but a file of another program may have it."""
+    folder = tmp_path / "int8"
+    shutil.copytree(folders[1], folder)
+    tensors = load_file(folder / WEIGHTS)
+    for name, array in tensors.items():
+        if array.dtype == np.int8:
+            tensors[name] = np.where(array == -127, np.int8(-128), array)
+            tensors[name][::2, 0] = -128
+    save_file(tensors, folder / WEIGHTS)
+    exact = transduce.load(folder, device="cpu", precision="fp32")
+    rounded = transduce.load(folder, device="cpu")
+    assert rounded.precision == "int8"
+    for one, other in zip(
+        exact.score(SOURCES, TARGETS), rounded.score(SOURCES, TARGETS), strict=True
+    ):
+        assert other.log_probability == pytest.approx(
+            one.log_probability, abs=0.1, rel=0.02
+        )

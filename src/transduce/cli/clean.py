@@ -1,6 +1,7 @@
 """`transduce clean`: the pairs of a corpus to train on, and the others with reasons."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -61,7 +62,8 @@ def clean(
     dev_source
         Held-out text whose sentences are dropped from the source.
     source_language
-        Language of the source, as in en or pt-BR; by default the files' ending tells.
+        Language of the source, as in en or pt-BR; by default the endings of the files
+        name it.
     target_language
         Language of the target.
     off
@@ -134,7 +136,7 @@ def _show(report: CleaningReport, out: Path) -> None:
     if report.largest_score is not None:
         print(f"Largest score of a kept pair: {report.largest_score:.4f}")
     sources, targets = (
-        " ".join(str(out / getattr(each, side).name) for each in report.files)
+        shlex.join(str(out / getattr(each, side).name) for each in report.files)
         for side in ("source", "target")
     )
     if report.kept:
