@@ -17,6 +17,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.translator import Translator
+from transduce.errors import DataError
 from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import load_tokenizer
 from waiting import wait_until
@@ -368,3 +369,40 @@ def test_the_function_gives_the_same_pairs_as_the_command(
     assert seen[-1] == (result.figures.different,) * 2
     again = transduce.back_translate(teacher, mono, "function", sampling=config)
     assert again == result
+
+
+def test_a_text_of_another_language_is_refused(refuses, teacher, mono) -> None:
+    mono.rename("mono.de")
+    command = ("back-translate", teacher, "--out", "out", "--input", "mono.de")
+    message = refuses(*command)
+    assert "its source is en and here de" in message
+    assert message.endswith("rename mono.de if its ending is wrong.")
+    Path("more.en").write_text("one two\n")
+    assert "here de" in refuses(*command, "more.en")
+    assert not Path("out").exists()
+
+
+def test_an_ensemble_of_both_directions_is_refused(
+    refuses, teacher, trained_checkpoint, mono
+) -> None:
+    opposite = replace(trained_checkpoint, source_language="de", target_language="en")
+    save_model(opposite, Path("opposite"))
+    for command in (
+        ("back-translate", teacher, "--input", mono, "--out", "out"),
+        ("translate", teacher, "--input", mono),
+    ):
+        message = refuses(*command, "--ensemble", "opposite")
+        assert message == (
+            "Models that translate together must have the same languages, but their "
+            "source languages are en and de; load models of one direction."
+        )
+    assert not Path("out").exists()
+
+
+def test_the_other_processes_end_after_an_error(teacher, mono, monkeypatch) -> None:
+    closed = []
+    monkeypatch.setattr(Translator, "close", lambda self: closed.append(self))
+    mono.write_text("")
+    with pytest.raises(DataError):
+        transduce.back_translate(teacher, mono, "out")
+    assert len(closed) == 1

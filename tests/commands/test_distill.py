@@ -17,8 +17,10 @@ import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli import main
 from transduce.cli.distill import DistillationDisplay
+from transduce.data.batches import open_dataset
 from transduce.decoding.translator import Translator
 from transduce.experiments import distillation, distillation_report, pipeline
+from transduce.experiments.synthetic_text import OutputRules
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
@@ -457,3 +459,65 @@ def test_the_function_gives_the_same_student_as_the_command(teacher, finished) -
         "student"
     ] * 2
     assert transduce.load(result.student).translate("one two").text is not None
+
+
+def test_a_student_of_a_teacher_of_several_languages_has_its_tag(
+    succeeds, trained_checkpoint, monkeypatch
+) -> None:
+    # An untrained model's translations do not end.
+    monkeypatch.setattr(OutputRules, "broken", lambda *_: None)
+    texts = [*SOURCES, *REFERENCES]
+    tags = (">>de<<", ">>fr<<")
+    tokenizer = learn_tokenizer(texts, TokenizerConfig(vocab_size=300), tags)
+    config = replace(trained_checkpoint.config, vocab_size=tokenizer.vocab_size)
+    torch.manual_seed(2)
+    several = replace(
+        trained_checkpoint,
+        config=config,
+        tokenizer=tokenizer,
+        weights=Transformer(config).state_dict(),
+        source_language="en",
+        target_language="de",
+    )
+    save_model(several, Path("several"))
+    Path("dev.fr").write_bytes(Path("dev.de").read_bytes())
+    succeeds(
+        *("distill", "several", "--source", "mono.en", "--out", "out", *TINY),
+        *("--target-language", "fr", "--max-ratio", 99, "--beam-size", 1),
+        *("--dev-source", "dev.en", "--dev-target", "dev.fr", "--set", *SETTINGS),
+    )
+    sources = open_dataset(Path("out/student/corpus/training")).source
+    french = tokenizer.tag_id(">>fr<<")
+    assert {ids[0] for ids in sources} == {french}
+    student = transduce.load("out/student", device="cpu").into("fr")
+    lines = Path("out/report/student.dev.txt").read_text().splitlines()
+    dev = SOURCES[:9]
+    assert lines == [each.text for each in student.translate(dev)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--source", "mono.de"), "its source is en and here de"),
+        (("--source", "mono.en", "--reference", "mono.en"), "its target is de and"),
+        (
+            ("--source", "mono.en", "--dev-source", "dev.de", "--dev-target", "dev.en"),
+            "its source is en and here de",
+        ),
+        (("--source", "mono.en", "--test", "dev.en", "dev.en"), "its target is de and"),
+    ],
+)
+def test_files_of_another_language_are_refused(refuses, teacher, options, said) -> None:
+    message = refuses("distill", teacher, "--out", "out", *options)
+    assert said in message
+    assert not Path("out").exists()
+
+
+def test_teachers_of_both_directions_are_refused(
+    refuses, teacher, trained_checkpoint
+) -> None:
+    opposite = replace(trained_checkpoint, source_language="de", target_language="en")
+    save_model(opposite, Path("opposite"))
+    message = refuses(*several((teacher, Path("opposite")), "out"))
+    assert message.startswith("Models that translate together must have the same lang")
+    assert not Path("out").exists()

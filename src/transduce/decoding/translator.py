@@ -112,10 +112,10 @@ class Translator:
         """Prepare models for decoding; with `others` they form an ensemble.
 
         `load` describes the arguments. Raises `RequestError` if the models have
-        different tokenizers, or if the device cannot compute in the precision or be
-        used by several processes.
+        different tokenizers or languages, or if the device cannot compute in the
+        precision or be used by several processes.
         """
-        _require_same_vocabularies(checkpoint, others)
+        _require_ensemble(checkpoint, others)
         if precision not in get_args(PrecisionChoice):
             raise ConfigError(
                 '`precision` must be "auto", "fp32", "bf16" or "int8", but is '
@@ -719,7 +719,7 @@ def _is_int8(checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint") -> boo
     return isinstance(checkpoint, ModelFolder) and checkpoint.is_quantized
 
 
-def _require_same_vocabularies(
+def _require_ensemble(
     checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
     others: "Sequence[ModelFolder | transduce.checkpoint.Checkpoint]",
 ) -> None:
@@ -734,6 +734,18 @@ def _require_same_vocabularies(
             "Models of an ensemble must have one target vocabulary, but have "
             "different ones; load models of one task, trained on the same data."
         )
+    for side in ("source", "target"):
+        if side == "target" and checkpoint.tokenizer.language_tags:
+            continue  # `into` chooses one of several
+        known = getattr(checkpoint, f"{side}_language")
+        for other in others:
+            its = getattr(other, f"{side}_language")
+            if known and its and not best_match(its, [known]):
+                raise RequestError(
+                    "Models that translate together must have the same languages, but "
+                    f"their {side} languages are {known} and {its}; load models of one "
+                    "direction."
+                )
 
 
 def _start_search(
@@ -832,7 +844,7 @@ def load(
         `device`, `precision` or `num_processes` is not one of the values above.
     RequestError
         The device is not available or cannot compute in the precision, the models have
-        different tokenizers, or they have no such target language.
+        different tokenizers or languages, or they have no such target language.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
     on = choose_device(device)

@@ -63,7 +63,11 @@ from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
 from transduce.settings import require_between
-from transduce.text.languages import LanguagesConfig, guess_all
+from transduce.text.languages import (
+    LanguagesConfig,
+    guess_all,
+    require_language_of_files,
+)
 
 Vocabulary = Literal["teacher", "new"]
 
@@ -250,11 +254,12 @@ def distill(
     Raises
     ------
     ConfigError
-        The folder was begun with other settings, or a setting is impossible.
+        The folder was begun with other settings, a setting is impossible, or a file's
+        ending names another language than the teachers'.
     DataError
         A file cannot be used; the message names file and line.
     RequestError
-        The teachers have different vocabularies, or parse.
+        The teachers have different vocabularies or languages, or parse.
     """
     require_task(preset, "translation")
     require_start(preset, has_start=False)
@@ -321,9 +326,51 @@ def distill_in(
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
     translator = teacher()
+    try:
+        return _distill(
+            out,
+            plan,
+            hardware,
+            observer,
+            run_observers,
+            translator=_into_target(translator, plan),
+            overwrite=overwrite,
+        )
+    finally:
+        translator.close()
+
+
+def _into_target(translator: Translator, plan: DistillationPlan) -> Translator:
+    """Return the teacher with the target language chosen; check both languages.
+
+    The language of a teacher with several is that given, or else that of the
+    references' endings, or its own.
+    """
     translator.require_translation()
-    if plan.target_language is not None:
-        translator = translator.into(plan.target_language)
+    true_targets = (*plan.reference, *plan.dev_target)
+    language = plan.target_language
+    if language is None and translator.target_languages:
+        language = guess_all(true_targets) or translator.target_language
+    if language is not None:
+        translator = translator.into(language)
+    sources = (*plan.source, *plan.dev_source, *(test.source for test in plan.tests))
+    targets = (*true_targets, *(test.reference for test in plan.tests))
+    model = plan.teachers[0]
+    require_language_of_files(model, "source", translator.source_language, sources)
+    require_language_of_files(model, "target", translator.target_language, targets)
+    return translator
+
+
+def _distill(
+    out: Path,
+    plan: DistillationPlan,
+    hardware: Hardware,
+    observer: DistillationObserver,
+    run_observers: Sequence[RunObserver],
+    *,
+    translator: Translator,
+    overwrite: bool,
+) -> Distillation:
     own_search = replace(plan.search or translator.search, num_best=1)
     generation = _generation(plan, own_search)
     plan = replace(plan, student=_student(plan, translator))
@@ -348,8 +395,10 @@ def distill_in(
         record_settings(out, settings, partial(_discard, out), overwrite=overwrite)
         files = _text(out, plan)
         text = InputText(paths=files.source, references=files.target)
-        _translate(out, text, translator, generation, observer)
-        translator.close()
+        is_whole = files.source == plan.source
+        total = (figures if is_whole else text.figures()).different
+        _translate(out, text, translator, generation, observer, total)
+        translator.close()  # its processes would take the training's cores
         source, target = _select(out, plan, figures, observer)
         files = replace(files, source=(source,), target=(target,))
         _train(out / STUDENT, files, plan.student, hardware, run_observers, encoder)
@@ -358,7 +407,7 @@ def distill_in(
                 name=TEACHER,
                 folders=plan.teachers,
                 search=own_search,
-                into=plan.target_language,
+                into=translator.target_language if translator.language_tag else None,
             ),
             _trained_student(out / STUDENT),
             plan.tests or _dev_as_test(out, plan),
@@ -461,8 +510,9 @@ def _translate(
     translator: Translator,
     generation: Generation,
     observer: DistillationObserver,
+    total: int,
 ) -> None:
-    total, done = text.figures().different, 0
+    done = 0
 
     def count(number: int) -> None:
         nonlocal done
@@ -507,9 +557,11 @@ def _train(
 
 
 def _trained_student(run: Path) -> ComparedSystem:
-    own = open_model(run).search or SearchConfig()
-    search = own.given({"num_best": 1})
-    return ComparedSystem(name=STUDENT, folders=(run,), search=search)
+    model = open_model(run)
+    search = (model.search or SearchConfig()).given({"num_best": 1})
+    # The tags of a teacher's vocabulary: the student's sources had that of its target.
+    into = model.target_language if model.tokenizer.language_tags else None
+    return ComparedSystem(name=STUDENT, folders=(run,), search=search, into=into)
 
 
 def _dev_as_test(out: Path, plan: DistillationPlan) -> tuple[EvaluationText, ...]:
