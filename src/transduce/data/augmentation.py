@@ -5,29 +5,21 @@ the background, while the part before is trained on. A chunk depends only on its
 the settings and its own seed: not on the number of processes, nor on other chunks.
 """
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
-from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Integer
 
 from transduce.data.batches import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
+from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, RequestError
-from transduce.interruption import terminations
 from transduce.machine import num_cores
 from transduce.text.augmentation import (
     CASES,
@@ -349,6 +341,9 @@ def _appended(*sides: EncodedSide) -> EncodedSide:
     )
 
 
+_Worker: TypeAlias = WorkerProcess[[Dataset, Seed], AugmentedPart]
+
+
 class Augmentation:
     """Augmentation of the parts of a corpus, by processes in the background.
 
@@ -392,8 +387,16 @@ class Augmentation:
         self, part: Dataset, seed: Seed, threads: ThreadPoolExecutor
     ) -> "_Coming":
         while len(self._workers) < self._num_processes:
-            self._workers.append(_Worker(self._augment))
-            self._idle.put(self._workers[-1])
+            try:
+                worker = WorkerProcess(self._augment, NICENESS)
+            except OSError as error:
+                raise RequestError(
+                    "A process that augments must be started, but the system allows "
+                    f"none ({error.strerror}); end others, or train without "
+                    "`augmentation`."
+                ) from None
+            self._workers.append(worker)
+            self._idle.put(worker)
         chunks = [
             threads.submit(self._by_worker, chunk, (*seed, number))
             for number, chunk in enumerate(_chunks(part))
@@ -418,7 +421,7 @@ class Augmentation:
         worker = self._idle.get()
         try:
             return worker(chunk, seed)
-        except _WorkerLostError:
+        except WorkerLostError:
             if self._is_closed:
                 raise CancelledError from None
             warnings.warn(
@@ -456,89 +459,6 @@ def default_processes(processes_here: int) -> int:
     """Return how many processes augment for each of the trainings on this machine."""
     most = (num_cores() or 1) // (CORES_PER_PROCESS * processes_here)
     return max(min(most, MAX_PROCESSES), 1)
-
-
-class _WorkerLostError(Exception):
-    """A process that augments has ended."""
-
-
-class _Worker:
-    """Process that augments chunks, one after the other."""
-
-    def __init__(self, augment: PairAugmenter) -> None:
-        package = str(Path(__file__).parents[2])
-        known = os.environ.get("PYTHONPATH")
-        try:
-            self._process = subprocess.Popen(
-                # Unlike multiprocessing, this does not run the user's script again.
-                [sys.executable, "-c", f"from {__name__} import serve; serve()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # signals of the terminal do not reach it
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
-                    "TOKENIZERS_PARALLELISM": "false",
-                    "OMP_NUM_THREADS": "1",
-                },
-            )
-        except OSError as error:
-            raise RequestError(
-                "A process that augments must be started, but the system allows none "
-                f"({error.strerror}); end others, or train without `augmentation`."
-            ) from None
-        self._augment: PairAugmenter | None = augment  # sent with the first chunk
-
-    def __call__(self, chunk: Dataset, seed: Seed) -> AugmentedPart:
-        """Return the augmented chunk; `_WorkerLostError` if the process has ended."""
-        tasks, results = self._process.stdin, self._process.stdout
-        assert tasks is not None
-        assert results is not None
-        try:
-            if self._augment is not None:
-                pickle.dump(self._augment, tasks)
-                self._augment = None
-            pickle.dump((chunk, seed), tasks)
-            tasks.flush()
-            result: AugmentedPart | Exception = pickle.load(results)
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-            raise _WorkerLostError from None  # the pipe is closed, maybe by `end`
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-
-
-def serve() -> None:
-    """Augment the chunks that come from standard input, in a process of its own."""
-    # A cluster sends signals to all processes; only the first one handles them.
-    for number in (signal.SIGINT, *terminations()):
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "nice"):
-        os.nice(NICENESS)
-    tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
-    # The first process has ended if there is no further task.
-    with suppress(EOFError, OSError, pickle.UnpicklingError):
-        augment: PairAugmenter = pickle.load(tasks)
-        while True:
-            chunk, seed = pickle.load(tasks)
-            try:
-                result: AugmentedPart | Exception = augment(chunk, seed)
-            except Exception as error:  # raised again in the first process
-                error.add_note(traceback.format_exc())
-                result = error
-            pickle.dump(result, results)
-            results.flush()
-    os._exit(0)  # without another attempt to write to the first process
 
 
 def _chunks(part: Dataset) -> Iterator[Dataset]:

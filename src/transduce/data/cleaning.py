@@ -15,15 +15,17 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from io import BufferedWriter
 from itertools import chain, islice
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
@@ -39,6 +41,7 @@ from transduce.data.cleaning_rules import (
     text_digest,
 )
 from transduce.data.corpus_files import CorpusFiles, require_files
+from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import atomic_directory
 from transduce.interruption import end_with_parent, signals_held, terminations
@@ -58,7 +61,10 @@ a line for some readers."""
 CHUNK_PAIRS, CHUNK_BYTES = 5_000, 2_000_000
 """Pairs that a process judges at once, fewer if they are long."""
 CHUNKS_AHEAD = 4
-"""Chunks for each process that may be judged before an earlier one is."""
+"""Chunks for each process that may wait for it or for earlier ones."""
+FORKS = sys.platform == "linux"
+"""Whether the processes are forks, which need not import this package. Elsewhere a
+system has no forks, or its libraries do not support them."""
 BLOCK_ROWS = 100_000
 """Rows of the numbers on disk that are read at once."""
 PARTITION_ROWS = 250_000
@@ -219,9 +225,9 @@ def clean_corpus(
         atomic_directory(out) as new,
         TemporaryDirectory(dir=new, prefix=".rows-") as folder,
     ):
-        judged = _judged(_chunks(pairs), judge, number)
         compared = [name for rule, name in REPEATS.items() if config.has(rule)]
-        totals = _write_rows(judged, len(pairs), compared, Path(folder), on_pairs)
+        with closing(_judged(_chunks(pairs), judge, number)) as judged:
+            totals = _write_rows(judged, len(pairs), compared, Path(folder), on_pairs)
         corpus = _Corpus(pairs, totals, Path(folder))
         ratios = _drop_unusual_lengths(corpus, config)
         for rule, digests in REPEATS.items():
@@ -458,95 +464,86 @@ def _chunks(files: Sequence[FilePair]) -> Iterator[_Chunk]:
 
 def _judged(
     chunks: Iterator[_Chunk], judge: _ChunkJudge, num_processes: int
-) -> Iterator[_ChunkRows]:
+) -> Generator[_ChunkRows, None, None]:
     """Judge chunks in several processes; yield the results in order."""
     first = list(islice(chunks, 2))
     chunks = chain(first, chunks)
     if num_processes == 1 or len(first) == 1:
         yield from map(judge, chunks)
         return
-    workers = _Workers()
-    try:
-        workers.start(judge, num_processes)
-        yield from workers.judged(chunks)
-    finally:
-        workers.end()
+    with ThreadPoolExecutor(num_processes) as threads, ExitStack() as stack:
+        idle = SimpleQueue[_Worker]()
+        # Processes that start before the threads cannot inherit a lock of theirs.
+        with signals_held():
+            for _ in range(num_processes):
+                worker = _started(judge)
+                stack.callback(worker.end)  # it has no state to save
+                idle.put(worker)
 
-
-class _Workers:
-    """Processes that judge chunks, each one chunk at a time."""
-
-    def __init__(self) -> None:
-        self._processes: list[BaseProcess] = []
-        self._idle: list[Connection] = []
-        self._busy: dict[Connection, int] = {}
-        """Number of the chunk that each process judges."""
-        self._done: dict[int, _ChunkRows] = {}
-        """Results that wait for earlier ones."""
-
-    def start(self, judge: _ChunkJudge, number: int) -> None:
-        """Start processes, under Linux as forks, which need not import this package."""
-        context: Any = get_context("fork" if sys.platform == "linux" else "spawn")
-        with signals_held(), warnings.catch_warnings():
-            # The workers use no lock that another thread may hold during the fork.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            for _ in range(number):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_run_worker, args=(judge, theirs, os.getpid()), daemon=True
-                )
-                try:
-                    process.start()
-                except OSError as error:
-                    raise RequestError(
-                        "A process that cleans must be started, but the system allows "
-                        f"none ({error.strerror}); end others, or choose fewer "
-                        "processes: --processes 1"
-                    ) from None
-                theirs.close()
-                self._processes.append(process)
-                self._idle.append(ours)
-
-    def judged(self, chunks: Iterable[_Chunk]) -> Iterator[_ChunkRows]:
-        """Yield the results in order; `RequestError` if a process was killed."""
-        most_ahead = CHUNKS_AHEAD * len(self._processes)
-        next_number = 0
-        for number, chunk in enumerate(chunks):
-            while not self._idle or number - next_number > most_ahead:
-                self._receive()
-                while next_number in self._done:
-                    yield self._done.pop(next_number)
-                    next_number += 1
-            connection = self._idle.pop()
-            self._busy[connection] = number
-            with suppress(OSError):  # it was killed; `_receive` raises then
-                connection.send(chunk)
-        while self._busy or self._done:
-            if next_number in self._done:
-                yield self._done.pop(next_number)
-                next_number += 1
-            else:
-                self._receive()
-
-    def _receive(self) -> None:
-        """Wait for the result of at least one process."""
-        for each in wait(list(self._busy)):
-            connection = cast(Connection, each)
+        def judged(chunk: _Chunk) -> _ChunkRows:
+            worker = idle.get()
             try:
-                rows = connection.recv()
-            except (EOFError, OSError):
-                raise RequestError(
-                    "A process that cleans was killed, perhaps for lack of memory; "
-                    "free some, or choose fewer processes: --processes 1"
-                ) from None
-            self._done[self._busy.pop(connection)] = rows
-            self._idle.append(connection)
+                return worker(chunk)
+            finally:
+                idle.put(worker)
+
+        coming: deque[Future[_ChunkRows]] = deque()
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        try:
+            for chunk in chunks:
+                if len(coming) == CHUNKS_AHEAD * num_processes:
+                    yield coming.popleft().result()
+                coming.append(threads.submit(judged, chunk))
+            while coming:
+                yield coming.popleft().result()
+        except WorkerLostError:
+            raise RequestError(
+                "A process that cleans was killed, perhaps for lack of memory; free "
+                "some, or choose fewer processes: --processes 1"
+            ) from None
+
+
+def _started(judge: _ChunkJudge) -> "_Worker":
+    try:
+        return _Fork(judge) if FORKS else WorkerProcess(judge)
+    except OSError as error:
+        raise RequestError(
+            "A process that cleans must be started, but the system allows none "
+            f"({error.strerror}); end others, or choose fewer processes: --processes 1"
+        ) from None
+
+
+class _Fork:
+    """Fork of this process that judges chunks, one after the other."""
+
+    def __init__(self, judge: _ChunkJudge) -> None:
+        """Start the process; raise `OSError` if the system does not allow it."""
+        context: Any = get_context("fork")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run_worker, args=(judge, theirs, os.getpid()), daemon=True
+        )
+        with warnings.catch_warnings():
+            # The worker uses no lock that another thread may hold during the fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def __call__(self, chunk: _Chunk) -> _ChunkRows:
+        """Judge a chunk; raise `WorkerLostError` if the process has ended."""
+        try:
+            self._connection.send(chunk)
+            return cast(_ChunkRows, self._connection.recv())
+        except (EOFError, OSError):
+            raise WorkerLostError from None
 
     def end(self) -> None:
-        """End the processes, which have no state to save."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        """End the process, even within a call."""
+        self._process.kill()
+        self._process.join()
+
+
+_Worker: TypeAlias = _Fork | WorkerProcess[[_Chunk], _ChunkRows]
 
 
 def _run_worker(judge: _ChunkJudge, connection: Connection, parent: int) -> None:
@@ -554,8 +551,7 @@ def _run_worker(judge: _ChunkJudge, connection: Connection, parent: int) -> None
     # Signals reach all processes of a group; only the first one handles them.
     for number in (signal.SIGINT, *terminations()):
         signal.signal(number, signal.SIG_IGN)
-    if os.name != "nt":
-        end_with_parent(parent, signal.SIGKILL)
+    end_with_parent(parent, signal.SIGKILL)
     with suppress(EOFError, OSError):  # the first process has ended
         while True:
             connection.send(judge(connection.recv()))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -22,6 +23,7 @@ from transduce.data import cleaning
 from transduce.data.cleaning import CleaningReport, Scoring, clean_corpus
 from transduce.data.cleaning_rules import RULES, CleaningConfig, PairRules
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.worker_process import WorkerProcess
 from transduce.errors import CheckpointError, ConfigError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.metrics.perplexity import TargetScore
@@ -530,19 +532,69 @@ def test_a_killed_process_leaves_nothing(
     assert contents(tmp_path) == before
 
 
-def test_a_process_that_cannot_be_started_is_named(
+def test_a_killed_process_that_is_no_fork_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: object) -> None:
+    judged = WorkerProcess.__call__
+
+    def judged_by_a_killed_one(worker: Any, chunk: object) -> object:
+        worker._process.kill()
+        return judged(worker, chunk)
+
+    monkeypatch.setattr(WorkerProcess, "__call__", judged_by_a_killed_one)
+    monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(cleaning, "FORKS", False)
+    files = corpus(tmp_path, PAIRS)
+    before = contents(tmp_path)
+    with pytest.raises(RequestError, match="A process that cleans was killed"):
+        clean_corpus(files, tmp_path / "out", num_processes=2)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_process_that_cannot_be_started_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: bool
+) -> None:
+    def start(*_: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(BaseProcess, "start", start)
+    monkeypatch.setattr(WorkerProcess, "__init__", start)
+    monkeypatch.setattr(cleaning, "FORKS", forks)
     monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
     files = corpus(tmp_path, PAIRS)
     before = contents(tmp_path)
     with pytest.raises(RequestError, match=r"allows none \(Resource temporarily"):
         clean_corpus(files, tmp_path / "out", num_processes=2)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("forks", ["True", "False"])
+def test_a_script_needs_no_guard_against_its_processes(
+    tmp_path: Path, forks: str
+) -> None:
+    """Without forks, as on macOS and Windows, too."""
+    files = corpus(tmp_path, PAIRS)
+    clean_corpus(files, tmp_path / "expected", num_processes=1)
+    (tmp_path / "script.py").write_text(
+        "import transduce\n"
+        "from transduce.data import cleaning\n"
+        "print('begins')\n"
+        f"cleaning.CHUNK_PAIRS, cleaning.FORKS = 2, {forks}\n"
+        "transduce.clean('my.en', 'my.de', 'out', num_processes=2)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(cleaning.__file__).parents[2])},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, [b"begins"]), done.stderr
+    for name in ("my.en", "my.de"):
+        expected = (tmp_path / "expected" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == expected
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

@@ -1,0 +1,105 @@
+"""Processes that apply a function, without running the user's script again."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, ParamSpec, TypeVar
+
+from transduce.interruption import terminations
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class WorkerLostError(Exception):
+    """A worker process has ended."""
+
+
+class WorkerProcess(Generic[Arguments, Result]):
+    """Process that applies a function to arguments, one call after the other.
+
+    The function, its arguments and its results are pickled. Unlike the processes of
+    `multiprocessing` that are not forks, it does not run the user's script again.
+    """
+
+    def __init__(
+        self, function: Callable[Arguments, Result], niceness: int = 0
+    ) -> None:
+        """Start the process; raise `OSError` if the system does not allow it."""
+        package = str(Path(__file__).parents[2])
+        known = os.environ.get("PYTHONPATH")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve({niceness})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # signals of the terminal do not reach it
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
+                "TOKENIZERS_PARALLELISM": "false",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        # Sent with the first arguments.
+        self._function: Callable[Arguments, Result] | None = function
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Return the function's result; `WorkerLostError` if the process has ended.
+
+        An exception of the function is raised here.
+        """
+        tasks, results = self._process.stdin, self._process.stdout
+        assert tasks is not None
+        assert results is not None
+        try:
+            if self._function is not None:
+                pickle.dump(self._function, tasks)
+                self._function = None
+            pickle.dump((args, kwargs), tasks)
+            tasks.flush()
+            result: Result | Exception = pickle.load(results)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            raise WorkerLostError from None  # the pipe is closed, maybe by `end`
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def end(self) -> None:
+        """End the process, even within a call."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def serve(niceness: int) -> None:
+    """Apply a function to the arguments that come from standard input."""
+    # A cluster sends signals to all processes; only the first one handles them.
+    for number in (signal.SIGINT, *terminations()):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+    tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
+    # The first process has ended if there is no further task.
+    with suppress(EOFError, OSError, pickle.UnpicklingError):
+        function = pickle.load(tasks)
+        while True:
+            args, kwargs = pickle.load(tasks)
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # raised again in the first process
+                error.add_note(traceback.format_exc())
+                result = error
+            pickle.dump(result, results)
+            results.flush()
+    os._exit(0)  # without another attempt to write to the first process
