@@ -16,11 +16,12 @@ import pytest
 
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.cli import main
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
+from transduce.experiments.synthetic_text import InputText
 from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import load_tokenizer
-from waiting import wait_until
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 LINES = [
@@ -123,26 +124,55 @@ def test_an_interrupted_command_goes_on_to_the_same_result(
     assert contents(Path("cut")) == contents(Path("whole"))
 
 
+KILLED = """
+import os, signal, sys
+from transduce.cli import main
+from transduce.experiments import synthetic_text
+
+write, calls = synthetic_text._write_all, []
+
+def write_and_die(descriptor, content):
+    calls.append(content)
+    if len(calls) == 101:
+        write(descriptor, content[:-9])
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(descriptor, content)
+
+synthetic_text._write_all = write_and_die
+main(sys.argv[1:])
+"""
+
+
 def test_a_killed_command_goes_on_to_the_same_result(succeeds, teacher, mono) -> None:
     words = (" ".join(WORDS[int(c)] for c in f"{i:o}") for i in range(64, 512))
     mono.write_text("".join(f"{line}\n" for line in words))
     options = ("--input", mono, "--sampling", "--seed", "7", "--device", "cpu")
-    part = Path("killed/translations.jsonl")
     command = ["back-translate", teacher, *options, "--processes", "2"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "transduce", *map(str, command), "--out", "killed"],
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, *map(str, command), "--out", "killed"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
-    ) as process:
-        wait_until(lambda: part.exists() and part.stat().st_size > 0)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = part.read_bytes().count(b"\n")
+        check=False,
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert Path("killed/translations.jsonl").read_bytes().count(b"\n") == 100
     assert not Path("killed/report.json").exists()
     succeeds("back-translate", teacher, *options, "--out", "killed")
     succeeds("back-translate", teacher, *options, "--out", "whole")
-    assert 0 < done < 448
     assert contents(Path("killed")) == contents(Path("whole"))
+
+
+def test_an_interruption_names_a_folder_only_if_it_has_been_begun(
+    teacher, mono, monkeypatch, capsys
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InputText, "figures", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(["back-translate", str(teacher), "--input", str(mono), "--out", "never"])
+    assert "never" not in capsys.readouterr().err
+    assert not Path("never").exists()
 
 
 def test_a_sample_depends_on_the_seed_and_the_line_alone(
@@ -320,7 +350,7 @@ def test_impossible_options_are_refused(refuses, teacher, mono, options, said) -
 def test_the_printed_command_trains_on_the_pairs(
     succeeds, teacher, mono, corpus_files
 ) -> None:
-    printed = succeeds("back-translate", teacher, "--input", mono, "--out", "out")
+    printed = succeeds("back-translate", teacher, "--input", mono, "--out", "my out")
     command = shlex.split(printed.splitlines()[-1])
     assert command[:2] == ["transduce", "train"]
     source, target = corpus_files

@@ -152,10 +152,16 @@ def test_a_new_vocabulary_is_learned_from_the_pairs(
 
 
 def test_with_references_the_student_learns_the_closest_hypothesis(
-    succeeds: Callable[..., str], teacher: Path, finished: Path
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    teacher: Path,
+    finished: Path,
 ) -> None:
     options = ("--reference", "mono.de", "--num-best", 6)
     succeeds(*arguments(teacher, "closest", *options))
+    # The size of the beam follows from the number of hypotheses, which is given.
+    other = refuses(*arguments(teacher, "closest", *options[:2], "--num-best", 5))
+    assert other.startswith("closest: was begun with translation.search.num_best 6, ")
     references = dict(zip(SOURCES, REFERENCES, strict=True))
 
     def right(out: str | Path) -> list[str]:
@@ -324,6 +330,8 @@ def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
     assert message.startswith(
         "out: was begun with student.training.steps 4, but now it is 6; give the same"
     )
+    message = refuses(*arguments(teacher, "out", "--beam-size", 2))
+    assert message.startswith("out: was begun with translation.search.beam_size 4, but")
     message = refuses(*arguments(teacher, "out", "--drop-worst", 0.2))
     assert message.startswith("out: was begun with pairs.drop_worst 0.0, but now it is")
     assert all(torch.equal(each, kept[name]) for name, each in weights("out").items())
@@ -357,7 +365,7 @@ def test_teachers_with_different_vocabularies_are_refused(
         (("--num-best", 2), "`num_best` hypotheses are compared with a reference, but"),
         (("--drop-worst", 1.5), "`drop_worst` must be from 0 to less than 1, but is"),
         (("--preset", "parsing-small"), "The preset parsing-small is for trees"),
-        (("--preset", "adapt"), "The preset adapt trains a trained model further"),
+        (("--preset", "adapt"), "a student is trained from the start; choose"),
         (("--preset", "student-tny"), "The preset must be one of"),
         (
             ("--set", "tokenizer.vocab_size=999"),
@@ -388,7 +396,7 @@ def test_impossible_options_are_refused_before_any_work(
 
 def test_a_distillation_needs_a_teacher(refuses) -> None:
     message = refuses("distill", "--source", "mono.en", "--out", "out")
-    assert message == "A teacher must be given: transduce distill TEACHER ...."
+    assert message == "A teacher must be given; name a model or run folder."
 
 
 @pytest.mark.parametrize(

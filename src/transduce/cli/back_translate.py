@@ -1,5 +1,6 @@
 """`transduce back-translate`: training pairs from text of the target language alone."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from transduce.decoding.native_model import PrecisionChoice
 from transduce.errors import ConfigError, counted
 from transduce.experiments.synthetic_text import (
     MAX_RATIO,
+    SETTINGS,
     BackTranslation,
     InputFigures,
 )
@@ -156,13 +158,15 @@ class LineProgress:
 
 @contextmanager
 def kept_if_interrupted(folder: Path) -> Iterator[None]:
-    """Tell after an interruption that the same command continues."""
+    """Report after an interruption that the same command continues, if it has begun."""
     kept = f"What is done is kept in {folder}: the same command continues."
     try:
         yield
-    except KeyboardInterrupt:
-        raise OutputKeptError(f"Interrupted. {kept}") from None
-    except SystemExit:
+    except (KeyboardInterrupt, SystemExit) as interruption:
+        if not (folder / SETTINGS).is_file():
+            raise
+        if isinstance(interruption, KeyboardInterrupt):
+            raise OutputKeptError(f"Interrupted. {kept}") from None
         print_message(f"transduce: {kept}")
         raise
 
@@ -190,8 +194,9 @@ def _print_result(result: BackTranslation) -> None:
     console.print(describe_pairs(result.pairs))
     console.print(f"Synthetic source: {result.source}")
     console.print(f"True target: {result.target}")
+    files = shlex.join((str(result.source), str(result.target)))
     console.print(
-        "Train on them beside true pairs, told apart by a tag:\n"
+        "Train on them together with true pairs; a tag marks the synthetic ones:\n"
         f"  {program()} train --corpus true SOURCE TARGET "
-        f"--corpus back {result.source} {result.target} tag=bt --out RUN"
+        f"--corpus back {files} tag=bt --out RUN"
     )

@@ -28,14 +28,13 @@ from transduce.experiments.distillation import (
     Vocabulary,
     distill_in,
     require_own_tokenizer,
+    require_student_preset,
 )
 from transduce.experiments.distillation_report import (
     NAME,
     EvaluationText,
     as_report,
 )
-from transduce.experiments.presets import preset as preset_named
-from transduce.experiments.presets import require_start, require_task
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
 from transduce.machine import Precision
 from transduce.model_folder import open_model
@@ -108,16 +107,16 @@ def distill(
         Pairs of a test text and its references, on which teacher and student are
         compared; by default the dev text.
     preset
-        Preset of the student. student-tiny is for millions of lines; for tens of
-        thousands take multi30k, or give student-tiny dropout.
+        Preset of the student. student-tiny has no dropout, and is for millions of
+        lines; for tens of thousands take multi30k, or set model.dropout.
     config
         A TOML file of settings that change the preset.
     settings
         Single settings of the student, such as model.decoder_layers=1.
     vocabulary
-        teacher keeps the teacher's vocabulary, so that the student learns the tokens
-        that the teacher put out. new learns one from the pairs (tokenizer.vocab_size),
-        for a student that is smaller than its teacher's vocabulary allows.
+        teacher: the student has the teacher's vocabulary, and learns exactly the tokens
+        that the teacher generated. new: a vocabulary is learned from the pairs
+        (tokenizer.vocab_size), so that the student can be smaller.
     beam_size
         Beam size of the teacher; by default its own.
     num_best
@@ -141,13 +140,12 @@ def distill(
         default one for each core, or OMP_NUM_THREADS, at most 16.
     """
     if not teachers:
-        raise ConfigError("A teacher must be given: transduce distill TEACHER ....")
+        raise ConfigError("A teacher must be given; name a model or run folder.")
     require_both(dev_source, dev_target)
     refuse_trees(*source, *reference)
-    require_task(preset, "translation")
-    require_start(preset, has_start=False)
+    require_student_preset(preset)
     student = run_config(preset, config, settings)
-    require_own_tokenizer(preset_named(preset), student, vocabulary)
+    require_own_tokenizer(preset, student, vocabulary)
     own = open_model(teachers[0]).search or SearchConfig()
     search = own.given({"num_best": 1, "beam_size": beam_size})
     plan = DistillationPlan(
@@ -194,7 +192,7 @@ def distill(
 
 @contextmanager
 def _naming_same_command() -> Iterator[None]:
-    """Tell after the training was stopped that the same command continues."""
+    """Report after the training was stopped that the same command continues."""
     try:
         yield
     except TrainingStoppedError as error:

@@ -39,7 +39,7 @@ from transduce.experiments.distillation_report import (
 )
 from transduce.experiments.pipeline import RunObserver, resolved, resume
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import RunConfig, require_start, require_task
+from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import RunFolder, is_run
 from transduce.experiments.run_processes import settings as flat_settings
@@ -261,10 +261,9 @@ def distill(
     RequestError
         The teachers have different vocabularies or languages, or parse.
     """
-    require_task(preset, "translation")
-    require_start(preset, has_start=False)
+    require_student_preset(preset)
     student = with_settings(preset_named(preset), settings or {})
-    require_own_tokenizer(preset_named(preset), student, vocabulary)
+    require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
         teachers=paths_of(teachers),
         source=paths_of(source),
@@ -447,11 +446,21 @@ def _student(plan: DistillationPlan, translator: Translator) -> RunConfig:
     return replace(plan.student, languages=languages, tokenizer=tokenizer)
 
 
+def require_student_preset(name: str) -> None:
+    """Raise `ConfigError` if a preset cannot be that of a student."""
+    require_task(name, "translation")
+    if name == ADAPT:
+        raise ConfigError(
+            f"The preset {ADAPT} trains a trained model further, but a student is "
+            f"trained from the start; choose another preset, such as {STUDENT_TINY}."
+        )
+
+
 def require_own_tokenizer(
-    preset: RunConfig, student: RunConfig, vocabulary: Vocabulary
+    preset: str, student: RunConfig, vocabulary: Vocabulary
 ) -> None:
     """Raise `ConfigError` for settings of a tokenizer that is not learned."""
-    if vocabulary == "teacher" and student.tokenizer != preset.tokenizer:
+    if vocabulary == "teacher" and student.tokenizer != preset_named(preset).tokenizer:
         raise ConfigError(
             "Settings of `tokenizer` have no effect, as the student has the teachers' "
             "vocabulary; leave them out, or learn a new one (--vocabulary new)."

@@ -159,9 +159,9 @@ def measure_models(
     """Compare teacher and student, both also in 8 bits.
 
     Also returns their translations, by the names of model and text. The texts are
-    translated on the device; speed is measured on one core of the processor, by turns,
-    with the first text, or with `source` if there is none. `on_step` is called with a
-    description of each step.
+    translated on the device. Speed is measured on one core of the processor with the
+    first text, or with `source` if there is none; the models take turns. `on_step` is
+    called with a description of each step.
     """
     with TemporaryDirectory() as folder:
         systems, notes = _with_quantized((teacher, student), Path(folder))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b, sha256
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 
 import transduce
 from transduce.data.cleaning_rules import NAMES, RULES, CleaningConfig, PairRules
+from transduce.data.corpus_files import Files, paths_of
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import (
@@ -529,11 +531,11 @@ class BackTranslation:
 
 
 def back_translate(
-    model: str | Path,
-    inputs: str | Path | Sequence[str | Path],
-    out: str | Path,
+    model: str | PathLike[str],
+    inputs: Files,
+    out: str | PathLike[str],
     *,
-    ensemble: Sequence[str | Path] = (),
+    ensemble: Files = (),
     target_language: str | None = None,
     sampling: SamplingConfig | None = None,
     search: SearchConfig | None = None,
@@ -592,8 +594,8 @@ def back_translate(
     DataError
         The input cannot be used; the message names file and line.
     """
-    paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    text = InputText(paths=[Path(each) for each in paths])
+    models = (Path(model), *paths_of(ensemble))
+    text = InputText(paths=paths_of(inputs))
     require_share("drop_worst", drop_worst)
     if sampling is not None and sampling.number != 1:
         raise ConfigError(
@@ -601,8 +603,7 @@ def back_translate(
             f"{sampling.number}; leave it out."
         )
     translator = load(
-        model,
-        *ensemble,
+        *models,
         device=device,
         precision=precision,
         num_processes=num_processes,
@@ -612,7 +613,7 @@ def back_translate(
         if target_language is not None:
             translator = translator.into(target_language)
         return _back_translate(
-            [Path(model), *map(Path, ensemble)],
+            models,
             text,
             Path(out),
             translator,
