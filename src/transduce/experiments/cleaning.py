@@ -1,6 +1,7 @@
 """Cleaning of a parallel corpus by rules and models: `transduce clean` in Python."""
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 
 from transduce.data.cleaning import (
@@ -27,7 +28,7 @@ WORST = 0.1
 def clean(
     source: Files,
     target: Files,
-    out: str | Path,
+    out: str | PathLike[str],
     *,
     dev_source: Files = (),
     source_language: str | None = None,
@@ -94,7 +95,7 @@ def clean(
     CheckpointError
         A model is missing or damaged, or the folder cannot be written.
     RequestError
-        A process was killed, or a model cannot score.
+        A process was killed, or a model cannot score, or not in this target language.
     """
     files = CorpusFiles(
         source=paths_of(source),
