@@ -5,8 +5,11 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from transduce.errors import ConfigError
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.training.distributed import Processes
 from transduce.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -109,6 +113,63 @@ def test_a_stopped_run_may_end_where_it_is(files, tmp_path):
     assert steps == ["step-00000005", "step-00000007"]
     scored = [entry["step"] for entry in RunFolder(tmp_path / "run").entries("dev")]
     assert scored == [5, 7]
+
+
+def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, trained = Barrier(2), dict[int, int]()
+
+    class Threads(Processes):
+        """Process group of two threads."""
+
+        def barrier(self) -> None:
+            together.wait(timeout=5)
+
+    class Run:
+        """Run that trains nothing."""
+
+        def __init__(self, _: object, config: RunConfig, *others: Any) -> None:
+            trained[others[-1].rank] = config.training.steps
+
+        def train(self) -> None: ...
+        def close(self) -> None: ...
+
+    def resumed(rank: int) -> None:
+        sleep(0.3 * rank)  # the second reads the record late
+        resume(run, CPU, processes=Threads(rank=rank, count=2), steps=15)
+
+    monkeypatch.setattr("transduce.experiments.pipeline._Run", Run)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(resumed, range(2)))
+    assert trained == {0: 15, 1: 15}
+
+
+def test_another_number_of_updates_is_warned_of(run, tmp_path, capsys) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[training]\nsteps = 11\n")
+    main(["train", "--out", str(run), "--resume", "--config", str(settings)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "updates of the run (`training.steps`) changes from 10 to 11." in printed
+
+
+def test_all_scores_at_the_end_are_renamed_when_a_run_is_trained_longer(run) -> None:
+    folder = RunFolder(run)
+    for kind in ("final dev set", "start model"):
+        folder.log(kind, step=10)
+    folder.lengthen(10, tiny(), tiny(steps=12))
+    assert not {"final", "final dev set", "start model"} & set(kinds(run))
+    for kind in ("final", "final dev set", "start model"):
+        assert kinds(run).count(f"earlier {kind}") == 1
+
+
+def test_scores_at_the_end_that_a_crash_cut_short_are_not_logged_twice(run) -> None:
+    folder = RunFolder(run)
+    [final] = folder.entries("final")
+    folder.log("start model", step=0)  # by an older version, before a crash
+    folder.log_results([{"kind": "start model", "step": 0}, final])
+    assert kinds(run)[-2:] == ["start model", "final"]
+    assert kinds(run).count("start model") == kinds(run).count("final") == 1
 
 
 def test_fewer_updates_than_made_are_refused(run):

@@ -60,8 +60,11 @@ from transduce.experiments.environment import (
 )
 from transduce.experiments.presets import RunConfig, Task
 from transduce.experiments.run_folder import (
+    FINAL,
+    FINAL_DEV_SET,
     LENGTHENED,
     PICTURE,
+    START_MODEL,
     RunFiles,
     RunFolder,
     known_languages,
@@ -110,9 +113,8 @@ from transduce.training.trainer import (
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
-DEV_SET, FINAL_DEV_SET, OF_START = "dev set", "final dev set", "start model"
-"""Kinds of log entries: scores on further dev sets, of checkpoints and of the run's
-model, and those of the model that the run started from."""
+DEV_SET = "dev set"
+"""Kind of log entries with the scores of checkpoints on further dev sets."""
 RISE_OF_RATE = 1.5
 """Rise of the learning rate from one update to the next that is told."""
 DIVERGED_RATE_FACTOR = 0.5
@@ -282,8 +284,9 @@ def resume(
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
     with _locked(folder, processes):
-        if steps is not None and steps != config.training.steps:
-            if processes.is_first:
+        if steps is not None:
+            processes.barrier()  # until all have read the record that may change
+            if processes.is_first and steps != config.training.steps:
                 _lengthen(folder, config, steps, observers)
             processes.barrier()
             folder, config = RunFolder.open(out)
@@ -297,12 +300,17 @@ def _lengthen(
     steps: int,
     observers: Sequence[RunObserver],
 ) -> None:
-    """Record another number of updates of a run, and tell what follows from it."""
+    """Record another number of updates of a run, and warn of its effects."""
     progress, before = _newest_progress(folder), config.training
     training = _lengthened(before, steps, progress, folder.path)
     now = replace(config, training=training)
     folder.lengthen(progress.step, config, now)
-    for message in _changes_of_rate(now, before, progress.step):
+    messages = [
+        f"The number of updates of the run (`training.steps`) changes from "
+        f"{before.steps:,} to {steps:,}.",
+        *_changes_of_rate(now, before, progress.step),
+    ]
+    for message in messages:
         for observer in observers:
             observer.warned(message)
 
@@ -887,14 +895,16 @@ class _Run:
                 self._warn(dev.kept_despite(best))
             save_model(model, self._folder.path / AVERAGED)
         # Resuming a finished run reports its result again, but does not log it again.
-        is_logged = any(e["kind"] == "final" for e in self._folder.read_log())
+        is_logged = any(e["kind"] == FINAL for e in self._folder.read_log())
         before = self._scores_of_start(trainer)
         if dev is not None and not is_logged:
-            for score in before:
-                self._folder.log(OF_START, **score.entry())
-            for score in scores[1:]:
-                self._folder.log(FINAL_DEV_SET, **score.entry())
-            self._folder.log("final", **dev.entry())
+            self._folder.log_results(
+                [
+                    *({"kind": START_MODEL, **score.entry()} for score in before),
+                    *({"kind": FINAL_DEV_SET, **score.entry()} for score in scores[1:]),
+                    {"kind": FINAL, **dev.entry()},
+                ]
+            )
         self._draw()
         return RunResult(
             model=self._folder.path / folder,

@@ -57,8 +57,13 @@ from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 RUN_FORMAT = 1
 """Format of the record."""
 RUN_CONFIG, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
-LENGTHENED, EARLIER_FINAL = "lengthened", "earlier final"
-"""Kinds of log entries of a run that is trained longer than it was to be."""
+FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
+"""Kinds of log entries with the scores at the end: of the run's model on the main dev
+set and on further ones, and of the model that the run started from."""
+RESULTS = (FINAL, FINAL_DEV_SET, START_MODEL)
+LENGTHENED, EARLIER = "lengthened", "earlier"
+"""Kind of log entry of a changed number of updates, and prefix of the kinds of the
+scores at the end before."""
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
@@ -275,6 +280,15 @@ class RunFolder:
             entry = {"kind": kind, **{k: _finite(v) for k, v in values.items()}}
             file.write(json.dumps(entry) + "\n")
 
+    def log_results(self, results: Iterable[Mapping[str, Any]]) -> None:
+        """Append the scores at the end of the run: all of them, or after a crash none.
+
+        They replace scores at the end that an older version had begun to log.
+        """
+        kept = [entry for entry in self.read_log() if entry["kind"] not in RESULTS]
+        finite = [{k: _finite(v) for k, v in entry.items()} for entry in results]
+        self._write_log([*kept, *finite])
+
     def read_log(self) -> Iterator[dict[str, Any]]:
         """Read the log; a last line cut short by a crash is skipped.
 
@@ -318,8 +332,9 @@ class RunFolder:
         Results that were final before are renamed in the log.
         """
         entries = [
-            {**entry, "kind": EARLIER_FINAL} if entry["kind"] == "final" else entry
+            {**entry, "kind": f"{EARLIER} {kind}"} if kind in RESULTS else entry
             for entry in self.read_log()
+            for kind in [entry["kind"]]
         ]
         steps = {"before": before.training.steps, "now": config.training.steps}
         entries.append({"kind": LENGTHENED, "step": made, **steps})
