@@ -7,6 +7,7 @@ import pytest
 
 import transduce
 from transduce.cli import main
+from transduce.cli.train import _command
 from transduce.data.batches import open_dataset
 
 STEPS = (
@@ -302,11 +303,29 @@ def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_
     for given, message in (
         ((*text, "--replay-share", "0.3"), "--replay-share needs the text"),
         ((*text, "--replay", *old, "--replay-share", "1"), "below 1, but is 1"),
+        ((*text, "--replay", *old, "--replay-share", "0"), "above 0 and below 1"),
         (("--replay", *old), "--replay adds general text to that of --source"),
         ((*options, "--corpus", "a", *old), "Either --replay, or corpora"),
     ):
         found = refuses("train", *given, *STEPS, "--out", tmp_path / "other")
         assert message in found
+
+
+def test_each_of_several_processes_has_the_given_options():
+    options = {
+        "from_": Path("old"),
+        "replay_share": 0.0,
+        "devices": 2,
+        "force": False,
+        "resume": True,
+        "preset": None,
+        "corpus": (),
+        "settings": ("a=1", "b=2"),
+    }
+    assert _command(options)[4:] == [
+        *("--from", "old", "--replay-share", "0.0", "--devices", "2"),
+        *("--resume", "--set", "a=1", "b=2"),
+    ]
 
 
 def test_the_report_on_a_corpus_takes_all_corpora_of_a_mixture(texts, succeeds):

@@ -687,7 +687,7 @@ def _command(options: Mapping[str, Any]) -> list[str]:
         values = value if isinstance(value, tuple) else (value,)
         if value is True:
             command.append(f"--{name.replace('_', '-')}")
-        elif value not in (None, False, ()):
+        elif value is not None and value is not False and value != ():
             option = f"--{name.strip('_').replace('_', '-')}"
             option = "--set" if name == "settings" else option
             command += [option, *map(str, values)]

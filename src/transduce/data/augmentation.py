@@ -5,9 +5,9 @@ the background, while the part before is trained on. A chunk depends only on its
 the settings and its own seed: not on the number of processes, nor on other chunks.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from queue import SimpleQueue
@@ -350,14 +350,25 @@ class Augmentation:
     Call `close` at the end, or use it as a context manager.
     """
 
-    def __init__(self, augment: PairAugmenter, num_processes: int) -> None:
-        """Augment in that many processes; in this one, when a part is used, for 0."""
+    def __init__(
+        self,
+        augment: PairAugmenter,
+        num_processes: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Augment in that many processes; in this one, when a part is used, for 0.
+
+        `warn` is called, in the thread that uses the parts, if a process has ended.
+        """
         self._augment = augment
+        self._warn = warn
+        self._warnings = SimpleQueue[str]()
         self._num_processes = num_processes
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
         self._workers: list[_Worker] = []
-        self._idle = SimpleQueue[_Worker]()
-        self._coming: _Coming | None = None
+        # None stands for this process, in place of one that cannot be started.
+        self._idle = SimpleQueue[_Worker | None]()
+        self._pending: _PendingPart | None = None
         self._is_closed = False
 
     @property
@@ -368,24 +379,27 @@ class Augmentation:
     def begin(self, part: Dataset, seed: Seed) -> None:
         """Begin to augment a part in the background, to use it next."""
         if self._threads is not None:
-            self._coming = self._begun(part, seed, self._threads)
+            self._pending = self._begun(part, seed, self._threads)
 
     def augmented(self, part: Dataset, seed: Seed) -> AugmentedPart:
         """Return the augmented part; wait for it if it is not finished."""
         if self._threads is None:
             chunks = enumerate(_chunks(part))
             return _joined([self._augment(c, (*seed, number)) for number, c in chunks])
-        coming, self._coming = self._coming, None
-        if coming is not None and not coming.is_of(part, seed):
-            for unused in coming.chunks:
+        pending, self._pending = self._pending, None
+        if pending is not None and not pending.is_of(part, seed):
+            for unused in pending.chunks:
                 unused.cancel()
-            coming = None
-        coming = coming or self._begun(part, seed, self._threads)
-        return _joined([chunk.result() for chunk in coming.chunks])
+            pending = None
+        pending = pending or self._begun(part, seed, self._threads)
+        parts = [chunk.result() for chunk in pending.chunks]
+        while not self._warnings.empty():
+            self._warn(self._warnings.get())
+        return _joined(parts)
 
     def _begun(
         self, part: Dataset, seed: Seed, threads: ThreadPoolExecutor
-    ) -> "_Coming":
+    ) -> "_PendingPart":
         while len(self._workers) < self._num_processes:
             try:
                 worker = WorkerProcess(self._augment, NICENESS)
@@ -401,7 +415,7 @@ class Augmentation:
             threads.submit(self._by_worker, chunk, (*seed, number))
             for number, chunk in enumerate(_chunks(part))
         ]
-        return _Coming(part=part, seed=seed, chunks=chunks)
+        return _PendingPart(part=part, seed=seed, chunks=chunks)
 
     def close(self) -> None:
         """End the processes."""
@@ -420,23 +434,36 @@ class Augmentation:
     def _by_worker(self, chunk: Dataset, seed: Seed) -> AugmentedPart:
         worker = self._idle.get()
         try:
-            return worker(chunk, seed)
-        except WorkerLostError:
+            return worker(chunk, seed) if worker else self._augment(chunk, seed)
+        except WorkerLostError as error:
             if self._is_closed:
                 raise CancelledError from None
-            warnings.warn(
-                "A process that augments was killed, as happens when memory runs out; "
-                "training goes on, but waits for its corpus.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            assert worker is not None
+            worker = self._replaced(worker, str(error))
             return self._augment(chunk, seed)
         finally:
             self._idle.put(worker)
 
+    def _replaced(self, lost: _Worker, reason: str) -> _Worker | None:
+        """Start a process in place of one that has ended, unless it made no chunk."""
+        new: _Worker | None = None
+        if lost.has_worked:
+            with suppress(OSError):
+                new = WorkerProcess(self._augment, NICENESS)
+        lost.end()
+        if new is None:
+            remedy = "the training process does its work, which takes longer"
+        else:
+            remedy = "another takes its place"
+            self._workers[self._workers.index(lost)] = new
+            if self._is_closed:  # meanwhile
+                new.end()
+        self._warnings.put(f"A process that augments {reason}; {remedy}.")
+        return new
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Coming:
+class _PendingPart:
     """Part that is augmented in the background."""
 
     part: Dataset

@@ -15,10 +15,12 @@ from transduce.interruption import terminations
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+EXIT_SECONDS = 10
+"""Seconds to wait for the exit code of a process that has closed its pipe."""
 
 
 class WorkerLostError(Exception):
-    """A worker process has ended."""
+    """A worker process has ended; the message continues "The process ..."."""
 
 
 class WorkerProcess(Generic[Arguments, Result]):
@@ -35,7 +37,11 @@ class WorkerProcess(Generic[Arguments, Result]):
         package = str(Path(__file__).parents[2])
         known = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve({niceness})"],
+            # -P: modules in the current folder are not imported.
+            [
+                *(sys.executable, "-P", "-c"),
+                f"from {__name__} import serve; serve({niceness})",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # signals of the terminal do not reach it
@@ -48,6 +54,7 @@ class WorkerProcess(Generic[Arguments, Result]):
         )
         # Sent with the first arguments.
         self._function: Callable[Arguments, Result] | None = function
+        self.has_worked = False
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Return the function's result; `WorkerLostError` if the process has ended.
@@ -65,10 +72,24 @@ class WorkerProcess(Generic[Arguments, Result]):
             tasks.flush()
             result: Result | Exception = pickle.load(results)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-            raise WorkerLostError from None  # the pipe is closed, maybe by `end`
+            # The pipe is closed, maybe by `end`.
+            raise WorkerLostError(self._ending()) from None
+        self.has_worked = True
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _ending(self) -> str:
+        """Describe how the process has ended."""
+        try:
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "no longer answers"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        if -code == getattr(signal, "SIGKILL", None):
+            return "was killed, as happens when memory runs out"
+        return f"was ended by signal {-code}"
 
     def end(self) -> None:
         """End the process, even within a call."""

@@ -583,7 +583,8 @@ class _Run:
             config.languages,
             largest_length(dataset, config.batching.max_length),
         )
-        return Augmentation(augment, default_processes(self._processes.count_here))
+        num_processes = default_processes(self._processes.count_here)
+        return Augmentation(augment, num_processes, self._warn)
 
     def _start(
         self, *, has_diverged: bool = False

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from transduce.data import augmentation, batches
+from transduce.data import augmentation, batches, worker_process
 from transduce.data.augmentation import (
     Augmentation,
     AugmentedPart,
@@ -293,13 +293,13 @@ def test_dropout_of_merges_is_refused_for_an_imported_tokenizer():
 
 @pytest.fixture
 def in_one_process(tokenizer: Tokenizer) -> Iterator[Augmentation]:
-    with Augmentation(augmenter(ALL, tokenizer), 1) as process:
+    with Augmentation(augmenter(ALL, tokenizer), 1, pytest.fail) as process:
         yield process
 
 
 @pytest.fixture
 def in_two_processes(tokenizer: Tokenizer) -> Iterator[Augmentation]:
-    with Augmentation(augmenter(ALL, tokenizer), 2) as processes:
+    with Augmentation(augmenter(ALL, tokenizer), 2, pytest.fail) as processes:
         yield processes
 
 
@@ -307,7 +307,9 @@ def test_processes_make_the_same_changes(
     part, tokenizer, in_two_processes, monkeypatch
 ):
     monkeypatch.setattr(augmentation, "CHUNK_PAIRS", 300)
-    expected = Augmentation(augmenter(ALL, tokenizer), 0).augmented(part, SEED)
+    expected = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail).augmented(
+        part, SEED
+    )
     in_two_processes.begin(part.picked(np.arange(9)), SEED)  # other pairs
     found = in_two_processes.augmented(part, SEED)
     assert_equal(found.pairs, expected.pairs)
@@ -318,18 +320,46 @@ def test_processes_make_the_same_changes(
     assert len(set(found.numbers)) == len(found.numbers) == len(found.pairs)
 
 
-def test_training_goes_on_without_a_process_that_was_killed(
-    part, tokenizer, in_one_process
-):
-    part = part.picked(np.arange(200))
-    expected = Augmentation(augmenter(ALL, tokenizer), 0).augmented(part, SEED)
-    in_one_process.augmented(part, (1, 0, 1))
-    for worker in in_one_process._workers:
+def test_another_process_takes_the_place_of_one_that_was_killed(part, tokenizer):
+    part, warnings = part.picked(np.arange(200)), list[str]()
+    expected = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
+    with Augmentation(augmenter(ALL, tokenizer), 1, warnings.append) as process:
+        process.augmented(part, (1, 0, 1))
+        (worker,) = process._workers
         os.kill(worker._process.pid, signal.SIGKILL)
         worker._process.wait()
-    with pytest.warns(RuntimeWarning, match="A process that augments was killed"):
-        found = in_one_process.augmented(part, SEED)
-    assert_equal(found.pairs, expected.pairs)
+        for seed in (SEED, (1, 0, 2)):
+            found = process.augmented(part, seed)
+            assert_equal(found.pairs, expected.augmented(part, seed).pairs)
+        assert process._workers != [worker]
+        assert process._workers[0].has_worked
+    assert warnings == [
+        "A process that augments was killed, as happens when memory runs out; "
+        "another takes its place."
+    ]
+
+
+def test_training_augments_itself_if_a_process_cannot(part, tokenizer, monkeypatch):
+    part, warnings = part.picked(np.arange(200)), list[str]()
+    monkeypatch.setattr(worker_process, "__name__", "json")  # has nothing to import
+    expected = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
+    with Augmentation(augmenter(ALL, tokenizer), 1, warnings.append) as process:
+        for seed in (SEED, (1, 0, 2)):
+            found = process.augmented(part, seed)
+            assert_equal(found.pairs, expected.augmented(part, seed).pairs)
+    assert warnings == [
+        "A process that augments ended with exit code 1; the training process does its "
+        "work, which takes longer."
+    ]
+
+
+def test_processes_do_not_import_modules_in_the_current_folder(
+    part, in_one_process, tmp_path, monkeypatch
+):
+    (tmp_path / "random.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    in_one_process.augmented(part.picked(np.arange(20)), SEED)  # without a warning
+    assert in_one_process._workers[0].has_worked
 
 
 def test_an_error_of_a_process_is_raised(tokenizer, in_one_process, make_dataset):
@@ -343,7 +373,7 @@ class Counting(Augmentation):
     """Augmentation in this process that counts the parts it is given."""
 
     def __init__(self, augment: PairAugmenter) -> None:
-        super().__init__(augment, 0)
+        super().__init__(augment, 0, pytest.fail)
         self.begun: list[tuple[int, ...]] = []
         self.next: Dataset | None = None
         self.made: list[tuple[int, ...]] = []
@@ -379,7 +409,7 @@ def ids_of(updates: list[batches.Update]) -> list[list[int]]:
 @pytest.mark.usefixtures("in_parts")
 def test_an_augmented_epoch_has_every_pair_once(part, pairs, tokenizer):
     config = TextAugmentationConfig(upper=0.2, subword_dropout=0.2)
-    made = Augmentation(augmenter(config, tokenizer), 0)
+    made = Augmentation(augmenter(config, tokenizer), 0, pytest.fail)
     batching = replace(BATCHING, batch_tokens=50)
     updates = list(Batcher(part, batching, 1, augmentation=made).epoch(0))
     rows = [tokenizer.decode(row[: row.index(-1)]) for row in ids_of(updates)]
@@ -410,7 +440,7 @@ def test_an_augmented_epoch_goes_on_in_the_middle_without_earlier_parts(
 
 @pytest.mark.usefixtures("in_parts")
 def test_changes_differ_between_epochs_and_parts(part, tokenizer):
-    made = Augmentation(augmenter(ALL, tokenizer), 0)
+    made = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
     batcher = Batcher(part, BATCHING, 1, augmentation=made)
     first, second = (ids_of(list(batcher.epoch(epoch))) for epoch in range(2))
     assert len({*map(tuple, first)} & {*map(tuple, second)}) < 0.5 * len(first)
@@ -431,7 +461,7 @@ def test_the_number_of_updates_does_not_depend_on_the_changes(
     numbers = set()
     for name in ("lower", "upper", "joined"):
         config = TextAugmentationConfig(**{name: 1.0})
-        made = Augmentation(augmenter(config, tokenizer), 0)
+        made = Augmentation(augmenter(config, tokenizer), 0, pytest.fail)
         updates = list(Batcher(small, batching, 1, augmentation=made).epoch(0))
         numbers.add(len(updates))
         assert all(update.batches for update in updates)
@@ -441,7 +471,7 @@ def test_the_number_of_updates_does_not_depend_on_the_changes(
 
 
 def test_a_corpus_of_one_pair_can_be_augmented(part, tokenizer):
-    made = Augmentation(augmenter(ALL, tokenizer), 0)
+    made = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
     batcher = Batcher(part.picked(np.arange(1)), BATCHING, 1, augmentation=made)
     assert [len(list(batcher.epoch(epoch))) for epoch in range(3)] == [1, 1, 1]
 
@@ -481,7 +511,7 @@ def test_the_pairs_of_each_corpus_are_counted_before_they_change(make_dataset):
 
 
 def test_memory_is_tried_with_the_longest_pairs_that_may_result(part, tokenizer):
-    made = Augmentation(augmenter(ALL, tokenizer, max_length=60), 0)
+    made = Augmentation(augmenter(ALL, tokenizer, max_length=60), 0, pytest.fail)
     plain = Batcher(part, BATCHING, 1)
     assert plain.longest_possible() is plain
     longest = Batcher(part, BATCHING, 1, augmentation=made).longest_possible()
