@@ -268,6 +268,9 @@ def test_a_target_language_that_the_model_does_not_have_is_refused(
         "--target", tmp_path / "my.de", tmp_path / "my.fr",
     )  # fmt: skip
     assert "but the files are in de, fr; clean each language alone." in said
+    (tmp_path / "targets").write_text("Wort\n" * len(PAIRS), encoding="utf-8")
+    said = refuses(*call, *my_corpus[:2], "--target", tmp_path / "targets")
+    assert "but the files' endings name none; give the languages" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -172,6 +172,12 @@ def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Transla
         targets = sorted(
             {each.target_language for each in files if each.target_language}
         )
+        if not targets:
+            raise ConfigError(
+                f"{path}: a model of several target languages needs the language of "
+                "the corpus to score it, but the files' endings name none; give the "
+                "languages, or rename the files as in my.en and my.de."
+            )
         if len(targets) > 1:
             raise ConfigError(
                 f"{path}: a model of several target languages must score a corpus in "
