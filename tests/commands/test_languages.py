@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,48 @@ class TestOtherLibraries:
         change_settings(folder / "tokenizer_config.json", **named)
         succeeds("import", folder, *options, "--out", tmp_path / "model")
         assert kept(tmp_path / "model") == languages
+
+
+@pytest.fixture
+def named(trained_checkpoint, corpus_files, tmp_path, monkeypatch) -> Path:
+    """Model from English to German, beside files of both languages."""
+    monkeypatch.chdir(tmp_path)
+    for path, ending in zip(corpus_files, ("en", "de"), strict=True):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:3]
+        Path(f"text.{ending}").write_text("".join(lines), encoding="utf-8")
+    tagged = replace(trained_checkpoint, source_language="en", target_language="de")
+    save_model(tagged, Path("model"))
+    return Path("model")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("translate", "--input", "text.de"),
+        ("sample", "--input", "text.de"),
+        ("score", "--source", "text.de", "--target", "text.de"),
+        ("evaluate", "--source", "text.de", "--reference", "text.de"),
+    ],
+)
+def test_a_file_of_another_language_is_used_with_a_warning(command, named, arguments):
+    name, *options = arguments
+    outcome = command(name, named, *options, "--device", "cpu")
+    assert outcome.out
+    assert outcome.err.startswith("Warning: model: the model must have the languages")
+    assert "its source is en and here de" in outcome.err
+    assert outcome.err.count("Warning") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tune", "--dev-source", "text.de", "--dev-target", "text.en"),
+        ("shortlist", "--source", "text.de", "--target", "text.en"),
+        ("shortlist", "--source", "text.en", "--target", "text.en"),
+    ],
+)
+def test_a_file_of_another_language_changes_no_model(refuses, named, arguments):
+    name, *options = arguments
+    before = sorted(named.iterdir())
+    assert "the model must have the languages of the" in refuses(name, named, *options)
+    assert sorted(named.iterdir()) == before

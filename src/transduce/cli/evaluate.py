@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.cli.lines import require_no_search, search_of
+from transduce.cli.lines import require_no_search, search_of, warn_of_other_language
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -119,6 +119,7 @@ def evaluate(
         )
         if language is not None and translator.target_languages:
             translator = translator.into(language)
+        warn_of_other_language(model, "source", translator.source_language, source)
         language = language or translator.target_language
     language = language or guess_all(reference)
     tokenization = choose_tokenization(tokenize, language, references)

@@ -44,6 +44,7 @@ from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
+from transduce.text.languages import require_language_of_files
 from transduce.text.shortlist import Shortlist
 
 Resume = Annotated[bool, Parameter(negative="")]
@@ -52,6 +53,19 @@ Resume = Annotated[bool, Parameter(negative="")]
 Origin = Mapping[str, Any]
 """Everything that the records depend on besides the input's lines, as JSON."""
 Item = TypeVar("Item")
+
+
+def warn_of_other_language(
+    model: Path, side: str, known: str | None, paths: Iterable[Path]
+) -> None:
+    """Print a warning if a file's ending names another language than the model's.
+
+    `side` is "source" or "target".
+    """
+    try:
+        require_language_of_files(model, side, known, paths)
+    except ConfigError as error:
+        print(f"Warning: {error}", file=sys.stderr)
 
 
 def language_of(translator: Translator) -> Origin:

@@ -16,6 +16,7 @@ from transduce.cli.lines import (
     Resume,
     language_of,
     source_lines,
+    warn_of_other_language,
     write_translations,
 )
 from transduce.decoding.native_model import PrecisionChoice
@@ -116,6 +117,8 @@ def sample(
         num_processes=processes,
         target_language=target_language,
     )
+    if input is not None:
+        warn_of_other_language(model, "source", translator.source_language, [input])
 
     def origin() -> Origin:
         return {

@@ -8,7 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
-from transduce.cli.lines import Destination, Origin, Resume, language_of
+from transduce.cli.lines import (
+    Destination,
+    Origin,
+    Resume,
+    language_of,
+    warn_of_other_language,
+)
 from transduce.decoding.streaming import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
@@ -62,6 +68,8 @@ def score(
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
     translator = load(model, device=device, target_language=target_language)
+    warn_of_other_language(model, "source", translator.source_language, source)
+    warn_of_other_language(model, "target", translator.target_language, target)
 
     def origin() -> Origin:
         return {

@@ -23,10 +23,11 @@ from transduce.errors import (
 )
 from transduce.files import atomic_file
 from transduce.machine import num_threads
-from transduce.model_folder import find_model, open_model, write_search
+from transduce.model_folder import ModelFolder, find_model, open_model, write_search
 from transduce.search_config import SearchConfig
 from transduce.text.alignment import EncodedPairs
 from transduce.text.corpus import read_pairs, read_text
+from transduce.text.languages import require_language_of_files
 from transduce.text.shortlist import (
     MAX_PIECES,
     SHORTLIST_FILE,
@@ -101,6 +102,7 @@ def shortlist(
             "parses."
         )
     tokenizer = opened.tokenizer
+    _require_languages(model, opened, source, target)
     if source:
         pairs = encode_pairs(_text_pairs(source, target), tokenizer)
     else:
@@ -137,6 +139,15 @@ def shortlist(
         f"{counted(learned.vocab_size, 'piece')} on average\n"
         f"Shortlist: {path}"
     )
+
+
+def _require_languages(
+    model: Path, opened: ModelFolder, source: Files, target: Files
+) -> None:
+    """Raise `ConfigError` if a file's ending names another language."""
+    require_language_of_files(model, "source", opened.source_language, source)
+    if not opened.tokenizer.language_tags:  # otherwise it has several target languages
+        require_language_of_files(model, "target", opened.target_language, target)
 
 
 def _text_pairs(

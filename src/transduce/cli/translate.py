@@ -20,6 +20,7 @@ from transduce.cli.lines import (
     search_of,
     shortlist_origin,
     source_lines,
+    warn_of_other_language,
     write_translations,
 )
 from transduce.decoding.native_model import PrecisionChoice
@@ -166,6 +167,8 @@ def translate(
         num_processes=processes,
         target_language=target_language,
     )
+    if input is not None:
+        warn_of_other_language(model, "source", translator.source_language, [input])
     width = translator.search.beam_size if beam_size is None else beam_size
     if nbest is not None and not 1 <= nbest <= max(width, 1):
         raise ConfigError(

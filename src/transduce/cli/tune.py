@@ -28,7 +28,7 @@ from transduce.model_folder import find_model, write_search
 from transduce.report.report import Report, Section, Table, columns, show
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs
-from transduce.text.languages import guess_all
+from transduce.text.languages import guess_all, require_language_of_files
 
 BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")]
@@ -125,7 +125,7 @@ def tune(
             tuning = tune_parsing(translator, gold, grid, searching)
         else:
             files = (dev_source, dev_target)
-            tuning = _of_text(translator, files, tokenize, grid, searching)
+            tuning = _of_text(model, translator, files, tokenize, grid, searching)
     chosen = tuned(translator.search, tuning.best.search)
     is_written = not dry_run and chosen != translator.search
     if is_written:
@@ -138,6 +138,7 @@ def tune(
 
 
 def _of_text(
+    model: Path,
     translator: Translator,
     files: tuple[Files, Files],
     tokenize: Tokenize,
@@ -145,6 +146,9 @@ def _of_text(
     searching: Any,
 ) -> Tuning:
     translator.require_translation()
+    require_language_of_files(model, "source", translator.source_language, files[0])
+    if not translator.target_languages:
+        require_language_of_files(model, "target", translator.target_language, files[1])
     pairs = list(read_pairs(*files))
     if not pairs:
         raise ConfigError(
