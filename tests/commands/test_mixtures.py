@@ -273,12 +273,70 @@ def test_a_tag_that_the_model_to_start_from_lacks_is_refused(
     message = refuses(*start, "--corpus", "x", *files, "tag=new", *small)
     assert "The tag <new> of corpus x must be a token of the model" in message
     message = refuses(*start, "--corpus", "x", *files, "target_language=nl", *small)
+    assert f"{several / 'run'}: the target language of corpus x must be" in message
     assert message.endswith("it has de (German), fr (French).")
     assert not (tmp_path / "run").exists()
     succeeds(*start, "--source", files[0], "--target", files[1], *small)
     dataset = open_dataset(tmp_path / "run/corpus/training")
     tokenizer = transduce.load(several / "run", device="cpu").tokenizer
     assert dataset.source[0][0] == tokenizer.tag_id(">>de<<")
+
+
+def test_a_mixture_for_a_model_of_several_languages_has_the_tag_of_its_own(
+    several, succeeds, tmp_path
+):
+    given = []
+    for name in ("de", "back"):
+        given += ["--corpus", name, f"{several}/{name}.en", f"{several}/{name}.de"]
+    start = ("train", "--from", several / "run", "--out", tmp_path / "run")
+    succeeds(*start, *given, "--set", "training.steps=2", "--device", "cpu", "--no-dev")
+    tokenizer = transduce.load(several / "run", device="cpu").tokenizer
+    dataset = open_dataset(tmp_path / "run/corpus/training")
+    firsts = {int(dataset.source[i][0]) for i in range(len(dataset))}
+    assert firsts == {tokenizer.tag_id(">>de<<")}
+
+
+def test_sources_without_a_tag_need_a_language_that_is_known(
+    several, refuses, succeeds, tmp_path
+):
+    source, target = tmp_path / "source", tmp_path / "target"
+    lines = (several / "fr.en").read_text().splitlines(keepends=True)
+    target.write_text((several / "fr.fr").read_text())
+    start = ("train", "--from", several / "run", "--out", tmp_path / "run")
+    small = ("--set", "training.steps=2", "--device", "cpu", "--no-dev")
+    text = (*start, "--source", source, "--target", target, *small)
+    source.write_text("".join([*(f">>fr<< {line}" for line in lines[1:]), lines[0]]))
+    message = refuses(*text)
+    assert message.endswith(
+        f"{several / 'run'}: the model has several target languages, but that of "
+        f"{source} is unknown; name it by --target-language, or put a tag such as "
+        ">>de<< before each source."
+    )
+    source.write_text("".join(f">>fr<< {line}" for line in lines))
+    succeeds(*text)
+    dataset = open_dataset(tmp_path / "run/corpus/training")
+    tokenizer = transduce.load(several / "run", device="cpu").tokenizer
+    firsts = {int(dataset.source[i][0]) for i in range(len(dataset))}
+    assert firsts == {tokenizer.tag_id(">>fr<<")}
+
+
+def test_corpora_of_several_languages_do_not_suit_a_model_of_one(
+    several, refuses, succeeds, tmp_path
+):
+    files = (f"{several}/de.en", f"{several}/de.de")
+    one = tmp_path / "one"
+    succeeds(
+        *("train", "--source", files[0], "--target", files[1], *STEPS, "--no-dev"),
+        *("--out", one),
+    )
+    given = ["--corpus", "a", *files, "--corpus", "b", f"{several}/fr.en"]
+    given += [f"{several}/fr.fr", "--target-language", "de"]
+    message = refuses("train", "--from", one, *given, "--out", tmp_path / "run")
+    assert message.endswith(
+        f"{one}: the model has one target language and no tags of languages, but the "
+        "corpora have tags of de, fr; train on corpora of its language, without "
+        "`target_language`."
+    )
 
 
 def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_path):

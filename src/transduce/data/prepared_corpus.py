@@ -344,8 +344,10 @@ class _CorpusKey:
     def _corpora(self) -> list[list[object]]:
         """Names, sizes and tags of the corpora; what they contain is in the digest."""
         return [
-            [corpus.name, size, corpus.tag, corpus.target_language]
-            for corpus, size in zip(self.corpora, self.sizes, strict=True)
+            [corpus.name, size, corpus.tag, language]
+            for corpus, size, language in zip(
+                self.corpora, self.sizes, self._languages, strict=True
+            )
         ]
 
     def encoders(self, tokenizer: Tokenizer) -> list[PairEncoder]:
@@ -357,10 +359,16 @@ class _CorpusKey:
                 tokenizer=tokenizer,
                 symbols=self.symbols,
                 tag=_tag_id(tokenizer, corpus),
-                language=_language_id(tokenizer, corpus.target_language),
+                language=_language_id(tokenizer, language),
             )
-            for corpus in self.corpora
+            for corpus, language in zip(self.corpora, self._languages, strict=True)
         ]
+
+    @property
+    def _languages(self) -> list[str | None]:
+        """Target language of each corpus whose tag is put before its sources."""
+        common = self.target_language if self._has_languages else None
+        return [corpus.target_language or common for corpus in self.corpora]
 
     def plain_encoder(self, tokenizer: Tokenizer) -> PairEncoder:
         """Return the encoder of the dev corpus, or of the only training corpus."""

@@ -82,6 +82,7 @@ from transduce.experiments.start_model import (
     new_languages,
     refuse_misfit,
     refuse_replacing,
+    refuse_unknown_targets,
 )
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
@@ -393,6 +394,7 @@ def resolved(
     else:
         refuse_misfit(start, config, files)
         config = replace(config, languages=languages_from(start, languages, files))
+        refuse_unknown_targets(start, config, files)
         if not (files.has_dev or config.evaluation.hold_out):
             config = without_patience(config)
     require_memory(model, hardware)

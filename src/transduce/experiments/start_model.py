@@ -5,7 +5,7 @@ model in its folder `START`. Its optimizer starts anew, unless the model is of a
 whose optimizer is to be continued.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from torch import Tensor
 from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, built, load_model, write_model
 from transduce.data.batches import EncodedSide, open_dataset
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice
@@ -29,8 +30,10 @@ from transduce.experiments.run_folder import (
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
 from transduce.settings import shown
+from transduce.text.corpus import read_text
 from transduce.text.dictionary import DICTIONARY_FILE
 from transduce.text.languages import LanguagesConfig, best_match, english_name
+from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from transduce.text.vocabulary import (
     NUM_RESERVED,
@@ -299,6 +302,56 @@ def languages_from(
                 f"or confirm the files' language by --{side}-language."
             )
     return LanguagesConfig(**tags)
+
+
+def refuse_unknown_targets(
+    start: StartModel, config: RunConfig, files: RunFiles
+) -> None:
+    """Raise an error if the model has no tag of a target language that a run needs.
+
+    It is a `RequestError` for another language than the model's, and a `ConfigError`
+    for an unknown one, unless each source begins with a tag.
+    """
+    if not isinstance(files, CorpusFiles):
+        return
+    tags = start.model.tokenizer.language_tags
+    targets = {
+        corpus.name: corpus.target_language
+        for corpus in config.corpora
+        if corpus.target_language is not None
+    }
+    if targets and not tags:
+        raise ConfigError(
+            f"{start.path}: the model has one target language and no tags of "
+            f"languages, but the corpora have tags of {_listed(targets.values())}; "
+            "train on corpora of its language, without `target_language`."
+        )
+    for name, language in targets.items():
+        what = f"{start.path}: the target language of corpus {name}"
+        find_language_tag(language, tags, what)
+    if (main := config.languages.target) is not None and tags:
+        find_language_tag(main, tags, f"{start.path}: the target language")
+    elif tags and not targets:
+        _require_tagged(start, files)
+
+
+def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
+    """Raise `ConfigError` if a source does not begin with a tag of a language."""
+    tokenizer = start.model.tokenizer
+    further = (each.source for each in files.dev_sets)
+    for path in (*files.source, *files.dev_source, *further):
+        for line in read_text([path]):
+            if line.strip() and tokenizer.tag_id(tokenizer.language(line)) is None:
+                tag = tokenizer.language_tags[0]
+                raise ConfigError(
+                    f"{start.path}: the model has several target languages, but that "
+                    f"of {path} is unknown; name it by --target-language, or put a "
+                    f"tag such as {tag} before each source."
+                )
+
+
+def _listed(languages: Iterable[str]) -> str:
+    return ", ".join(sorted(set(languages)))
 
 
 def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:

@@ -57,11 +57,14 @@ def language_tags(pieces: Iterable[str]) -> tuple[str, ...]:
     return tuple(piece for piece in pieces if LANGUAGE_TAG.fullmatch(piece))
 
 
-def find_language_tag(language: str, tags: Sequence[str]) -> str:
+def find_language_tag(
+    language: str, tags: Sequence[str], what: str = "The target language"
+) -> str:
     """Return the tag of the language, or of one that matches it best.
 
     The language may be a BCP 47 tag (de for >>deu<<), or written as in the tag
-    (zho_Hans). Raises `RequestError` with the languages that there are.
+    (zho_Hans). Raises `RequestError` with the languages that there are; `what` names
+    the language in its message.
     """
     by_language: dict[str, str] = {}
     for tag in reversed(tags):
@@ -81,7 +84,7 @@ def find_language_tag(language: str, tags: Sequence[str]) -> str:
     more = len(known) - MOST_NAMED
     others = f" and {more} others" if more > 0 else ""
     raise RequestError(
-        f"The target language must be one of the model's, but is {language!r}; it has "
+        f"{what} must be one of the model's, but is {language!r}; it has "
         f"{', '.join(map(_named, known[:MOST_NAMED]))}{others}."
     )
 
