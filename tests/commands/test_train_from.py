@@ -94,8 +94,8 @@ def test_tokens_that_are_never_generated_do_not_raise_the_loss(
     succeeds("import", marian_folder, "--out", tmp_path / "imported")
     succeeds("train", "--from", tmp_path / "imported", *options)
     [entry] = RunFolder(options[-1]).entries("step")
-    # Label smoothing over 150 tokens would count a bias of -10,000 as 6 nats.
-    assert entry["loss"] < math.log(entry["perplexity"]) + 2
+    # By label smoothing over 150 tokens, a bias of -10,000 would add 6 nats.
+    assert entry["loss"] < math.log(entry["perplexity"]) + 0.2
 
 
 def test_a_parser_is_trained_further(

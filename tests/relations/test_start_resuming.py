@@ -125,6 +125,18 @@ def assert_equal(run: Path, whole: Path) -> None:
     assert logged(run) == logged(whole)
 
 
+def test_the_score_before_the_first_update_and_that_of_the_start_have_equal_losses(
+    whole: Path,
+) -> None:
+    folder = RunFolder(whole)
+    for first, end in (("dev", "start model"), ("dev set", "start model")):
+        earliest, *_ = folder.entries(first, "loss")
+        [start] = [e for e in folder.entries(end) if e["name"] == earliest["name"]]
+        assert earliest["step"] == start["step"] == 0
+        assert earliest["loss"] == start["loss"]
+        assert earliest["perplexity"] == start["perplexity"]
+
+
 def test_a_stopped_run_from_a_model_resumes_bit_for_bit(
     imported: Path, files: CorpusFiles, whole: Path, tmp_path: Path
 ) -> None:

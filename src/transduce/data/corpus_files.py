@@ -372,12 +372,12 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
     if choice is None:
         return None
     folder.mkdir()
-    dev, left_out = _outputs(folder, "dev"), _outputs(folder, "left-out")
+    dev = _outputs(folder, "dev")
     parts = [_outputs(folder, "training")]
     parts += [_outputs(folder, f"training-{i}") for i in range(1, len(files.sides))]
     write_split(source, target, choice, [parts[0], dev])
     for part, sides in zip(parts[1:], files.sides[1:], strict=True):
-        if not write_split(*sides, choice, [part, left_out])[0]:
+        if not write_split(*sides, choice, [part])[0]:
             raise DataError(
                 f"{sides[0][0]}: at least one pair must be left to train on, but the "
                 "corpus is empty, or all of it is held out as dev corpus."
@@ -424,7 +424,8 @@ def write_split(
     """Write training text and the held-out parts; the number of pairs of each.
 
     Of all pairs with one held-out source, the first with a translation is written and
-    the others are dropped. The first output is that of training.
+    the others are dropped. The first output is that of training; the pairs of a part
+    without an output are dropped.
     """
     counts, written = [0] * len(outputs), set[str]()
     with ExitStack() as stack:
@@ -443,6 +444,8 @@ def write_split(
                     continue
                 written.add(key)
             number = 0 if part is None else part + 1
+            if number >= len(outputs):
+                continue
             counts[number] += 1
             for file, text in zip(files[number], (line, translation), strict=True):
                 file.write(text + "\n")

@@ -927,7 +927,8 @@ class _Run:
         except CheckpointError as error:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
-        return self._dev_scores(trainer, replace(start, step=0), 1, self._dev_sets)
+        model = replace(start, step=0, weights=first_weights(start))
+        return self._dev_scores(trainer, model, 1, self._dev_sets)
 
     def _is_chosen(self, best: DevScore, dev: DevScore) -> bool:
         """Whether the best checkpoint is the run's model in place of the average."""

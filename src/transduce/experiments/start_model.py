@@ -48,22 +48,29 @@ from transduce.trees.linearization import UNKNOWN
 
 START = "start"
 """Folder of a run with the model that it started from."""
-OF_OPTIMIZER = (
+OPTIMIZER_SETTINGS = (
     "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
 )  # fmt: skip
 """Settings that a continued optimizer has from its run."""
-HARMLESS = {
+FREE_MODEL_SETTINGS = {
     "dropout", "attention_dropout", "relu_dropout", "neighbourhood",
 }  # fmt: skip
 """Model settings that may differ from those of the start without a warning."""
-MUCH_UNKNOWN = 0.1
+MAX_UNKNOWN_SHARE = 0.1
 """Share of unknown pieces or bytes above which a corpus may be in another language."""
 MOST_IDS = 10_000_000
 """Number of ids of a side that are searched for unknown ones."""
 RATES = (2e-5, 1e-3)
 """Lowest and highest learning rate of the preset `adapt`, whatever the width."""
-LEAST_BIAS = -100.0
-"""Bias that gives a token no probability in fp32."""
+MIN_BIAS = -100.0
+"""Smallest output bias in training; it gives a token no probability in fp32."""
+OUTPUT_BIASES = {
+    "embedding.bias",
+    "target_embedding.bias",
+    "output.bias",
+    "shared_bias",
+}
+"""Names of the bias of the logits in the architectures."""
 Side = Literal["source", "target"]
 SIDES: tuple[Side, Side] = ("source", "target")
 
@@ -125,14 +132,14 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
 
 
 def first_weights(model: Checkpoint) -> dict[str, Tensor]:
-    """Weights of a model, with biases that label smoothing can count.
+    """Weights that training starts from, with output biases of at least `MIN_BIAS`.
 
-    Imported models have biases of -10,000 for tokens that are never generated. Label
-    smoothing gives each token a share of the probability, so that the loss would be
-    that much higher. A bias of -100 makes the tokens as improbable in fp32.
+    Imported models have output biases of -10,000 for tokens that are never generated.
+    Label smoothing gives each token a share of the probability, so such a bias would
+    raise the loss by several nats. In fp32 a bias of -100 excludes a token as well.
     """
     return {
-        name: weight.clamp(min=LEAST_BIAS) if name.endswith("bias") else weight
+        name: weight.clamp(min=MIN_BIAS) if name in OUTPUT_BIASES else weight
         for name, weight in model.weights.items()
     }
 
@@ -152,7 +159,7 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
         batching = replace(batching, max_length=min(batching.max_length, most))
     if start.state is not None:
         earlier = settings_of(start.path).training
-        kept = {name: getattr(earlier, name) for name in OF_OPTIMIZER}
+        kept = {name: getattr(earlier, name) for name in OPTIMIZER_SETTINGS}
         training = replace(training, **kept)
     treebank = config.treebank
     if start.model.symbols is not None:
@@ -244,7 +251,7 @@ def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
         built(config.model, start.model.weights)
     except CheckpointError:
         for name, before, now in _differences(start, config):
-            if name not in HARMLESS:
+            if name not in FREE_MODEL_SETTINGS:
                 yield f"`model.{name}` is {shown(now)} in place of {shown(before)}"
 
 
@@ -259,7 +266,7 @@ def _differences(
 
 def _require_moments(start: StartModel, config: RunConfig) -> None:
     assert start.state is not None
-    for name in OF_OPTIMIZER[:2]:
+    for name in OPTIMIZER_SETTINGS[:2]:
         before = getattr(settings_of(start.path).training, name)
         if (now := getattr(config.training, name)) != before:
             raise ConfigError(
@@ -277,7 +284,7 @@ def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
         f"`model.{name}` is {shown(now)}, but the model was trained with "
         f"{shown(before)}; its translations will be worse until it has adapted."
         for name, before, now in _differences(start, config)
-        if name not in HARMLESS
+        if name not in FREE_MODEL_SETTINGS
     ]
 
 
@@ -291,10 +298,10 @@ def languages_from(
     guessed = known_languages(LanguagesConfig(), files)
     tags = {}
     for side in SIDES:
-        asked, known = getattr(given, side), _language(start, side)
+        chosen, known = getattr(given, side), _language(start, side)
         found = getattr(guessed, side)
-        tags[side] = asked or known or found
-        if asked is None and known and found and not best_match(found, [known]):
+        tags[side] = chosen or known or found
+        if chosen is None and known and found and not best_match(found, [known]):
             raise ConfigError(
                 f"{start.path}: the {side} language of the model is "
                 f"{english_name(known)}, but the files' endings name "
@@ -358,10 +365,10 @@ def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:
     """Warnings about languages of a run that are not the model's."""
     return [
         f"The {side} language of the model is {english_name(known)}; it will learn "
-        f"{english_name(asked)} from this corpus alone."
+        f"{english_name(chosen)} from this corpus alone."
         for side in SIDES
-        if (asked := getattr(languages, side)) and (known := _language(start, side))
-        if not best_match(asked, [known])
+        if (chosen := getattr(languages, side)) and (known := _language(start, side))
+        if not best_match(chosen, [known])
     ]
 
 
@@ -386,7 +393,7 @@ def coverage_advice(start: StartModel, run: Path) -> Iterator[Advice]:
             remedy="use the labels of the model's treebank, or train a new parser",
         )
     for side, share in shares.items():
-        if share > MUCH_UNKNOWN:
+        if share > MAX_UNKNOWN_SHARE:
             yield Advice(
                 problem=f"{share:.0%} of the training {side}'s pieces are {name} in "
                 "the vocabulary of the model",

@@ -18,6 +18,7 @@ from transduce.data.corpus_files import (
     usual_number,
     write_split,
 )
+from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
 
 LINES = [f"sentence {i}" for i in range(500)]
@@ -142,6 +143,20 @@ def test_the_reported_counts_equal_those_of_the_files(
     counts = write_split(files.source, files.target, choice, outputs)
     assert counts == [len(lines(side)) for side, _ in outputs]
     assert counts == [len(lines(side)) for _, side in outputs]
+
+
+def test_pairs_held_out_of_a_mixture_are_written_once(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    names = {"source": str(files.source[0]), "target": str(files.target[0])}
+    corpora = [CorpusConfig(name=name, **names) for name in ("one", "other")]
+    held = hold_out_pairs(CorpusFiles.of(corpora), tmp_path / "text", seed=1)
+    assert held is not None
+    dev = lines(held.dev_source[0])
+    assert dev
+    assert not set(dev) & set(lines(held.source[1]))
+    written = {path.stem for path in (tmp_path / "text").iterdir()}
+    assert written == {"dev", "training", "training-1"}
 
 
 def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:

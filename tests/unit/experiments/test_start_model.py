@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint
+from transduce.architectures.config import CONFIGS
+from transduce.checkpoint import Checkpoint, _outline
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.start_model import (
+    OUTPUT_BIASES,
     StartModel,
     first_weights,
     languages_from,
@@ -76,7 +78,27 @@ def test_another_language_must_be_confirmed(start):
 
 def test_biases_that_exclude_a_token_are_raised(start):
     weights = {"embedding.bias": torch.tensor([-1e4, 2.0]), "w": torch.tensor([-1e4])}
+    weights["encoder.layers.0.attention.output.bias"] = weights["w"]
     model = replace(start.model, weights=weights)
     found = first_weights(model)
     assert found["embedding.bias"].tolist() == [-100.0, 2.0]
     assert found["w"].tolist() == [-1e4]
+    assert found["encoder.layers.0.attention.output.bias"].tolist() == [-1e4]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(output_bias=True),
+        ModelConfig(output_bias=True, tied_output=False),
+        ModelConfig(output_bias=True, target_vocab_size=30),
+        *(config() for config in CONFIGS.values()),
+    ],
+)
+def test_the_output_bias_of_each_architecture_is_known_by_its_name(config):
+    with torch.device("meta"):
+        model = _outline(replace(config, vocab_size=20))
+    bias = model.output_bias
+    names = {name for name, weight in model.named_parameters() if weight is bias}
+    assert (bias is None) == (not names)
+    assert names <= OUTPUT_BIASES
