@@ -69,7 +69,9 @@ def score(
     destination.require_usable(*source, *target)
     translator = load(model, device=device, target_language=target_language)
     warn_of_other_language(model, "source", translator.source_language, source)
-    warn_of_other_language(model, "target", translator.target_language, target)
+    if translator.language_tag or not translator.target_languages:
+        known = translator.target_language
+        warn_of_other_language(model, "target", known, target)
 
     def origin() -> Origin:
         return {
