@@ -420,7 +420,8 @@ def _line(text: bytes, place: int) -> _Line | None:
 def _require_same(path: Path, head: _Head, begun: Origin) -> None:
     """Raise `ConfigError` if a part was begun with other models or options."""
     then, now = dict(_flat(head.begun)), dict(_flat(json.loads(json.dumps(begun))))
-    for name in sorted({*then, *now}):
+    # A model's checksum includes its shortlist, which is the plainer reason.
+    for name in sorted({*then, *now}, key=lambda name: (name == "models", name)):
         if then.get(name) != now.get(name):
             raise ConfigError(
                 f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
