@@ -248,6 +248,22 @@ def test_a_dev_corpus_has_the_tag_of_its_language(several, succeeds, tmp_path):
     assert config["target_language"] == "fr"
 
 
+def test_a_dev_set_is_scored_by_the_tokens_of_its_own_language(
+    several, succeeds, tmp_path
+):
+    source, target = f"{several}/de.en", tmp_path / "zh.zh"
+    target.write_text("".join(f"男人 {i}\n" for i in range(60)))
+    given = ["--corpus", "de", source, f"{several}/de.de"]
+    given += ["--corpus", "zh", source, target]
+    given += ["--dev", "german", source, f"{several}/de.de"]
+    given += ["--dev", "chinese", source, target]
+    succeeds("train", *given, *STEPS, "--out", tmp_path / "run")
+    lines = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
+    found = {each["name"]: each["signature"] for each in lines if "signature" in each}
+    assert "tok:13a" in found["german"]
+    assert "tok:zh" in found["chinese"]
+
+
 def test_a_corpus_of_unknown_language_beside_others_is_refused(
     several, refuses, tmp_path
 ):

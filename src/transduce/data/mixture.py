@@ -1,9 +1,10 @@
 """Mixtures of corpora: shares of the training pairs, and stages of training.
 
 Each corpus of a mixture has a weight, which is its share of the training pairs of an
-epoch. All pairs of a corpus are drawn once, in random order, before one is drawn again.
-Stages change the weights at given updates. What an epoch draws depends only on the
-seed, the number of the epoch and the stage, so a resumed training draws the same.
+epoch. Stages change the weights at given updates. Within a stage, all pairs of a corpus
+are drawn once, in random order, before one is drawn again. What an epoch draws depends
+only on the seed, the number of the epoch and the stage, so a resumed training draws the
+same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -268,7 +269,8 @@ class CorpusMixture:
         """Return the indices of an epoch's pairs, corpus by corpus.
 
         The pairs of a corpus form an endless sequence of random passes, of which each
-        epoch takes the next part.
+        epoch of a stage takes the next part. Another stage, whose epochs take other
+        numbers of pairs, goes on at another place of the sequence.
         """
         parts = [
             start + _passes(size, epoch * draws, draws, (seed, number))

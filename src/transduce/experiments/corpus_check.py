@@ -148,6 +148,9 @@ class EpochReport:
     """Preset for corpora of this size; None if the settings fit it."""
     fitting_steps: int | None
     """Advised updates with that preset; None if its own fit the corpus."""
+    is_weighted: bool = False
+    """Whether a mixture has weights or stages, so that an epoch has other pairs than
+    each once."""
 
     @property
     def proposal(self) -> str:
@@ -501,6 +504,8 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
         fewer_steps=_fewer_steps(config, updates),
         fitting_preset=fitting,
         fitting_steps=fewer,
+        is_weighted=bool(config.stages)
+        or any(corpus.weight is not None for corpus in config.corpora),
     )
 
 
@@ -630,7 +635,7 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
 def _training_advice(
     report: CorpusReport | TreebankReport, epoch: EpochReport
 ) -> Iterator[Advice]:
-    if epoch.epochs < 1:
+    if epoch.epochs < 1 and not epoch.is_weighted:
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} read only {epoch.epochs:.0%} of "
             "the corpus",

@@ -1,7 +1,7 @@
 """Dev corpus of a run: scoring checkpoints on it, and finding the best one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from transduce.metrics.gleu import mean_gleu
 from transduce.metrics.tokenization import choose_tokenization
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
+from transduce.text.languages import guess
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.config import BestBy
 from transduce.training.trainer import Trainer
 from transduce.trees.trees import read_parses
@@ -237,9 +239,13 @@ class DevCorpus:
         cls, folder: RunFolder, config: RunConfig, device: torch.device
     ) -> list["DevCorpus"]:
         """Open the dev sets of a run, that which chooses the best checkpoint first."""
+        paths = folder.dev_corpora
+        languages = _target_languages(folder, config, paths)
         return [
-            cls._open(name, path, folder, config, device, is_main=number == 0)
-            for number, (name, path) in enumerate(folder.dev_corpora.items())
+            cls._open(name, path, folder, config, device, language, is_main=number == 0)
+            for number, ((name, path), language) in enumerate(
+                zip(paths.items(), languages, strict=True)
+            )
         ]
 
     @classmethod
@@ -250,6 +256,7 @@ class DevCorpus:
         folder: RunFolder,
         config: RunConfig,
         device: torch.device,
+        language: str | None,
         *,
         is_main: bool,
     ) -> "DevCorpus":
@@ -259,7 +266,7 @@ class DevCorpus:
         require_ids_below(dataset, path, model.vocab_size, target_size)
         batcher = Batcher(dataset, config.batching, seed=0)
         evaluate = (
-            _translation_evaluation(path, config)
+            _translation_evaluation(path, config, language)
             if folder.dev_trees is None
             else _parsing_evaluation(folder.dev_trees)
         )
@@ -283,15 +290,30 @@ class DevCorpus:
         )
 
 
-def _translation_evaluation(folder: Path, config: RunConfig) -> Evaluate:
+def _target_languages(
+    folder: RunFolder, config: RunConfig, names: Collection[str]
+) -> list[str | None]:
+    """Return the target language of each dev set, the main one first.
+
+    If the model has several, the further dev sets are in those of their files' endings.
+    """
+    main = config.languages.target
+    languages = [main] * len(names)
+    tokenizer = folder.path / TOKENIZER_FILE
+    if len(names) > 1 and load_tokenizer(tokenizer).language_tags:
+        targets = folder.files()["dev_sets"][1::2]
+        languages[1:] = [guess(path) or main for path in targets]
+    return languages
+
+
+def _translation_evaluation(
+    folder: Path, config: RunConfig, language: str | None
+) -> Evaluate:
     sources = list(read_text([folder / DEV_SOURCE]))
     references = list(read_text([folder / DEV_TARGET]))
-    tokenization = choose_tokenization(
-        config.evaluation.tokenize, config.languages.target, references
-    )
+    tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
 
     def evaluate(translator: Translator, search: SearchConfig) -> Quality:
-        language = config.languages.target
         if language is not None and translator.target_languages:
             translator = translator.into(language)
         translations = translator.translate_stream(sources, search)

@@ -32,7 +32,12 @@ from transduce.model_folder import newest_first
 from transduce.settings import shown
 from transduce.text.corpus import read_text
 from transduce.text.dictionary import DICTIONARY_FILE
-from transduce.text.languages import LanguagesConfig, best_match, english_name
+from transduce.text.languages import (
+    LanguagesConfig,
+    best_match,
+    english_name,
+    guess,
+)
 from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from transduce.text.vocabulary import (
@@ -345,7 +350,7 @@ def refuse_unknown_targets(
 def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
     """Raise `ConfigError` if a source does not begin with a tag of a language."""
     tokenizer = start.model.tokenizer
-    further = (each.source for each in files.dev_sets)
+    further = (each.source for each in files.dev_sets if guess(each.target) is None)
     for path in (*files.source, *files.dev_source, *further):
         for line in read_text([path]):
             if line.strip() and tokenizer.tag_id(tokenizer.language(line)) is None:

@@ -92,6 +92,18 @@ def test_stages_have_their_own_weights_and_the_last_has_those_of_the_corpora():
     assert mix.stage_at(10**9).number == 3
 
 
+def test_within_a_stage_no_pair_comes_again_before_the_others_of_its_corpus():
+    mix = mixture(1, 2, 7, stages=STAGES)
+    stage = mix.stage_at(3)  # draws 10 of the 7 pairs of b, and 30 of the 33 of c
+    found = np.concatenate([mix.draw(epoch, stage, 1) for epoch in range(3, 30)])
+    for first, size in ((60, 7), (67, 33)):
+        mine = found[(found >= first) & (found < first + size)] - first
+        for end in range(1, len(mine) + 1):
+            counts = np.bincount(mine[:end], minlength=size)
+            # The stage begins and ends within a pass.
+            assert counts.max() - counts.min() <= 2
+
+
 def batcher_of(make_dataset, mix: CorpusMixture) -> Batcher:
     rng = np.random.default_rng(5)
     pairs = [

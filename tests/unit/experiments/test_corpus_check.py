@@ -8,6 +8,7 @@ import pytest
 
 from transduce.data.batches import Batcher, open_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.mixture import CorpusConfig, StageConfig
 from transduce.data.prepared_corpus import prepare
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
@@ -341,6 +342,21 @@ def test_too_few_steps_for_one_epoch_get_advice(check):
     problems = _problems(report)
     assert f"2 steps read only {2 / report.epoch.updates:.0%} of" in problems
     assert f"--set training.steps={report.epoch.updates}." in problems
+
+
+def test_epochs_of_a_weighted_mixture_do_not_read_the_corpus_once(check):
+    batching = replace(
+        TINY.batching, source_tokens=10, target_tokens=10, batch_tokens=10
+    )
+    corpus = CorpusConfig(name="a", source="a.en", target="a.de")
+    config = replace(_with_training(steps=2), batching=batching, corpora=(corpus,))
+    for changed, is_read in (
+        (config, True),
+        (replace(config, corpora=(replace(corpus, weight=1),)), False),
+        (replace(config, stages=(StageConfig(),)), False),
+    ):
+        problems = _problems(check([b"one"] * 80, [b"eins"] * 80, config=changed))
+        assert ("read only" in problems) == is_read
 
 
 def test_much_padding_gets_advice(check):
