@@ -143,6 +143,8 @@ def test_dev_sets_of_text_do_not_go_with_trees_or_a_resumed_run(
     assert refusal.startswith("--dev names text and its translation")
     refusal = refuses("train", "--resume", "--out", run, *dev)
     assert refusal.startswith("--dev needs text to train on; a resumed run has")
+    refusal = refuses("train", "--from", run, "--out", tmp_path / "new", *dev)
+    assert refusal.startswith("A corpus must be given: --source FILE")
 
 
 def test_a_resumed_run_keeps_its_dev_sets(

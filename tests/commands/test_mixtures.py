@@ -61,6 +61,15 @@ def test_a_mixture_has_the_shares_of_its_weights_in_its_log(succeeds, texts, tmp
     assert [each["weight"] for each in settings["corpora"]] == [3.0, 1.0]
 
 
+def test_a_mixture_is_resumed_with_its_preset_but_without_its_corpora(
+    succeeds, texts, tmp_path
+):
+    options = [*corpus(texts, "big"), *corpus(texts, "small")]
+    few = (*STEPS, "training.steps=2", "--no-dev", "--out", tmp_path / "run")
+    succeeds("train", *options, *few)
+    assert "Continuing after step 2." in succeeds("train", "--resume", *few)
+
+
 def test_tables_in_a_file_and_python_train_the_same_as_options(
     succeeds, texts, tmp_path
 ):

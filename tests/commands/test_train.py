@@ -255,13 +255,15 @@ def test_another_corpus_is_not_resumed(
     corpus_files: tuple[Path, Path],
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
-    target, source = corpus_files
-    other = ("--source", source, "--target", target)
+    source, target = corpus_files
+    other = ("--source", target, "--target", source, "--dev-source", source)
+    other = (*other, "--dev-target", source, "--dev", "news", source, target)
     message = refuses("train", "--out", tmp_path / "run", "--resume", *other)
-    assert message.startswith(
-        f"{tmp_path}/run: the run to resume was started with other files ("
+    assert message == (
+        f"{tmp_path}/run: the run to resume was started with other files (source: "
+        f"{source}; target: {target}; dev target: {target}; dev names: none; dev sets: "
+        "none); leave the files out, or start another run."
     )
-    assert message.endswith("; leave the files out, or start another run.")
 
 
 @pytest.fixture

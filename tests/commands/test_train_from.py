@@ -98,6 +98,34 @@ def test_tokens_that_are_never_generated_do_not_raise_the_loss(
     assert entry["loss"] < math.log(entry["perplexity"]) + 0.2
 
 
+def test_the_default_patience_is_left_out_without_a_dev_corpus(
+    succeeds: Callable[..., str], run: Path, options
+) -> None:
+    printed = " ".join(succeeds("train", "--from", run, *options).split())
+    assert (
+        "The patience of the preset adapt (`training.patience`) has no effect without "
+        "a dev corpus, so the run makes all 4 updates."
+    ) in printed
+
+
+def test_a_chosen_patience_needs_a_dev_corpus(refuses, run, options) -> None:
+    chosen = ("--set", "training.patience=3")
+    refusal = refuses("train", "--from", run, *options, *chosen)
+    assert refusal.startswith("`training.patience` needs a dev corpus, but there is")
+    assert not options[-1].exists()
+
+
+def test_a_run_from_a_model_is_resumed_without_its_preset(
+    succeeds, refuses, run, options
+) -> None:
+    succeeds("train", "--from", run, *options)
+    again = ("train", "--resume", "--out", options[-1], "--device", "cpu")
+    assert refuses(*again, "--preset", "adapt") == (
+        f"{options[-1]}: the run to resume started from a model, from which its "
+        "settings follow; leave the preset out."
+    )
+
+
 def test_a_parser_is_trained_further(
     command: Callable[..., Any], parsing_model: Path, tmp_path: Path
 ) -> None:
@@ -192,6 +220,7 @@ def test_unknown_text_is_told(command, run, options, tmp_path) -> None:
         (("--preset", "adapt"), "The preset adapt trains a trained model further"),
         (("--keep-optimizer",), "--keep-optimizer needs the run"),
         (("--from", "run", "--resume"), "Either --from, to start a run from a model"),
+        (("--keep-optimizer", "--resume"), "--keep-optimizer is for a new run"),
         (("--from", "nowhere"), "nowhere: must be a model or a run, but"),
     ],
 )

@@ -190,7 +190,7 @@ def test_a_run_ended_by_its_patience_is_trained_longer(files, tmp_path):
     assert last.name == "step-00000025"  # two more without a gain
 
 
-def test_a_rise_of_the_learning_rate_is_told(files, tmp_path):
+def test_a_rise_of_the_learning_rate_is_warned_of(files, tmp_path):
     train(files, tiny(cooldown_share=0.5), tmp_path / "run", CPU)
     warnings = Warnings()
     resume(tmp_path / "run", CPU, warnings, steps=20)

@@ -61,6 +61,7 @@ from transduce.experiments.presets import (
 )
 from transduce.experiments.run_folder import (
     RunFiles,
+    RunFolder,
     is_run,
     precision_of,
     refuse_changed_files,
@@ -575,6 +576,8 @@ def train(
         replayed(files, replay, replay_share),
         is_new=not resume,
     )
+    if not resume and files is None:
+        raise ConfigError(NO_CORPUS)
     files = with_dev_sets(files, dev_sets_of(dev))
     given_tags = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(given_tags))
@@ -582,8 +585,6 @@ def train(
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    if not resume and files is None:
-        raise ConfigError(NO_CORPUS)
     steps = _steps_of_resumed(out, run, files, config, settings) if resume else None
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
@@ -635,6 +636,11 @@ def _require_start_options(
             raise ConfigError(
                 "Either --from, to start a run from a model, or --resume, to continue "
                 "a run, must be given, but both are; leave one out."
+            )
+        if keep:
+            raise ConfigError(
+                "--keep-optimizer is for a new run by --from; a resumed run always "
+                "continues its optimizer, so leave it out."
             )
         return
     if preset is not None:
@@ -705,6 +711,11 @@ def _run_config(
     """Return the requested settings, based on a preset, a start or a resumed run."""
     if preset is not None and files is not None:
         require_task(preset, files.task)
+    if resumed is not None and preset is not None and RunFolder(resumed).start:
+        raise ConfigError(
+            f"{resumed}: the run to resume started from a model, from which its "
+            "settings follow; leave the preset out."
+        )
     if resumed is not None and preset is None:
         return changed_by_options(settings_of(resumed), config, settings)
     if start is not None:

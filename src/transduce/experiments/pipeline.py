@@ -58,7 +58,7 @@ from transduce.experiments.environment import (
     environment_changes,
     recorded_environment,
 )
-from transduce.experiments.presets import RunConfig, Task
+from transduce.experiments.presets import ADAPT, RunConfig, Task
 from transduce.experiments.run_folder import (
     FINAL,
     FINAL_DEV_SET,
@@ -69,7 +69,7 @@ from transduce.experiments.run_folder import (
     RunFolder,
     known_languages,
     refuse_changed_precision,
-    without_patience,
+    without_default_patience,
 )
 from transduce.experiments.sampler import refinement_of
 from transduce.experiments.start_model import (
@@ -117,7 +117,7 @@ LOG_STEPS = 10
 DEV_SET = "dev set"
 """Kind of log entries with the scores of checkpoints on further dev sets."""
 RISE_OF_RATE = 1.5
-"""Rise of the learning rate from one update to the next that is told."""
+"""Rise of the learning rate from one update to the next that causes a warning."""
 DIVERGED_RATE_FACTOR = 0.5
 """Factor on the learning rate after the loss has diverged."""
 
@@ -229,6 +229,7 @@ def train(
         refuse_replacing(start, out)
     config, files = _with_mixture(config, files)
     encoder = start.encoder if start else encoder
+    patience = config.training.patience
     config = resolved(config, files, hardware, start, encoder)
     corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
@@ -245,6 +246,8 @@ def train(
                 start=start.record() if start else None,
             ) as (new, config, corpus),
         ):
+            if config.training.patience != patience:
+                _warn(observers, _no_patience(config.training))
             if start is not None:
                 start.write(new.path)
             report = check_prepared(
@@ -311,9 +314,7 @@ def _lengthen(
         f"{before.steps:,} to {steps:,}.",
         *_changes_of_rate(now, before, progress.step),
     ]
-    for message in messages:
-        for observer in observers:
-            observer.warned(message)
+    _warn(observers, *messages)
 
 
 def _lengthened(
@@ -396,7 +397,7 @@ def resolved(
         config = replace(config, languages=languages_from(start, languages, files))
         refuse_unknown_targets(start, config, files)
         if not (files.has_dev or config.evaluation.hold_out):
-            config = without_patience(config)
+            config = without_default_patience(config)
     require_memory(model, hardware)
     _require_consistent(files, config)
     _require_dev_language(files, config)
@@ -425,9 +426,21 @@ def _warn_of_settings(
     if start is not None:
         messages += changed_functions(start, config)
         messages += new_languages(start, config.languages)
+    _warn(observers, *messages)
+
+
+def _warn(observers: Sequence[RunObserver], *messages: str) -> None:
     for message in messages:
         for observer in observers:
             observer.warned(message)
+
+
+def _no_patience(training: TrainingConfig) -> str:
+    """Warning that the patience of the preset `adapt` is left out."""
+    return (
+        f"The patience of the preset {ADAPT} (`training.patience`) has no effect "
+        f"without a dev corpus, so the run makes all {training.steps:,} updates."
+    )
 
 
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
@@ -663,8 +676,7 @@ class _Run:
         return int(starts[-1].get("max_positions") or 0) or None
 
     def _warn(self, message: str) -> None:
-        for observer in self._observers:
-            observer.warned(message)
+        _warn(self._observers, message)
 
     def _warn_of_changed_environment(self) -> None:
         """Warn if hardware or software has changed, which changes the weights."""

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
@@ -39,7 +38,7 @@ from transduce.data.treebank import (
     prepare_treebank,
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.files import (
     atomic_directory,
     atomic_file,
@@ -113,9 +112,9 @@ class RunFolder:
             _require_new_run(path, overwrite=overwrite)
             corpus = _prepare(files, config, new, sibling_runs, encoder)
             if config.training.patience is not None and corpus.dev is None:
-                if start is None:
+                config = without_default_patience(config)
+                if start is None or config.training.patience is not None:
                     raise ConfigError(NO_DEV)
-                config = without_patience(config)
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,
@@ -392,8 +391,13 @@ def _is_number(value: object, *kinds: type) -> bool:
     return type(value) in kinds and abs(value) < LARGEST  # type: ignore[arg-type] # a number
 
 
-def without_patience(config: RunConfig) -> RunConfig:
-    """Settings of a run from a model without a dev corpus, which patience needs."""
+def without_default_patience(config: RunConfig) -> RunConfig:
+    """Settings of a run from a model without a dev corpus, which patience needs.
+
+    Only the patience of the preset `adapt` is left out.
+    """
+    if config.training.patience != PRESETS[ADAPT].training.patience:
+        return config
     return replace(config, training=replace(config.training, patience=None))
 
 
@@ -531,7 +535,8 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         config, model=model, languages=languages, training=training, corpora=corpora
     )
     for name in ("corpora", "stages"):
-        if getattr(config, name) != getattr(recorded, name):
+        requested = getattr(config, name)
+        if requested and requested != getattr(recorded, name):
             raise ConfigError(
                 f"{out}: `{name}` of the run to resume are others than are requested; "
                 "leave them out, or start another run."
@@ -551,9 +556,14 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
 def refuse_changed_files(out: Path, files: RunFiles) -> None:
     """Raise `ConfigError` if a run to resume has other files."""
     folder, _ = RunFolder.open(out)
-    if (recorded := folder.files()) != files.absolute_names():
+    recorded, given = folder.files(), files.absolute_names()
+    changed = [
+        f"{part.replace('_', ' ')}: {', '.join(recorded.get(part, [])) or 'none'}"
+        for part in dict.fromkeys([*recorded, *given])
+        if recorded.get(part, []) != given.get(part, [])
+    ]
+    if changed:
         raise ConfigError(
             f"{out}: the run to resume was started with other files "
-            f"({', '.join(chain.from_iterable(recorded.values()))}); leave the files "
-            "out, or start another run."
+            f"({'; '.join(changed)}); leave the files out, or start another run."
         )
