@@ -67,7 +67,12 @@ def test_each_dev_set_is_scored_at_each_checkpoint(
     assert logged(run, "dev set") == [("news", 2), ("news", 4)]
     assert logged(run, "final") == [("home", 4)]
     assert logged(run, "final dev set") == [("news", 4)]
-    for line in ("Dev pairs of news: 2 of 2", "step 2: home: loss", "step 2: news: "):
+    for line in (
+        "Dev pairs of home: ",
+        "Dev pairs of news: 2 of 2",
+        "step 2: home: loss",
+        "step 2: news: ",
+    ):
         assert line in printed
     assert {"home", "news", "home, greedy", "news, greedy"} <= set(curves)
 
@@ -112,6 +117,7 @@ def test_a_start_that_is_better_stays_the_model(
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
+        (("share", "news.en", "news.de"), "A dev set cannot be named share"),
         (("news", "news.en"), "--dev must have NAME SOURCE TARGET, but one has only"),
         (("../news", "news.en", "news.de"), "The name of a dev set must be 1 to 40"),
         (("news", "nowhere", "news.de"), "nowhere: the file"),

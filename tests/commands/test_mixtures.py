@@ -150,6 +150,9 @@ def test_stages_follow_one_another_and_a_run_resumes_within_one(
         (["big", "big"], "must have a name of its own, but 2 are named big"),
         (["big", "empty"], "empty.en: at least one pair must be left to train on"),
         (["big", "small wait=1"], "there is no setting `corpora[1].wait`"),
+        (["big 1", "small source=x"], "--corpus small: `source` must be given once"),
+        (["big", "small tag=1"], "and no other special token, but is <1>"),
+        (["big 1 2020"], "big: `weight` must be given once, but `2020` gives it again"),
         (["big", "small weight=x"], "`corpora[1].weight` must be a number or none"),
     ],
 )

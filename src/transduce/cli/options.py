@@ -64,15 +64,22 @@ def corpora_of(words: tuple[str, ...]) -> tuple[CorpusConfig, ...]:
         described, rest = rest[:3], rest[3:]
         if len(described) < 3 or "=" in described[0] or _is_number(described[0]):
             raise ConfigError(
-                "--corpus must have NAME SOURCE TARGET [WEIGHT], but one has only "
-                f"`{' '.join(described)}`."
+                "--corpus must have NAME SOURCE TARGET [WEIGHT], and a name that is no "
+                f"number, but one has only `{' '.join(described)}`."
             )
         name, source, target = described
         given: dict[str, Any] = {"name": name, "source": source, "target": target}
         while rest and (_is_number(rest[0]) or SETTING.match(rest[0])):
             word = rest.pop(0)
-            key, _, value = word.rpartition("=")
-            given[key or "weight"] = float(value) if _is_number(value) else value
+            key, value = word.split("=", 1) if "=" in word else ("weight", word)
+            if key in given:
+                number = "" if "=" in word else "; no number can be a corpus's name"
+                raise ConfigError(
+                    f"--corpus {name}: `{key}` must be given once, but `{word}` gives "
+                    f"it again{number}."
+                )
+            is_weight = key == "weight" and _is_number(value)
+            given[key] = float(value) if is_weight else value
         mixture = apply_mapping(RunConfig(), {"corpora": [given]}, "--corpus: ")
         corpora += mixture.corpora
     return tuple(corpora)

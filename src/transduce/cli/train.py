@@ -35,7 +35,7 @@ from transduce.cli.options import (
     with_dev_sets,
 )
 from transduce.cli.terminal import ProgressDisplay
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import MAIN_DEV, CorpusFiles
 from transduce.data.mixture import CorpusConfig, CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankFiles
@@ -150,7 +150,8 @@ class TrainingDisplay(ProgressDisplay):
                 "(--no-dev trains on all)"
             )
         else:
-            self.console.print(f"Dev pairs: {corpus.dev}")
+            name = "" if corpus.dev_name == MAIN_DEV else f" of {corpus.dev_name}"
+            self.console.print(f"Dev pairs{name}: {corpus.dev}")
         for name, counts in corpus.dev_sets.items():
             self.console.print(f"Dev pairs of {name}: {counts}")
         if corpus.shared_with is not None:

@@ -30,6 +30,8 @@ MAIN_DEV = "dev"
 """Name of the dev set that has none of its own."""
 DEV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """Pattern of names of dev sets, which are folders of a run, too."""
+RESERVED_NAMES = ("training", "share")
+"""Names of other groups of figures in TensorBoard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,11 @@ class DevSet:
             raise ConfigError(
                 "The name of a dev set must be 1 to 40 letters, digits or signs of "
                 f'"-_.", the first a letter or a digit, but is {self.name!r}.'
+            )
+        if self.name in RESERVED_NAMES:
+            raise ConfigError(
+                f"A dev set cannot be named {self.name}, as other figures of the run "
+                "have this name; rename it."
             )
 
 

@@ -27,6 +27,7 @@ from transduce.data.batches import (
     write_dataset,
 )
 from transduce.data.corpus_files import (
+    MAIN_DEV,
     CorpusFiles,
     CorpusStatistics,
     DevSet,
@@ -206,6 +207,8 @@ class PreparedCorpus:
     """Statistics of the files by split: "training" and "dev"."""
     shared_with: Path | None = None
     """Folder of the run whose files are shared; None if made anew."""
+    dev_name: str = field(default=MAIN_DEV, compare=False)
+    """Name of the dev set that chooses the best checkpoint."""
     dev_sets: Mapping[str, PairCounts] = field(default_factory=dict, compare=False)
     """Numbers of pairs of the further dev sets, by name."""
     is_held_out: bool = False
@@ -254,7 +257,7 @@ def prepare(
             _discard(folder)
     prepared = _make(files, key, folder)
     record = asdict(prepared)
-    for name in ("shared_with", "statistics", "dev_sets", "is_held_out"):
+    for name in ("shared_with", "statistics", "dev_name", "dev_sets", "is_held_out"):
         del record[name]
     if not prepared.corpora:
         del record["corpora"]

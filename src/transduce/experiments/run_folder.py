@@ -466,7 +466,7 @@ def _prepare(
         )
         for dev in files.dev_sets
     }
-    return replace(corpus, dev_sets=dev_sets)
+    return replace(corpus, dev_name=files.dev_name, dev_sets=dev_sets)
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:

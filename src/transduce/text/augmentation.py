@@ -16,7 +16,7 @@ from transduce.settings import require_between
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import UNSPACED_LETTERS, base
 from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
-from transduce.text.subword_sampling import TAG
+from transduce.text.tags import TAG_IN_TEXT
 
 Sides = Literal["both", "source", "target"]
 Case = Literal["upper", "title", "lower"]
@@ -130,7 +130,7 @@ def _titled(text: str, has_dots: bool) -> str:
 
 def _outside_tags(text: str, change: Callable[[str], str]) -> str:
     parts, end = [], 0
-    for tag in TAG.finditer(text):
+    for tag in TAG_IN_TEXT.finditer(text):
         parts += [change(text[end : tag.start()]), tag[0]]
         end = tag.end()
     return "".join([*parts, change(text[end:])])
@@ -153,7 +153,7 @@ def with_typos(text: str, random: Random) -> str:
     Two letters are swapped, one is left out, doubled, or that of a neighbouring key.
     Tags, digits and scripts without spaces between words stay.
     """
-    tags = [tag.span() for tag in TAG.finditer(text)]
+    tags = [tag.span() for tag in TAG_IN_TEXT.finditer(text)]
     words = [
         word.span()
         for word in TYPED_WORD.finditer(text)
@@ -216,7 +216,7 @@ def without_end(pair: SentencePair) -> SentencePair:
     return SentencePair(source=source, target=target)
 
 
-LEADING_TAGS = re.compile(rf"(?:(?:{TAG.pattern})\s*)*")
+LEADING_TAGS = re.compile(rf"(?:(?:{TAG_IN_TEXT.pattern})\s*)*")
 
 
 def joined(first: SentencePair, second: SentencePair) -> SentencePair | None:

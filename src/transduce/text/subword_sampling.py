@@ -8,7 +8,6 @@ alone: their caches only save time.
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from random import Random
@@ -22,11 +21,9 @@ from transduce.text.sentence_pieces import (
     SentencePieceTokenizer,
     UnigramModel,
 )
+from transduce.text.tags import TAG_IN_TEXT
 from transduce.text.tokenizer import SubwordTokenizer
 from transduce.text.vocabulary import EOS
-
-TAG = re.compile(r">>.*?<<|<[^<>\s]+>")
-"""Tags of a source, such as >>de<< and <bt>, which no augmentation changes."""
 
 MAX_CACHED = 200_000
 """Maximum number of entries of a cache: some 100 MB."""
@@ -181,7 +178,7 @@ class BytePairSampler:
         if (paths := self._words.get(key)) is not None:
             return paths
         text = "".join(self._pieces[i] for i in ids)
-        if len(text) > MAX_SYMBOLS or TAG.search(self._decode(ids)):
+        if len(text) > MAX_SYMBOLS or TAG_IN_TEXT.search(self._decode(ids)):
             return [(tuple(ids.tolist()),)]
         paths = [self._path(part) for part, _ in self._cut(text)]
         return self._words.add(key, paths) if len(text) <= CACHED_LENGTH else paths
@@ -234,7 +231,7 @@ class UnigramSampler:
         self._begins = self._beginnings()
         self._is_known = np.array(
             [
-                piece in self._scores and TAG.search(piece) is None
+                piece in self._scores and TAG_IN_TEXT.search(piece) is None
                 for piece in tokenizer.vocabulary
             ]
         )

@@ -17,6 +17,8 @@ CORPUS_TAG = re.compile(r"<[^\W\d_][\w-]*>")
 """Pattern of a corpus's tag."""
 LANGUAGE_TAG = re.compile(">>.*?<<", re.DOTALL)
 """Pattern of a target language's tag."""
+TAG_IN_TEXT = re.compile(r">>[^<>\s]+<<|<[^<>\s]+>")
+"""Pattern of a tag within a text: of a language, of a corpus, or of markup."""
 MOST_NAMED = 30
 """Maximum number of languages that a message names."""
 
