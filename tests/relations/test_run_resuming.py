@@ -344,8 +344,8 @@ def test_a_checkpoint_of_another_version_is_not_changed(
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
     config = newest(tmp_path / "run") / "config.json"
-    config.write_text(config.read_text().replace('"format": 5', '"format": 6'))
-    with pytest.raises(VersionError, match="the format must be from 1 to 5, but is 6"):
+    config.write_text(config.read_text().replace('"format": 5', '"format": 7'))
+    with pytest.raises(VersionError, match="the format must be from 1 to 6, but is 7"):
         resume(tmp_path / "run", CPU, SendsSignal())
     assert config.is_file()
 

@@ -142,8 +142,8 @@ class PresetRun:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """All settings by their full names."""
-    return dict(_flattened(asdict(config), ""))
+    """All settings by their full names, as a record in JSON has them."""
+    return dict(_flattened(json.loads(json.dumps(asdict(config))), ""))
 
 
 def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from transduce.experiments.run_processes import (
 )
 from transduce.files import read_json
 from transduce.machine import Precision
-from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
@@ -273,12 +272,7 @@ class Experiment:
         options = ["translate", str(checkpoint)]
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
         # Start over after an interruption, as the dev text is short.
-        options += ["--output", str(run.translations), "--force"]
-        for field in fields(SearchConfig):
-            value = getattr(run.config.search, field.name)
-            if field.name != "num_best" and value is not None:
-                options += [f"--{field.name.replace('_', '-')}", str(value)]
-        return options
+        return [*options, "--output", str(run.translations), "--force"]
 
 
 def row_runs(
