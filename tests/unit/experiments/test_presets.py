@@ -274,7 +274,7 @@ def rate(name: str, step: int) -> float:
 
 def test_updates_by_reward_have_a_small_rate() -> None:
     first = preset("gnmt-rl-multi30k").training.likelihood_steps + 1
-    assert rate("gnmt-rl-multi30k", first) == pytest.approx(1.2e-4, rel=0.05)
+    assert rate("gnmt-rl-multi30k", first) == pytest.approx(1.8e-4, rel=0.05)
     # Five halvings by likelihood, none by reward.
     first = preset("gnmt-rl-en-de").training.likelihood_steps + 1
     rates = [rate("gnmt-rl-en-de", step) for step in (first - 1, first, 2_400_000)]
