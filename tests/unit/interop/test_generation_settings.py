@@ -1,4 +1,4 @@
-"""What a folder's generation settings ask for is obeyed, or told."""
+"""Generation settings of imported folders: those obeyed, and those reported."""
 
 import json
 from dataclasses import replace

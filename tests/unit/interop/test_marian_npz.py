@@ -60,7 +60,7 @@ def test_scores_equal_those_of_marian(name: str, tmp_path: Path) -> None:
 
 
 def test_a_word_list_with_two_models_is_read(tmp_path: Path) -> None:
-    """As in the original folders of OPUS-MT."""
+    """The original folders of OPUS-MT have these files."""
     folder = tmp_path / "marian"
     folder.mkdir()
     marian_npz.write_vocabularies(folder, TWO)
