@@ -197,12 +197,14 @@ def test_an_impossible_setting_is_refused(
 def test_a_missing_device_is_refused(
     refuses_to_train: Callable[..., str],
     refuses: Callable[..., str],
+    folder: Path,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     message = "has no CUDA; use --device cpu."
-    assert message in refuses_to_train("--device", "cuda")
+    files = ("--source", folder / "good", "--target", folder / "good")
+    assert message in refuses_to_train(*files, "--device", "cuda")
     assert message in refuses("translate", model, "--device", "cuda", stdin=b"one\n")
 
 

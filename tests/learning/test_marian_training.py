@@ -20,9 +20,11 @@ UPDATES, RATE = 20, 1e-4
 def files(tmp_path_factory: pytest.TempPathFactory) -> CorpusFiles:
     folder = tmp_path_factory.mktemp("text")
     pairs = list(islice(Grammar.built_in().training_sentences(seed=5), 200))
-    for side in ("source", "target"):
-        lines = "".join(f"{getattr(pair, side)}\n" for pair in pairs)
-        (folder / side).write_text(lines, encoding="utf-8")
+    # The model has several target languages, so that each source begins with a tag.
+    source = "".join(f">>deu<< {pair.source}\n" for pair in pairs)
+    (folder / "source").write_text(source, encoding="utf-8")
+    target = "".join(f"{pair.target}\n" for pair in pairs)
+    (folder / "target").write_text(target, encoding="utf-8")
     return CorpusFiles(source=(folder / "source",), target=(folder / "target",))
 
 
