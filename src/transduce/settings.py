@@ -22,6 +22,20 @@ LONGEST_SHOWN = 80
 """Maximum number of characters of a value in an error message."""
 
 
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their full names, such as `model.dropout`.
+
+    A list is one value.
+    """
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            values |= flattened(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
 def shown(value: object) -> str:
     """Format a value for an error message: one line, truncated if long."""
     try:

@@ -26,7 +26,7 @@ def import_(
     the model has the same logits as MarianMTModel and chooses the same tokens, and its
     tokenizer gives the same ids. For one of Marian itself, the tokenizer is compared
     with SentencePiece. If that fails, nothing is written. Generation settings of the
-    folder are kept; those that have no counterpart are told.
+    folder are kept; those that have no counterpart are listed.
 
     For example:
 

@@ -43,6 +43,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file
 from transduce.search_config import SearchConfig
+from transduce.settings import flattened
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 from transduce.text.languages import require_language_of_files
 from transduce.text.shortlist import Shortlist
@@ -419,7 +420,7 @@ def _line(text: bytes, place: int) -> _Line | None:
 
 def _require_same(path: Path, head: _Head, begun: Origin) -> None:
     """Raise `ConfigError` if a part was begun with other models or options."""
-    then, now = dict(_flat(head.begun)), dict(_flat(json.loads(json.dumps(begun))))
+    then, now = flattened(head.begun), flattened(json.loads(json.dumps(begun)))
     # A model's checksum includes its shortlist, which is the plainer reason.
     for name in sorted({*then, *now}, key=lambda name: (name == "models", name)):
         if then.get(name) != now.get(name):
@@ -428,14 +429,6 @@ def _require_same(path: Path, head: _Head, begun: Origin) -> None:
                 f"now {now.get(name)!r}; give the same models, options and version of "
                 "transduce, or start over with --force."
             )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

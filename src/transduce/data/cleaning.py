@@ -41,7 +41,11 @@ from transduce.data.cleaning_rules import (
     text_digest,
 )
 from transduce.data.corpus_files import CorpusFiles, require_files
-from transduce.data.worker_process import WorkerLostError, WorkerProcess
+from transduce.data.worker_process import (
+    WorkerLostError,
+    WorkerProcess,
+    described_exit,
+)
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import atomic_directory
 from transduce.interruption import end_with_parent, signals_held, terminations
@@ -496,10 +500,10 @@ def _judged(
                 coming.append(threads.submit(judged, chunk))
             while coming:
                 yield coming.popleft().result()
-        except WorkerLostError:
+        except WorkerLostError as error:
             raise RequestError(
-                "A process that cleans was killed, perhaps for lack of memory; free "
-                "some, or choose fewer processes: --processes 1"
+                f"A process that cleans {error}; free memory, or choose fewer "
+                "processes: --processes 1"
             ) from None
 
 
@@ -535,7 +539,8 @@ class _Fork:
             self._connection.send(chunk)
             return cast(_ChunkRows, self._connection.recv())
         except (EOFError, OSError):
-            raise WorkerLostError from None
+            self._process.join()
+            raise WorkerLostError(described_exit(self._process.exitcode)) from None
 
     def end(self) -> None:
         """End the process, even within a call."""

@@ -85,11 +85,7 @@ class WorkerProcess(Generic[Arguments, Result]):
             code = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return "no longer answers"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        if -code == getattr(signal, "SIGKILL", None):
-            return "was killed, as happens when memory runs out"
-        return f"was ended by signal {-code}"
+        return described_exit(code)
 
     def end(self) -> None:
         """End the process, even within a call."""
@@ -99,6 +95,15 @@ class WorkerProcess(Generic[Arguments, Result]):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
+
+
+def described_exit(code: int) -> str:
+    """Describe how a process has ended, by its exit code or the signal -code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code == getattr(signal, "SIGKILL", None):
+        return "was killed, as happens when memory runs out"
+    return f"was ended by signal {-code}"
 
 
 def serve(niceness: int) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
 from transduce.files import atomic_file, file_lock
 from transduce.interruption import stop_on_signal
 from transduce.machine import Precision, num_cores
-from transduce.settings import require_between
+from transduce.settings import flattened, require_between
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
 """Folders of an experiment: its runs, the output of their processes, and a corpus that
@@ -143,7 +143,7 @@ class PresetRun:
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """All settings by their full names, as a record in JSON has them."""
-    return dict(_flattened(json.loads(json.dumps(asdict(config))), ""))
+    return flattened(json.loads(json.dumps(asdict(config))))
 
 
 def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
@@ -155,14 +155,6 @@ def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
 def with_seed(config: RunConfig, seed: int) -> RunConfig:
     """Return the settings with another seed."""
     return replace(config, training=replace(config.training, seed=seed))
-
-
-def _flattened(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _in_toml(value: Any) -> str:

@@ -36,6 +36,7 @@ from transduce.files import atomic_file, file_lock, read_json
 from transduce.metrics.gleu import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.settings import flattened
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 
@@ -488,7 +489,7 @@ def record_settings(
 def _refuse_changes(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    then, now = dict(_flat(recorded)), dict(_flat(requested))
+    then, now = flattened(recorded), flattened(requested)
 
     def follows_from_another(name: str) -> bool:
         """Whether the value may follow from the number of hypotheses."""
@@ -502,14 +503,6 @@ def _refuse_changes(
                 f"is {_shown(now.get(name))}; give the same input, models and options, "
                 "overwrite it with --force, or choose another folder."
             )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _shown(value: Any) -> str:

@@ -286,6 +286,7 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
             "again."
         ) from None
     except (MemoryError, RuntimeError, NotImplementedError) as error:
+        # zipfile raises the last two for encrypted entries and unknown compression.
         raise CheckpointError(
             f"{path}: the weights cannot be read ({error}); fetch the file again."
         ) from None
