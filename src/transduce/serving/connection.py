@@ -226,9 +226,10 @@ class Connection(H11Protocol):
         self._in(DRAIN_S, self._abort)
 
     def _probe(self) -> None:
-        """Write to a half-closed client to find out whether it has left.
+        """Find out whether a half-closed client has left, and look again later.
 
-        If it has, its system answers with a reset.
+        If the client has left, its system answers whatever is written with a reset.
+        Before the answer begins, a status line that clients skip is written.
         """
         if not self._is_answering or self.transport.is_closing():
             return
@@ -237,7 +238,7 @@ class Connection(H11Protocol):
                 status_code=100, headers=[], reason="Continue"
             )
             self.transport.write(self.conn.send(proceed))
-            self._in(ECHO_S, self._hear)
+        self._in(ECHO_S, self._hear)
         self._in(PROBE_EVERY_S, self._probe)
 
     def _hear(self) -> None:

@@ -395,11 +395,12 @@ def test_a_body_that_does_not_arrive_times_out(
         slow.close()
 
 
+@pytest.mark.parametrize("is_half_closed", [False, True])
 @pytest.mark.parametrize(
     ("path", "status"), [("/translate", "499"), ("/v1/translate", "200")]
 )
 def test_sentences_of_a_disconnected_client_are_not_translated(
-    trained_checkpoint: Checkpoint, path: str, status: str
+    trained_checkpoint: Checkpoint, path: str, status: str, *, is_half_closed: bool
 ) -> None:
     """The answer to a stream has begun by then."""
     model = served(trained_checkpoint, "en-de")
@@ -422,8 +423,12 @@ def test_sentences_of_a_disconnected_client_are_not_translated(
             kind = "content-type: application/json"
             gone.sendall(f"{head}\r\n{kind}\r\n\r\n".encode() + body)
             wait_until(lambda: model.queue.num_waiting > 0)
+            if is_half_closed:
+                gone.shutdown(socket.SHUT_WR)
+                gone.recv(1, socket.MSG_PEEK)  # the probe, or the head of a stream
         counted = f'path="{path}",status="{status}"'
         wait_until(lambda: counted in server.get("/metrics").body.decode())
+        assert not first.done()  # the time limit would end the request as well
         opened.set()
         first.result()
         assert server.post("/translate", BODY).status == 200
