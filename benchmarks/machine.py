@@ -1,8 +1,10 @@
-"""Shared by the benchmarks: description of the machine, and time of a training run."""
+"""Shared by the benchmarks: description of the run, and time of a training run."""
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,9 +12,10 @@ from transduce.machine import describe_processor
 
 
 def describe_machine() -> str:
-    """Processor, versions and commit, as Markdown lines for below a table."""
+    """Command, processor, versions and commit, as Markdown lines for below a table."""
     packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "tokenizers", "numpy"))
     return (
+        f"- Command: `python {shlex.join([_script(), *sys.argv[1:]])}`\n"
         f"- Processor: {describe_processor()}\n"
         f"- Python {platform.python_version()}, {packages}\n"
         f"- Commit: {_commit()}\n"
@@ -25,6 +28,12 @@ def minutes_of(run: Path) -> float:
     steps = [entry for entry in log if entry["kind"] == "step"]
     mean = sum(entry["seconds"] for entry in steps) / len(steps)
     return mean * steps[-1]["step"] / 60
+
+
+def _script() -> str:
+    """Path of the running script, from the repository's root if it is in there."""
+    script, root = Path(sys.argv[0]).resolve(), Path(__file__).parents[1]
+    return str(script.relative_to(root) if root in script.parents else script.name)
 
 
 def _commit() -> str:

@@ -18,9 +18,10 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.shortlist import Shortlist, encode_pairs, learn_shortlist
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import EOS
+from transduce.text.vocabulary import EOS, SPECIAL_PIECES
 
 LINES = [
     "three",
@@ -188,6 +189,53 @@ def test_pytorch_finds_the_same(
     assert by_torch == near_all(native)
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_model_of_two_vocabularies_has_a_shortlist(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imported models may have pieces of targets, then pieces of sources alone."""
+    if not is_native:
+        monkeypatch.setattr(Translator, "_is_native", lambda *_: False)
+    pieces = [
+        tuple(f"▁{word}" for word in words.split())
+        for words in ("eins zwei drei vier", "one two three four")
+    ]
+    models = [
+        UnigramModel(
+            pieces=tuple((piece, -1.0) for piece in own),
+            character_map=b"",
+            adds_space=True,
+            removes_spaces=True,
+        )
+        for own in pieces
+    ]
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", *pieces[0], *pieces[1]),
+        source=models[1],
+        target=models[0],
+        target_vocab_size=8,
+    )
+    texts = [("one two", "eins zwei"), ("two four", "zwei vier"), ("three", "drei")]
+    config = ModelConfig(
+        vocab_size=12, target_vocab_size=8, num_layers=1, d_model=64, d_ff=32,
+        num_heads=2, d_k=8, d_v=8,
+    )  # fmt: skip
+    checkpoint = Checkpoint(
+        config=config,
+        weights=Transformer(config).state_dict(),
+        tokenizer=tokenizer,
+        step=1,
+        shortlist=learn_shortlist(
+            encode_pairs(texts, tokenizer), tokenizer, frequent=0, per_piece=1
+        ),
+    )
+    [given] = Translator(checkpoint, "cpu").translate_stream(
+        ["one four"], config_of(2, num_best=2)
+    )
+    for hypothesis in given.hypotheses:
+        assert set(hypothesis.text.split()) <= {"eins", "vier"}
+
+
 def test_all_tokens_are_candidates_of_the_shortlist(
     checkpoint: Checkpoint, shortlist: Shortlist
 ) -> None:
@@ -210,6 +258,7 @@ def test_a_list_of_all_tokens_is_the_whole_vocabulary(checkpoint: Checkpoint) ->
         frequent=np.arange(EOS + 1, vocab_size, dtype=np.int32),
         always=np.array([EOS], dtype=np.int32),
         ends=np.zeros(vocab_size, dtype=np.int64),
+        target_vocab_size=vocab_size,
         targets=np.zeros(0, dtype=np.int32),
         tokenizer="",
     )

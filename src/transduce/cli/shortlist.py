@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import plain_console
-from transduce.data.batches import open_dataset
+from transduce.data.batches import open_dataset, require_ids_below
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import (
     CheckpointError,
@@ -106,7 +106,7 @@ def shortlist(
     if source:
         pairs = encode_pairs(_text_pairs(source, target), tokenizer)
     else:
-        pairs = _pairs_of_run(model)
+        pairs = _pairs_of_run(model, tokenizer.vocab_size)
     if not len(pairs):
         raise DataError(
             "A shortlist must be learned from sentence pairs, but there are none with "
@@ -157,7 +157,7 @@ def _text_pairs(
         yield pair.source, pair.target
 
 
-def _pairs_of_run(run: Path) -> EncodedPairs:
+def _pairs_of_run(run: Path, vocab_size: int) -> EncodedPairs:
     """Return the training pairs of a run without those that are too long."""
     if not (run / TRAINING).is_dir():
         raise ConfigError(
@@ -165,6 +165,7 @@ def _pairs_of_run(run: Path) -> EncodedPairs:
             "give the text that it was trained on."
         )
     dataset = open_dataset(run / TRAINING)
+    require_ids_below(dataset, run / TRAINING, vocab_size, vocab_size)
     lengths = [np.diff(side.offsets) for side in (dataset.source, dataset.target)]
     shorter, longer = np.minimum(*lengths), np.maximum(*lengths)
     kept = dataset.picked(np.flatnonzero((shorter > 0) & (longer <= MAX_PIECES)))

@@ -8,12 +8,14 @@ directions, and the source pieces themselves, for names and numbers.
 """
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -21,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from transduce.errors import CheckpointError, DataError, VersionError
-from transduce.files import reason, require_file
+from transduce.files import parse_json, reason, require_file
 from transduce.native import library
-from transduce.settings import require_between
+from transduce.settings import require_between, shown
 from transduce.text.alignment import (
     EncodedPairs,
     TranslationTable,
@@ -31,18 +33,19 @@ from transduce.text.alignment import (
     ranked,
     symmetrized,
 )
-from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, own_target_size
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 
 SHORTLIST_FILE = "shortlist.safetensors"
-"""Name of the shortlist's file in model folders and run folders."""
+"""Name of the shortlist's file in model folders."""
 SHORTLIST_FORMAT = 1
 FREQUENT, PER_PIECE = 100, 100
 """Usual number of most frequent target pieces, and of targets of each source piece."""
-MAX_FREQUENT, MAX_PER_PIECE = 1_000_000, 10_000
+MAX_FREQUENT, MAX_PER_PIECE = 1_000_000, 1_000
 SURPLUS = 4
 """Likeliest targets learned in each direction, in multiples of those that are kept: the
-other direction may reorder them."""
+other direction may reorder them. At least `PER_PIECE` count as kept, so that a smaller
+shortlist is the beginning of a larger one."""
 MAX_PIECES = 200
 """Pieces of a side above which a sentence pair is left out: it takes long, and says
 little about which piece translates which."""
@@ -51,6 +54,10 @@ MAX_LINKS = 2**25
 without the native library. Of a larger corpus, sentence pairs are taken evenly."""
 CHUNK_PAIRS = 4_096
 """Sentence pairs encoded at once."""
+CHUNK_LINKS = 2**22
+"""Links of pieces by given alignments that are counted at once."""
+LINK = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
+"""Link of a line in Pharaoh format."""
 
 TextPair = tuple[str, str]
 """Source and target of a sentence pair."""
@@ -68,6 +75,9 @@ class Shortlist:
     words."""
     ends: Int64[np.ndarray, " vocab"]
     """Number of entries of `targets` up to the last of each source piece."""
+    target_vocab_size: int
+    """Number of pieces that a translation may have, the first ones: all of them, unless
+    source and target have vocabularies of their own."""
     targets: Int32[np.ndarray, " entries"]
     """Targets of each source piece, likeliest first."""
     tokenizer: str
@@ -103,7 +113,8 @@ class Shortlist:
             start = self.ends[piece - 1] if piece else 0
             is_candidate[self.targets[start : self.ends[piece]]] = True
         is_candidate[[PAD, BOS]] = False
-        return np.flatnonzero(is_candidate).astype(np.int32)
+        possible = is_candidate[: self.target_vocab_size]
+        return np.flatnonzero(possible).astype(np.int32)
 
     def limited(self, frequent: int, per_piece: int) -> "Shortlist":
         """Return a copy with fewer pieces for all sentences and for each piece."""
@@ -139,40 +150,52 @@ class Shortlist:
         try:
             require_file(path)
             with safe_open(path, framework="np") as file:
-                about = json.loads((file.metadata() or {}).get("shortlist", "{}"))
-                if about.get("format") != SHORTLIST_FORMAT:
+                about = parse_json((file.metadata() or {}).get("shortlist", "{}"))
+                if (number := about.get("format")) != SHORTLIST_FORMAT:
                     raise VersionError(
                         f"{path}: the format must be {SHORTLIST_FORMAT}, but is "
-                        f"{about.get('format')}; make the shortlist anew with "
+                        f"{shown(number)}; make the shortlist anew with "
                         "`transduce shortlist`."
                     )
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
-            shortlist = cls(**arrays, tokenizer=str(about.get("tokenizer")))
-            shortlist._require_sound()
-        except (SafetensorError, OSError, ValueError, AttributeError) as error:
+            if about.get("tokenizer") != tokenizer_sum(tokenizer):
+                raise CheckpointError(
+                    f"{path}: the shortlist must be of this model's tokenizer, but is "
+                    "of another; make it anew with `transduce shortlist`, or remove "
+                    "the file."
+                )
+            shortlist = cls(
+                **arrays,
+                target_vocab_size=_num_targets(tokenizer),
+                tokenizer=tokenizer_sum(tokenizer),
+            )
+            shortlist._require_sound(tokenizer.vocab_size)
+        except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as e:
             raise CheckpointError(
-                f"{path}: the shortlist is damaged ({reason(error)}); make it anew "
+                f"{path}: the shortlist is damaged ({reason(e)}); make it anew "
                 "with `transduce shortlist`, or remove the file."
             ) from None
-        if shortlist.tokenizer != tokenizer_sum(tokenizer):
-            raise CheckpointError(
-                f"{path}: the shortlist must be of this model's tokenizer, but is of "
-                "another; make it anew with `transduce shortlist`, or remove the file."
-            )
         return shortlist
 
-    def _require_sound(self) -> None:
-        """Raise `ValueError` if arrays do not fit each other."""
+    def _require_sound(self, vocab_size: int) -> None:
+        """Raise `ValueError` if arrays do not fit each other or the vocabulary."""
         for name, kind in ARRAYS.items():
             values = getattr(self, name)
             if values.dtype != kind or values.ndim != 1:
                 raise ValueError(f"`{name}` must have one axis of {kind.__name__}")
-        sizes = np.diff(self.ends, prepend=0)
-        if sizes.min(initial=0) < 0 or sizes.sum() != len(self.targets):
+        if self.vocab_size != vocab_size:
+            raise ValueError(
+                f"`ends` must have the vocabulary's size {vocab_size:,}, but has "
+                f"{self.vocab_size:,}"
+            )
+        before = np.concatenate([[0], self.ends[:-1]])  # differences may overflow
+        if (self.ends < before).any() or self.ends[-1] != len(self.targets):
             raise ValueError("`ends` must rise to the number of targets")
         for ids in (self.frequent, self.always, self.targets):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-                raise ValueError("an id is outside the vocabulary")
+            if len(ids) and not 0 <= ids.min() <= ids.max() < self.target_vocab_size:
+                raise ValueError("an id is outside the vocabulary of targets")
+        if EOS not in self.always:
+            raise ValueError("`always` must have the end token")
 
 
 ARRAYS: dict[str, type[np.generic]] = {
@@ -187,6 +210,11 @@ ARRAYS: dict[str, type[np.generic]] = {
 def tokenizer_sum(tokenizer: Tokenizer) -> str:
     """Return a checksum of a tokenizer."""
     return blake2b(tokenizer.json().encode(), digest_size=8).hexdigest()
+
+
+def _num_targets(tokenizer: Tokenizer) -> int:
+    """Return the number of pieces that a translation may have, the first ones."""
+    return own_target_size(tokenizer) or tokenizer.vocab_size
 
 
 def learn_shortlist(
@@ -205,11 +233,12 @@ def learn_shortlist(
     require_sizes(frequent, per_piece)
     if library() is None:
         pairs = _sampled(pairs)
-    best = SURPLUS * per_piece
+    best = SURPLUS * max(per_piece, PER_PIECE)
     forward = likeliest_targets(pairs, best, num_threads=num_threads)
     backward = likeliest_targets(pairs.swapped(), best, num_threads=num_threads)
     table = symmetrized(forward, backward)
-    return _shortlist(table, pairs.targets, tokenizer, frequent, per_piece)
+    counts = np.bincount(pairs.targets, minlength=tokenizer.vocab_size)
+    return _shortlist(table, counts, tokenizer, frequent, per_piece)
 
 
 def shortlist_of_alignments(
@@ -231,7 +260,10 @@ def shortlist_of_alignments(
     `ConfigError` if a size is out of its range.
     """
     require_sizes(frequent, per_piece)
-    sources, targets, all_targets = array("i"), array("i"), array("i")
+    vocab = tokenizer.vocab_size
+    counts = np.zeros(vocab, dtype=np.int64)
+    counted = LinkCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    links, pieces = array("q"), array("i")
     for number, (pair, line) in enumerate(zip_longest(pairs, alignments), start=1):
         if pair is None or line is None:
             raise DataError(
@@ -239,14 +271,18 @@ def shortlist_of_alignments(
                 f"{'sentence pairs' if pair is None else 'alignments'} end before line "
                 f"{number:,}."
             )
-        source_words, target_words = (_pieces_of_words(t, tokenizer) for t in pair)
-        all_targets.extend(piece for word in target_words for piece in word)
+        source_words = tokenizer.encode_sources(pair[0].split())
+        target_words = tokenizer.encode_targets(pair[1].split())
+        pieces.extend(chain.from_iterable(target_words))
         for source, target in _links(line, number, source_words, target_words):
-            sources.extend(piece for piece in source for _ in target)
-            targets.extend([*target] * len(source))
-    table = _counted(np.array(sources, np.int64), np.array(targets, np.int64))
-    ids = np.array(all_targets, dtype=np.int32)
-    return _shortlist(table, ids, tokenizer, frequent, per_piece)
+            links.extend(one * vocab + other for one in source for other in target)
+        if max(len(links), len(pieces)) >= CHUNK_LINKS:
+            counted = counted.with_links(links)
+            counts += np.bincount(pieces, minlength=vocab)
+            links, pieces = array("q"), array("i")
+    counts += np.bincount(pieces, minlength=vocab)
+    table = _table(counted.with_links(links), vocab)
+    return _shortlist(table, counts, tokenizer, frequent, per_piece)
 
 
 def require_sizes(frequent: int, per_piece: int) -> None:
@@ -283,7 +319,7 @@ def _sampled(pairs: EncodedPairs) -> EncodedPairs:
 
 def _shortlist(
     table: TranslationTable,
-    targets: Int32[np.ndarray, " target_words"],
+    counts: Int64[np.ndarray, " vocab"],
     tokenizer: Tokenizer,
     frequent: int,
     per_piece: int,
@@ -291,7 +327,7 @@ def _shortlist(
     """Keep the most frequent targets, and the best of each source piece."""
     vocab = tokenizer.vocab_size
     always = [EOS, *(UNKNOWN_IDS if isinstance(tokenizer, WordTokenizer) else ())]
-    counts = np.bincount(targets, minlength=vocab)
+    counts = counts.copy()
     counts[[PAD, BOS, *always]] = 0
     by_count = np.argsort(-counts, kind="stable")[: min(frequent, (counts > 0).sum())]
     chosen = ranked(table, per_piece)
@@ -300,30 +336,35 @@ def _shortlist(
         frequent=by_count.astype(np.int32),
         always=np.array(always, dtype=np.int32),
         ends=np.cumsum(sizes, dtype=np.int64),
+        target_vocab_size=_num_targets(tokenizer),
         targets=table.target[chosen].astype(np.int32),
         tokenizer=tokenizer_sum(tokenizer),
     )
 
 
-def _counted(
-    sources: Int64[np.ndarray, " links"], targets: Int64[np.ndarray, " links"]
-) -> TranslationTable:
+class LinkCounts(NamedTuple):
+    """Numbers of links by pairs of pieces."""
+
+    keys: Int64[np.ndarray, " entries"]
+    """Source id times the vocabulary's size plus target id, rising."""
+    numbers: Int64[np.ndarray, " entries"]
+
+    def with_links(self, links: "array[int]") -> "LinkCounts":
+        """Count further links, given by their keys."""
+        new = np.array(links, dtype=np.int64)
+        keys, places = np.unique(np.concatenate([self.keys, new]), return_inverse=True)
+        numbers = np.bincount(places[len(self.keys) :], minlength=len(keys))
+        numbers[places[: len(self.keys)]] += self.numbers
+        return LinkCounts(keys, numbers)
+
+
+def _table(links: LinkCounts, vocab_size: int) -> TranslationTable:
     """Return the product of both directions' shares of links for each linked pair."""
-    width = int(targets.max(initial=0)) + 1
-    keys, links = np.unique(sources * width + targets, return_counts=True)
-    source, target = np.divmod(keys, width)
-    of_source = np.bincount(sources, minlength=1)[source]
-    of_target = np.bincount(targets, minlength=1)[target]
-    return TranslationTable(
-        source=source,
-        target=target,
-        probability=links / of_source * (links / of_target),
-    )
-
-
-def _pieces_of_words(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the pieces of each word; words are separated by spaces."""
-    return tokenizer.encode_targets(text.split())
+    source, target = np.divmod(links.keys, vocab_size)
+    of_source = np.bincount(source, links.numbers, minlength=1)[source]
+    of_target = np.bincount(target, links.numbers, minlength=1)[target]
+    shares = links.numbers / of_source * (links.numbers / of_target)
+    return TranslationTable(source=source, target=target, probability=shares)
 
 
 def _links(
@@ -334,16 +375,16 @@ def _links(
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """Yield the pieces of both words of each link of a line."""
     for link in line.split():
-        source, dash, target = link.partition("-")
-        if not (dash and source.isdecimal() and target.isdecimal()):
+        if (found := LINK.fullmatch(link)) is None:
             raise DataError(
                 f"Line {number:,} of the alignments must have links such as 0-0 1-2, "
-                f"but has {link!r}; give alignments in Pharaoh format."
+                f"but has {shown(link)}; give alignments in Pharaoh format."
             )
-        if int(source) >= len(sources) or int(target) >= len(targets):
+        source, target = map(int, found.groups())
+        if source >= len(sources) or target >= len(targets):
             raise DataError(
                 f"Line {number:,} of the alignments has the link {link}, but the pair "
                 f"has {len(sources)} and {len(targets)} words; align the same files, "
                 "with words separated by spaces."
             )
-        yield sources[int(source)], targets[int(target)]
+        yield sources[source], targets[target]

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transduce.errors import CheckpointError, ConfigError, DataError, VersionError
 from transduce.text import shortlist as shortlists
 from transduce.text.alignment import EncodedPairs
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.shortlist import (
     ARRAYS,
     Shortlist,
@@ -19,7 +20,7 @@ from transduce.text.shortlist import (
     shortlist_of_alignments,
 )
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import BOS, EOS, PAD, TokenizerConfig
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, TokenizerConfig
 
 Corpus = tuple[list[str], list[str]]
 
@@ -41,6 +42,7 @@ def by_hand(
         frequent=np.array(frequent, dtype=np.int32),
         always=np.array([EOS], dtype=np.int32),
         ends=np.cumsum(sizes),
+        target_vocab_size=tokenizer.vocab_size,
         targets=np.array(targets, dtype=np.int32),
         tokenizer=shortlists.tokenizer_sum(tokenizer),
     )
@@ -153,6 +155,8 @@ def test_a_cut_file_is_damaged(
         ("frequent", np.full(1, 360, np.int32)),
         ("always", np.zeros((1, 1), np.int32)),
         ("ends", np.array([3, 2, 3] + [3] * 357)),
+        ("ends", np.array([2**63 - 1, -(2**63), -1] + [3] * 357)),
+        ("always", np.zeros(0, np.int32)),
     ],
 )
 def test_numbers_that_make_no_sense_are_damage(
@@ -166,7 +170,21 @@ def test_numbers_that_make_no_sense_are_damage(
         Shortlist.load(path, tokenizer)
 
 
-@pytest.mark.parametrize("about", ["{", "[]", "3"])
+@pytest.mark.parametrize("size", [0, 1, 359, 361])
+def test_another_number_of_pieces_is_damage(
+    size: int, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "shortlist"
+    none = {"targets": np.zeros(0, np.int32), "ends": np.zeros(size, np.int64)}
+    replace(by_hand(tokenizer, {}, []), **none).save(path)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="the shortlist is damaged"):
+        Shortlist.load(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "about", ["{", "[]", "3", "null", "[" * 10**5, '{"format": ' + "9" * 5000 + "}"],
+    ids=lambda about: about[:12],
+)  # fmt: skip
 def test_a_file_of_something_else_is_damaged(
     about: str, learned: Shortlist, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -215,6 +233,8 @@ def test_the_pieces_of_linked_words_are_candidates(tokenizer: Tokenizer) -> None
         (["0-0"] * 3, "the sentence pairs end before line 3"),
         (["0-0", "0:0"], "Line 2 of the alignments must have links such as 0-0 1-2"),
         (["0-0", "0-x"], "Line 2 of the alignments must have links"),
+        (["0-0", "0-" + "9" * 5000], "Line 2 of the alignments must have links"),
+        (["0-0", "٠-0"], "Line 2 of the alignments must have links"),
         (["0-0", "1-0"], "Line 2 of the alignments has the link 1-0, but the pair"),
         (["0-2", "0-0"], "Line 1 of the alignments has the link 0-2"),
     ],
@@ -225,6 +245,81 @@ def test_wrong_alignments_are_refused(
     pairs = [("one two", "eins zwei"), ("one", "eins")]
     with pytest.raises(DataError, match=message):
         shortlist_of_alignments(pairs, lines, tokenizer)
+
+
+def test_links_of_many_lines_are_counted_in_parts(
+    corpus: Corpus, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["0-0", "0-0 1-1 1-0", "1-0 2-2"] * 13 + ["0-0"]
+    pairs = [
+        (f"{source} one two", f"{target} eins zwei")
+        for source, target in zip(*corpus, strict=True)
+    ]
+    whole = shortlist_of_alignments(pairs, lines, tokenizer, frequent=9, per_piece=2)
+    monkeypatch.setattr(shortlists, "CHUNK_LINKS", 5)
+    parts = shortlist_of_alignments(pairs, lines, tokenizer, frequent=9, per_piece=2)
+    assert parts.digest() == whole.digest()
+
+
+def test_a_smaller_shortlist_is_the_beginning_of_a_larger_one(
+    corpus: Corpus, tokenizer: Tokenizer
+) -> None:
+    pairs = encode_pairs(zip(*corpus, strict=True), tokenizer)
+    large = learn_shortlist(pairs, tokenizer)
+    small = learn_shortlist(pairs, tokenizer, frequent=3, per_piece=1)
+    assert small.digest() == large.limited(3, 1).digest()
+
+
+S = "▁"
+
+
+def separate_vocabularies() -> SentencePieceTokenizer:
+    """Tokenizer of a model whose source and target have pieces of their own."""
+    targets = [S + word for word in ("eins", "zwei", "drei")]
+    sources = [S + word for word in ("one", "two", "three")]
+    models = [
+        UnigramModel(
+            pieces=tuple((piece, -1.0) for piece in pieces),
+            character_map=b"",
+            adds_space=True,
+            removes_spaces=True,
+        )
+        for pieces in (sources, targets)
+    ]
+    return SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", *targets, *sources),
+        source=models[0],
+        target=models[1],
+        target_vocab_size=7,
+    )
+
+
+def test_pieces_of_the_source_alone_are_no_candidates(tmp_path: Path) -> None:
+    tokenizer = separate_vocabularies()
+    texts = [("one two", "eins zwei"), ("two three", "zwei drei"), ("one", "eins")]
+    shortlist = learn_shortlist(
+        encode_pairs(texts, tokenizer), tokenizer, frequent=0, per_piece=1
+    )
+    source = tokenizer.encode("one three")
+    assert min(source) >= 7
+    targets = tokenizer.encode_targets(["eins drei"])[0]
+    assert shortlist.candidates(source).tolist() == [EOS, *targets]
+    shortlist.save(tmp_path / "shortlist")
+    Shortlist.load(tmp_path / "shortlist", tokenizer)
+    # A piece of the source alone is damage.
+    outside = np.full_like(shortlist.targets, 8)
+    replace(shortlist, targets=outside).save(tmp_path / "shortlist")
+    with pytest.raises(CheckpointError, match="outside the vocabulary of targets"):
+        Shortlist.load(tmp_path / "shortlist", tokenizer)
+
+
+def test_the_source_of_alignments_is_cut_like_sources() -> None:
+    tokenizer = separate_vocabularies()
+    shortlist = shortlist_of_alignments(
+        [("one two", "eins zwei")], ["0-1 1-0"], tokenizer, frequent=0
+    )
+    [target] = tokenizer.encode_targets(["zwei"])
+    assert shortlist.candidates(tokenizer.encode("one")).tolist() == [EOS, *target]
 
 
 @pytest.mark.parametrize(("frequent", "per_piece"), [(-1, 1), (1, 0), (1, 10**6)])
