@@ -25,6 +25,8 @@ VARIANTS = [
     {"scores": "additive"},
     {"d_k": 4, "d_v": 6},
     {"activation": "silu", "output_bias": True, "decoder_layers": 2},
+    {"decoder_self_attention": "ssru"},
+    {"decoder_self_attention": "ssru", "norm": "pre", "neighbourhood": 2},
 ]
 
 

@@ -25,6 +25,7 @@ VARIANTS = [
     {"norm": "pre"},
     {"neighbourhood": 2},
     {"d_k": 4, "d_v": 6},
+    {"decoder_self_attention": "ssru"},
 ]
 
 

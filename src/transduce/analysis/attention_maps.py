@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,9 +24,10 @@ from transduce.architectures.interface import TransductionModel
 from transduce.data.tensors import pad_rows
 from transduce.decoding.streaming import similar_lengths
 from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.config import AttentionKind
-from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.config import ATTENTION_KINDS, AttentionKind
+from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.text.inline_tags import Span, WordLinks, units
 from transduce.text.languages import UNSPACED_LETTER, UNSPACED_LETTERS
@@ -43,29 +43,51 @@ class AttentionMaps:
     """
 
     encoder: Float[Tensor, "layers heads source source"]
-    decoder: Float[Tensor, "decoder_layers heads target target"]
+    decoder: Float[Tensor, "decoder_layers heads target target"] | None
+    """None for a decoder with recurrent units in place of self-attention."""
     encoder_decoder: Float[Tensor, "decoder_layers heads target source"]
 
+    @property
+    def kinds(self) -> list[AttentionKind]:
+        """Kinds of attention that the model has."""
+        return [
+            kind
+            for kind in ATTENTION_KINDS
+            if kind != "decoder" or self.decoder is not None
+        ]
+
     def of(self, kind: AttentionKind) -> Float[Tensor, "layers heads queries keys"]:
-        """Maps of one kind of attention."""
+        """Maps of one kind of attention; `RequestError` if the model has none."""
         match kind:
             case "encoder":
                 return self.encoder
             case "decoder":
+                if self.decoder is None:
+                    raise RequestError(
+                        "The attention must be of a kind that the model has, but its "
+                        "decoder has recurrent units in place of self-attention; "
+                        'choose "encoder" or "encoder-decoder".'
+                    )
                 return self.decoder
             case "encoder-decoder":
                 return self.encoder_decoder
 
 
 def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttention]]:
-    """Attention modules of a model by kind, layer by layer."""
-    encoder = cast(list[EncoderLayer], list(model.encoder_layers))
-    decoder = cast(list[DecoderLayer], list(model.decoder_layers))
-    return {
-        "encoder": [layer.self_attention for layer in encoder],
-        "decoder": [layer.self_attention for layer in decoder],
-        "encoder-decoder": [layer.cross_attention for layer in decoder],
+    """Attention modules of a model by kind, layer by layer.
+
+    A decoder with recurrent units has no kind "decoder".
+    """
+    found: dict[AttentionKind, list[MultiHeadAttention]] = {
+        "encoder": [layer.self_attention for layer in model.encoder_layers],
+        "decoder": [
+            layer.self_attention
+            for layer in model.decoder_layers
+            if isinstance(layer, DecoderLayer)
+        ],
+        "encoder-decoder": [layer.cross_attention for layer in model.decoder_layers],
     }
+    return {kind: layers for kind, layers in found.items() if layers}
 
 
 @torch.no_grad()
@@ -89,7 +111,7 @@ def attention_maps(
     return [
         AttentionMaps(
             encoder=whole["encoder"][i, :, :, :m, :m],
-            decoder=whole["decoder"][i, :, :, :n, :n],
+            decoder=whole["decoder"][i, :, :, :n, :n] if "decoder" in whole else None,
             encoder_decoder=whole["encoder-decoder"][i, :, :, :n, :m],
         )
         for i, (m, n) in enumerate(lengths)

@@ -20,7 +20,7 @@ from transduce.analysis.attention_maps import (
     letter_groups,
 )
 from transduce.grammar.corpus import GrammarSentence
-from transduce.model.config import ATTENTION_KINDS, AttentionKind
+from transduce.model.config import AttentionKind
 from transduce.report.report import Table, columns
 from transduce.trees.trees import Constituent, Tree, parse_tree
 
@@ -114,16 +114,18 @@ def head_statistics(maps: list[AttentionMaps]) -> list[HeadStatistics]:
     """Statistics of every head over all queries of all sentences."""
     return [
         each
-        for kind in ATTENTION_KINDS
+        for kind in maps[0].kinds
         for each in _of_kind(kind, [one.of(kind) for one in maps])
     ]
 
 
 def preferred_offsets(maps: list[AttentionMaps]) -> list[Offset]:
     """Preferred offset of every self-attention head."""
-    kinds: tuple[AttentionKind, ...] = ("encoder", "decoder")
     return [
-        each for kind in kinds for each in _offsets(kind, [m.of(kind) for m in maps])
+        each
+        for kind in maps[0].kinds
+        if kind != "encoder-decoder"
+        for each in _offsets(kind, [one.of(kind) for one in maps])
     ]
 
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from transduce.architectures.deep_att import FastForwardLayer
 from transduce.architectures.interface import TransductionModel
+from transduce.model.recurrence import SSRU
 from transduce.text.vocabulary import NUM_RESERVED
 
 EPSILONS = (1e-6, 1e-7)
@@ -298,7 +299,7 @@ def _signals_scaled(model: Any, factor: float) -> Iterator[None]:
             # The module stays, as its type may be asked for.
             stepped = SteppedRecurrence(module, factor)
             module.forward = stepped.forward
-        if isinstance(module, FastForwardLayer):
+        if isinstance(module, FastForwardLayer | SSRU):
             module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
         # Convolutions are maps of windows, which carry this name.
         is_moving = name.endswith("convolution")

@@ -40,7 +40,7 @@ from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
-from transduce.model.config import ATTENTION_KINDS, AttentionKind
+from transduce.model.config import AttentionKind
 from transduce.report.report import Column, Section, Table, as_html, columns, whole_page
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import normalize
@@ -483,7 +483,7 @@ def _data(sentence: SentenceAttention) -> str:
         "written": _axis(pair.target_out),
         "layer": _clearest_layer(pair.maps.encoder_decoder),
         "colours": HEAD_COLOURS,
-        "maps": {kind: _weights(pair.maps.of(kind)) for kind in ATTENTION_KINDS},
+        "maps": {kind: _weights(pair.maps.of(kind)) for kind in pair.maps.kinds},
     }
     # A text must not be able to close the element.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")

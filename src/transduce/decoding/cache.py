@@ -10,6 +10,9 @@ Sentences that join later have read fewer tokens, so each sentence has its own l
 Slots that are the past of no hypothesis are freed when the store must grow. The past of
 restricted attention (section 4) is the last r + 1 positions, so the store of a long
 translation stops growing.
+
+A decoder with recurrent units has no past to keep but their cells: one a hypothesis and
+layer, copied when hypotheses are dropped or continued (`RecurrentState`).
 """
 
 from dataclasses import dataclass
@@ -18,7 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer
+from transduce.model.recurrence import initial_cell
 from transduce.model.transformer import Memory, Transformer
 
 STEPS_AHEAD = 16
@@ -46,13 +50,34 @@ def grown_capacity(num_slots: int, group_size: int) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class LayerCache:
+class SourceCache:
+    """Keys and values of cross-attention in one decoder layer."""
+
+    cross_key: Float[Tensor, "sentences heads source d_k"]
+    cross_value: Float[Tensor, "sentences heads source d_v"]
+
+    def keep_sources(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep the sources of these sentences, in this order."""
+        self.cross_key = self.cross_key.index_select(0, sentences)
+        self.cross_value = self.cross_value.index_select(0, sentences)
+
+    def resize_source(self, width: int) -> None:
+        """Cut or pad the source to a number of positions."""
+        self.cross_key = resized(self.cross_key, width, dim=2)
+        self.cross_value = resized(self.cross_value, width, dim=2)
+
+    def join_sources(self, other: "SourceCache") -> None:
+        """Append the sources of a cache with as many positions."""
+        self.cross_key = torch.cat([self.cross_key, other.cross_key])
+        self.cross_value = torch.cat([self.cross_value, other.cross_value])
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerCache(SourceCache):
     """Keys and values of one decoder layer."""
 
     key: Float[Tensor, "sentences heads slots d_k"]
     value: Float[Tensor, "sentences heads slots d_v"]
-    cross_key: Float[Tensor, "sentences heads source d_k"]
-    cross_value: Float[Tensor, "sentences heads source d_v"]
 
     def write(
         self,
@@ -84,25 +109,38 @@ class LayerCache:
         """Keep these sentences, in this order."""
         self.key = self.key.index_select(0, sentences)
         self.value = self.value.index_select(0, sentences)
-        self.cross_key = self.cross_key.index_select(0, sentences)
-        self.cross_value = self.cross_value.index_select(0, sentences)
+        self.keep_sources(sentences)
 
     def keep_slots(self, slots: Int[Tensor, "sentences kept"]) -> None:
         """Keep these slots of each sentence, in this order."""
         self.key = _select_slots(self.key, slots)
         self.value = _select_slots(self.value, slots)
 
-    def resize_source(self, width: int) -> None:
-        """Cut or pad the source to a number of positions."""
-        self.cross_key = resized(self.cross_key, width, dim=2)
-        self.cross_value = resized(self.cross_value, width, dim=2)
-
     def join(self, other: "LayerCache") -> None:
         """Append the sentences of a cache with as many slots."""
         self.key = torch.cat([self.key, other.key])
         self.value = torch.cat([self.value, other.value])
-        self.cross_key = torch.cat([self.cross_key, other.cross_key])
-        self.cross_value = torch.cat([self.cross_value, other.cross_value])
+        self.join_sources(other)
+
+
+@dataclass(slots=True, kw_only=True)
+class RecurrentCache(SourceCache):
+    """Cells of the recurrent unit of one decoder layer, and keys and values."""
+
+    cell: Float[Tensor, "sentences group d_model"]
+
+    def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep the cells of these hypotheses, in this order."""
+        cell = self.cell.flatten(0, 1)[rows]
+        if cell.shape == self.cell.shape:
+            self.cell.copy_(cell)  # in place, where a recorded step reads it
+        else:
+            self.cell = cell
+
+    def join(self, other: "RecurrentCache") -> None:
+        """Append the sentences of a cache with groups of the same size."""
+        self.cell = torch.cat([self.cell, other.cell])
+        self.join_sources(other)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,9 +168,14 @@ class DecodingState:
         return self.past.size(1)
 
     @property
+    def capacity(self) -> int:
+        """Slots of each sentence."""
+        return self.past.size(-1)
+
+    @property
     def has_capacity(self) -> bool:
         """Whether a slot is free for the newest position of each hypothesis."""
-        return self.num_slots + self.group_size <= self.past.size(-1)
+        return self.num_slots + self.group_size <= self.capacity
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for the newest position of each hypothesis.
@@ -159,7 +202,7 @@ class DecodingState:
 
         Wide groups leave many unused slots: their hypotheses often share their past.
         """
-        before = self.past.size(-1)
+        before = self.capacity
         if self.num_slots > 0:
             self._compact()
         capacity = grown_capacity(self.num_slots, self.group_size)
@@ -174,7 +217,7 @@ class DecodingState:
 
         Hypotheses are numbered through all groups.
         """
-        if self._are_all(rows):
+        if _are_all(rows, self.past.shape[:2]):
             return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
         self.past = self.past[sentences[:, None], parents]
@@ -190,13 +233,6 @@ class DecodingState:
         self.memory_mask = self.memory_mask.index_select(0, sentences)
         self.positions = self.positions.index_select(0, sentences)
 
-    def _are_all(self, rows: Int[Tensor, "kept group"]) -> bool:
-        """Whether the rows are all hypotheses in their present order."""
-        if rows.shape != self.past.shape[:2]:
-            return False
-        numbers = torch.arange(rows.numel(), device=rows.device)
-        return torch.equal(rows.flatten(), numbers)
-
     def join(self, other: "DecodingState") -> None:
         """Append the sentences of another state with groups of the same size.
 
@@ -207,8 +243,7 @@ class DecodingState:
             state._compact()
         self.num_slots = max(state.num_slots for state in both)
         capacity = grown_capacity(self.num_slots, self.group_size)
-        # Padding comes last, so what both have of it can be cut off.
-        width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
+        width = max(_source_width(state.memory_mask) for state in both)
         for state in both:
             state._resize(capacity)
             state._resize_source(width)
@@ -243,14 +278,94 @@ class DecodingState:
         self.memory_mask = resized(self.memory_mask, width, dim=3)
 
 
-def new_state(model: Transformer, memory: Memory) -> DecodingState:
+@dataclass(slots=True, kw_only=True)
+class RecurrentState:
+    """Decoder state of a batch of hypotheses of a model with recurrent units."""
+
+    layers: list[RecurrentCache]
+    memory_mask: Bool[Tensor, "sentences 1 1 source"]
+    lengths: Int[Tensor, " sentences"]
+    """Tokens read so far."""
+    max_length: int = 0
+    """Upper bound of `lengths`."""
+    capacity: int = 0
+    """Slots of each sentence: none."""
+    has_capacity: bool = True
+    """Whether a step needs no more memory: a cell is written in place."""
+
+    @property
+    def group_size(self) -> int:
+        """Hypotheses of one sentence."""
+        return self.layers[0].cell.size(1)
+
+    def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
+        """Count the newest position. Returns a mask of no slots."""
+        self.lengths = self.lengths + 1
+        self.max_length += 1
+        return self.memory_mask.new_ones(len(self.lengths), 1, self.group_size, 0)
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses in this order, as `DecodingState.reorder`."""
+        num_sentences, group_size = len(self.lengths), self.group_size
+        if _are_all(rows, torch.Size([num_sentences, group_size])):
+            return
+        for layer in self.layers:
+            layer.keep_hypotheses(rows)
+        sentences = rows[:, 0] // group_size
+        unchanged = torch.arange(num_sentences, device=rows.device)
+        if not torch.equal(sentences, unchanged):
+            self.lengths = self.lengths.index_select(0, sentences)
+            self.memory_mask = self.memory_mask.index_select(0, sentences)
+            for layer in self.layers:
+                layer.keep_sources(sentences)
+
+    def join(self, other: "RecurrentState") -> None:
+        """Append the sentences of another state with groups of the same size.
+
+        The other state must not be used afterwards.
+        """
+        both = (self, other)
+        width = max(_source_width(state.memory_mask) for state in both)
+        for state in both:
+            for layer in state.layers:
+                layer.resize_source(width)
+            state.memory_mask = resized(state.memory_mask, width, dim=3)
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.join(theirs)
+        self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.max_length = int(self.lengths.max())
+
+
+def _are_all(rows: Int[Tensor, "kept group"], shape: torch.Size) -> bool:
+    """Whether the rows are all hypotheses, [sentences, group], in their order."""
+    if rows.shape != shape:
+        return False
+    numbers = torch.arange(rows.numel(), device=rows.device)
+    return torch.equal(rows.flatten(), numbers)
+
+
+def _source_width(mask: Bool[Tensor, "sentences 1 1 source"]) -> int:
+    """Return the positions of the longest source; padding comes last."""
+    return int(mask.sum(dim=-1).max())
+
+
+def new_state(model: Transformer, memory: Memory) -> DecodingState | RecurrentState:
     """Return the state before the first step, with one hypothesis a sentence."""
     sentences = len(memory.mask)
     capacity = first_capacity(sentences)
+    caches = [
+        _new_layer(layer, memory.states, capacity) for layer in model.decoder_layers
+    ]
+    recurrent = [each for each in caches if isinstance(each, RecurrentCache)]
+    if recurrent:
+        return RecurrentState(
+            layers=recurrent,
+            memory_mask=memory.mask,
+            lengths=memory.mask.new_zeros(sentences, dtype=torch.int64),
+        )
     return DecodingState(
-        layers=[
-            _new_layer(layer, memory.states, capacity) for layer in model.decoder_layers
-        ],
+        layers=[each for each in caches if isinstance(each, LayerCache)],
         memory_mask=memory.mask,
         past=memory.mask.new_zeros(sentences, 1, capacity),
         positions=memory.mask.new_zeros(sentences, capacity, dtype=torch.int64),
@@ -260,11 +375,16 @@ def new_state(model: Transformer, memory: Memory) -> DecodingState:
 
 
 def _new_layer(
-    layer: DecoderLayer, memory: Float[Tensor, "sentences source d_model"], slots: int
-) -> LayerCache:
+    layer: DecoderLayer | RecurrentDecoderLayer,
+    memory: Float[Tensor, "sentences source d_model"],
+    slots: int,
+) -> LayerCache | RecurrentCache:
     cross_key, cross_value = layer.cross_attention.keys_and_values(memory)
     # Contiguous heads, as the products of each step read them.
     cross_key, cross_value = cross_key.contiguous(), cross_value.contiguous()
+    if isinstance(layer, RecurrentDecoderLayer):
+        cell = initial_cell(memory[:, :1])
+        return RecurrentCache(cell=cell, cross_key=cross_key, cross_value=cross_value)
     own, (sentences, heads) = layer.self_attention, cross_key.shape[:2]
     return LayerCache(
         key=cross_key.new_zeros(sentences, heads, slots, own.d_k),

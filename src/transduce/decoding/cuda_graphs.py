@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from transduce.decoding.cache import DecodingState
+from transduce.decoding.cache import DecodingState, RecurrentState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
@@ -125,7 +125,7 @@ class StaticStep:
         self,
         step: FusedStep,
         x: Float[Tensor, "sentences group d_model"],
-        state: DecodingState,
+        state: DecodingState | RecurrentState,
         recorder: Recorder,
     ) -> None:
         sentences, group, _ = x.shape
@@ -133,7 +133,7 @@ class StaticStep:
         self._x = torch.empty_like(x)
         self._slots = torch.zeros(group, dtype=torch.int64, device=x.device)
         # All slots are masked at first, as they belong to no hypothesis.
-        lowest, capacity = torch.finfo(x.dtype).min, state.past.size(-1)
+        lowest, capacity = torch.finfo(x.dtype).min, state.capacity
         self._self_mask = x.new_full((sentences, 1, group, capacity), lowest)
         cross_mask = additive_mask(state.memory_mask, x.dtype)
         # Not a method: a reference cycle would keep the memory until a collection.
@@ -172,7 +172,7 @@ class GraphedDecoder(TorchDecoder):
     def __init__(self, stepper: FusedStep, memory: Memory, recorder: Recorder) -> None:
         super().__init__(stepper, memory)
         self._fused = stepper
-        self._state: DecodingState
+        self._state: DecodingState | RecurrentState
         self._recorder = recorder
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""

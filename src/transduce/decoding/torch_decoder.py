@@ -1,8 +1,9 @@
 """Decoding step by step in PyTorch, with cached keys and values.
 
 In decoding, matrix products are small and most time passes between them. `FusedStep`
-therefore projects queries, keys and values of self-attention by one product, and shares
-masks among layers. `TorchDecoder` is the decoder that a search uses.
+therefore projects queries, keys and values of self-attention by one product, or gates
+and candidates of a recurrent unit, and shares masks among layers. `TorchDecoder` is the
+decoder that a search uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,21 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
 from transduce.architectures.interface import DecoderState, Stepper
-from transduce.decoding.cache import DecodingState, LayerCache, new_state, resized
+from transduce.decoding.cache import (
+    DecodingState,
+    LayerCache,
+    RecurrentCache,
+    RecurrentState,
+    new_state,
+    resized,
+)
 from transduce.model.attention import MultiHeadAttention, additive_mask
-from transduce.model.layers import DecoderLayer, ResidualConnection
+from transduce.model.layers import (
+    DecoderLayer,
+    RecurrentDecoderLayer,
+    ResidualConnection,
+)
+from transduce.model.recurrence import SSRU
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import head_major
 from transduce.nn.linear import linear
@@ -48,12 +61,14 @@ class FusedStep:
         layers = model.decoder_layers
         self._layers = [_Layer(each, make_linear, dtype) for each in layers]
 
-    def start(self, memory: Memory) -> DecodingState:
+    def start(self, memory: Memory) -> DecodingState | RecurrentState:
         """Return the state before the first step, with one hypothesis a sentence."""
         return new_state(self.model, memory)
 
     def step(
-        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+        self,
+        last_ids: Int[Tensor, "sentences group"],
+        state: DecodingState | RecurrentState,
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
         x, mask = self.enter(last_ids, state)
@@ -62,7 +77,9 @@ class FusedStep:
         return self.logits(x, state.layers, self_mask, cross_mask)
 
     def enter(
-        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+        self,
+        last_ids: Int[Tensor, "sentences group"],
+        state: DecodingState | RecurrentState,
     ) -> tuple[
         Float[Tensor, "sentences group d_model"],
         Bool[Tensor, "sentences 1 group slots"],
@@ -80,7 +97,7 @@ class FusedStep:
     def logits(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerCache | RecurrentCache],
         self_mask: Float[Tensor, "sentences 1 group slots"],
         cross_mask: Float[Tensor, "sentences 1 1 source"],
         slots: Int[Tensor, " group"] | None = None,
@@ -89,7 +106,7 @@ class FusedStep:
 
         The masks are added to scores: `self_mask` excludes the slots of other
         hypotheses, `cross_mask` the padding of the source. New keys and values go into
-        `slots`, by default the last ones.
+        `slots`, by default the last ones. Recurrent units have no slots.
         """
         for layer, cache in zip(self._layers, caches, strict=True):
             x = layer.step(x, cache, self_mask, cross_mask, slots)
@@ -105,16 +122,17 @@ class _Layer:
     """A decoder layer as linear maps and norms."""
 
     def __init__(
-        self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
+        self,
+        layer: DecoderLayer | RecurrentDecoderLayer,
+        make_linear: MakeLinear,
+        dtype: torch.dtype,
     ) -> None:
-        own, cross, network = (
-            layer.self_attention,
-            layer.cross_attention,
-            layer.feed_forward,
+        cross, network = layer.cross_attention, layer.feed_forward
+        self._past = (
+            _Recurrence(layer, make_linear, dtype)
+            if isinstance(layer, RecurrentDecoderLayer)
+            else _SelfAttention(layer, make_linear, dtype)
         )
-        self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
-        self._self_attention = _Attention(own, make_linear)
-        self._after_self_attention = _Residual(layer.after_self_attention)
         self._cross_query = make_linear(*_rounded(_query(cross), dtype))
         self._cross_attention = _Attention(cross, make_linear)
         self._after_cross_attention = _Residual(layer.after_cross_attention)
@@ -126,17 +144,12 @@ class _Layer:
     def step(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        cache: LayerCache,
+        cache: LayerCache | RecurrentCache,
         self_mask: Float[Tensor, "sentences 1 group slots"],
         cross_mask: Float[Tensor, "sentences 1 1 source"],
         slots: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
-        attention, residual = self._self_attention, self._after_self_attention
-        projected = self._query_key_value(residual.before(x))
-        query, key, value = projected.split(attention.widths, dim=-1)
-        heads = attention.heads(key), attention.heads(value)
-        key, value = cache.write(*heads, self_mask.size(-1), slots)
-        x = residual.after(x, attention.attend(query, key, value, self_mask))
+        x = self._past.step(x, cache, self_mask, slots)
 
         residual = self._after_cross_attention
         query = self._cross_query(residual.before(x))
@@ -152,7 +165,67 @@ class _Layer:
     @property
     def is_watched(self) -> bool:
         """Whether a hook reads its attention weights."""
-        return self._self_attention.is_watched or self._cross_attention.is_watched
+        return self._past.is_watched or self._cross_attention.is_watched
+
+
+class _SelfAttention:
+    """Self-attention to the past of each hypothesis, with its residual connection."""
+
+    def __init__(
+        self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
+    ) -> None:
+        own = layer.self_attention
+        self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        self._attention = _Attention(own, make_linear)
+        self._residual = _Residual(layer.after_self_attention)
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        cache: LayerCache | RecurrentCache,
+        mask: Float[Tensor, "sentences 1 group slots"],
+        slots: Int[Tensor, " group"] | None,
+    ) -> Float[Tensor, "sentences group d_model"]:
+        assert isinstance(cache, LayerCache)
+        attention, residual = self._attention, self._residual
+        projected = self._query_key_value(residual.before(x))
+        query, key, value = projected.split(attention.widths, dim=-1)
+        heads = attention.heads(key), attention.heads(value)
+        key, value = cache.write(*heads, mask.size(-1), slots)
+        return residual.after(x, attention.attend(query, key, value, mask))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a hook reads its attention weights."""
+        return self._attention.is_watched
+
+
+class _Recurrence:
+    """Recurrent unit with its residual connection."""
+
+    is_watched = False
+    """Whether a hook reads its attention weights: it has none."""
+
+    def __init__(
+        self, layer: RecurrentDecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
+    ) -> None:
+        self._unit = layer.recurrence
+        self._maps = make_linear(*_rounded(_gate_candidate(self._unit), dtype))
+        self._residual = _Residual(layer.after_recurrence)
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        cache: LayerCache | RecurrentCache,
+        mask: Float[Tensor, "sentences 1 group slots"],
+        slots: Int[Tensor, " group"] | None,
+    ) -> Float[Tensor, "sentences group d_model"]:
+        assert isinstance(cache, RecurrentCache)
+        residual, cell = self._residual, cache.cell
+        gate, candidate = self._maps(residual.before(x)).chunk(2, dim=-1)
+        # In place, where a recorded step finds it again.
+        cell.copy_(self._unit.step(gate, candidate, cell))
+        return residual.after(x, cell.relu().to(x.dtype))
 
 
 class _Attention:
@@ -240,6 +313,12 @@ def _query_key_value(attention: MultiHeadAttention) -> Affine:
     projection = attention.project_key_value
     weight, bias = _query(attention)
     return torch.cat([weight, projection.weight]), torch.cat([bias, projection.bias])
+
+
+def _gate_candidate(unit: SSRU) -> Affine:
+    gate = unit.forget_gate
+    weight = torch.cat([gate.weight, unit.candidate.weight])
+    return weight, torch.cat([gate.bias, torch.zeros_like(gate.bias)])
 
 
 class TorchDecoder:

@@ -108,11 +108,12 @@ def require_plain_attention(target: str, config: ModelConfig) -> None:
     """Raise `RequestError` unless attention is a dot product with d_k = d_v =
     d_model/h.
 
-    It must have no neighbourhood. Unscaled dot products are supported: the scale goes
-    into the queries.
+    It must have no neighbourhood, and the decoder no recurrence. Unscaled dot products
+    are supported: the scale goes into the queries.
     """
     width = config.d_model / config.num_heads
     require(target, config, d_k=width, d_v=width, neighbourhood=None)
+    require(target, config, decoder_self_attention="attention")
     if config.scores == "additive":
         require(target, config, scores="scaled")
 

@@ -31,6 +31,7 @@ from transduce.interop.export import (
     GreedyOutput,
     Proof,
     prove,
+    require,
     require_one_vocabulary,
     require_short,
 )
@@ -53,6 +54,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     proof fails.
     """
     require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
     with atomic_directory(folder) as new:

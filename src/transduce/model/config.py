@@ -10,6 +10,7 @@ Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
+DecoderSelfAttention = Literal["attention", "ssru"]
 AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """The three uses of attention (section 3.2.3): self-attention in the encoder and in the
@@ -89,6 +90,10 @@ class ModelConfig:
     """Neighbourhood r of restricted self-attention, in positions to either side
     (section 4), for long sequences: time and memory then grow with their length, not
     with its square. None for all positions, as in the paper's models."""
+    decoder_self_attention: DecoderSelfAttention = "attention"
+    """Self-attention of the decoder: attention, as in the paper, or ssru, a recurrent
+    unit in its place (Kim et al., 2019), with which a step of decoding costs the same
+    at every position; students are small and translate fast with it."""
     norm_epsilon: float = 1e-6
     """Constant in the denominator of layer normalization. The paper does not give it;
     the default is that of its code, tensor2tensor."""
@@ -105,6 +110,7 @@ class ModelConfig:
         self._check_choice("norm", get_args(Norm))
         self._check_choice("scores", get_args(Scores))
         self._check_choice("activation", get_args(Activation))
+        self._check_choice("decoder_self_attention", get_args(DecoderSelfAttention))
         for name in ("dropout", "attention_dropout", "relu_dropout"):
             if not 0 <= (rate := getattr(self, name)) < 1:
                 raise ConfigError(

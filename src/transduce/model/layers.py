@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention, RestrictedSelfAttention
 from transduce.model.config import Activation, ModelConfig, Norm
+from transduce.model.recurrence import SSRU
 from transduce.model.sizes import Band
 
 
@@ -127,6 +128,36 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward)
 
 
+class RecurrentDecoderLayer(nn.Module):
+    """Recurrent unit, attention to the memory, feed-forward."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # Unlike the paper: a recurrent unit in place of the decoder's self-attention,
+        # as an option (Kim et al., 2019). A step of decoding then costs the same at
+        # every position, which makes small models faster at little loss of quality.
+        self.recurrence = SSRU(config.d_model)
+        self.cross_attention = _attention(config)
+        self.feed_forward = _feed_forward(config)
+        self.after_recurrence = _residual(config)
+        self.after_cross_attention = _residual(config)
+        self.after_feed_forward = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target d_model"],
+        memory: Float[Tensor, "batch source d_model"],
+        self_mask: None,
+        memory_mask: Bool[Tensor, "batch 1 1 source"],
+    ) -> Float[Tensor, "batch target d_model"]:
+        """Compute all positions; there is no mask, as the recurrence is causal."""
+        x = self.after_recurrence(x, self.recurrence)
+        x = self.after_cross_attention(
+            x, lambda x: self.cross_attention(x, memory, memory_mask)
+        )
+        return self.after_feed_forward(x, self.feed_forward)
+
+
 class EncoderStack(nn.ModuleList):
     """N encoder layers, each reading the output of the one before (section 3.1)."""
 
@@ -149,11 +180,11 @@ class EncoderStack(nn.ModuleList):
 class DecoderStack(nn.ModuleList):
     """N decoder layers, each reading the output of the one before (section 3.1)."""
 
-    def __init__(self, layers: Iterable[DecoderLayer]) -> None:
+    def __init__(self, layers: Iterable[DecoderLayer | RecurrentDecoderLayer]) -> None:
         super().__init__(layers)
 
-    def __iter__(self) -> Iterator[DecoderLayer]:
-        return cast(Iterator[DecoderLayer], super().__iter__())
+    def __iter__(self) -> Iterator[DecoderLayer | RecurrentDecoderLayer]:
+        return cast(Iterator[DecoderLayer | RecurrentDecoderLayer], super().__iter__())
 
     def forward(
         self,

@@ -104,8 +104,14 @@ def _embedding(
 
 
 def _layer(name: str, config: ModelConfig, *, is_decoder: bool) -> Parameters:
-    yield from _attention(f"{name}.self_attention", config)
-    yield from _affine(f"{name}.after_self_attention.norm", (config.d_model,))
+    if is_decoder and config.decoder_self_attention == "ssru":
+        square = (config.d_model, config.d_model)
+        yield from _affine(f"{name}.recurrence.forget_gate", square)
+        yield f"{name}.recurrence.candidate.weight", square
+        yield from _affine(f"{name}.after_recurrence.norm", (config.d_model,))
+    else:
+        yield from _attention(f"{name}.self_attention", config)
+        yield from _affine(f"{name}.after_self_attention.norm", (config.d_model,))
     if is_decoder:
         yield from _attention(f"{name}.cross_attention", config)
         yield from _affine(f"{name}.after_cross_attention.norm", (config.d_model,))
@@ -140,6 +146,9 @@ class ParameterCounts:
     positions: int
     self_attention: int
     """Self-attention of encoder and decoder."""
+    recurrence: int
+    """Recurrent units of the decoder, which models without self-attention there have.
+    """
     cross_attention: int
     feed_forward: int
     norms: int
@@ -161,6 +170,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
         embedding=count("embedding."),
         positions=count("positions."),
         self_attention=count(".self_attention."),
+        recurrence=count(".recurrence."),
         cross_attention=count(".cross_attention."),
         feed_forward=count(".feed_forward."),
         norms=count("norm."),
@@ -177,7 +187,8 @@ class ForwardFlops:
     """
 
     projections: int
-    """Projections of queries, keys, values and outputs of attention."""
+    """Projections of queries, keys, values and outputs of attention, and the matrices
+    of recurrent units in its place."""
     attention: int
     """Scores, and sums of values weighted by them."""
     feed_forward: int
@@ -201,14 +212,17 @@ def forward_flops(
     """
     num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
     encoder, decoder = config.num_layers, config.num_decoder_layers
+    attending = 0 if config.decoder_self_attention == "ssru" else decoder
     num_scores = (
         encoder * _own_scores(config, source_lengths, is_causal=False)
-        + decoder * _own_scores(config, target_lengths, is_causal=True)
+        + attending * _own_scores(config, target_lengths, is_causal=True)
         + decoder * _dot(target_lengths, source_lengths)
     )
-    # Tokens times layers of self-attention.
-    own = encoder * num_source + decoder * num_target
+    # Tokens times layers, and tokens times layers of self-attention.
+    tokens = encoder * num_source + decoder * num_target
+    own = encoder * num_source + attending * num_target
     d_model = config.d_model
+    recurrent = (decoder - attending) * num_target
     num_outputs = config.target_vocab_size or config.vocab_size
     heads_width = config.num_heads * (config.d_k + config.d_v)
     return ForwardFlops(
@@ -216,9 +230,10 @@ def forward_flops(
         # cross-attention, queries and outputs are of target tokens, keys and values of
         # source tokens.
         projections=(4 * own + 2 * decoder * (num_source + num_target))
-        * (d_model * heads_width),
+        * (d_model * heads_width)
+        + 4 * recurrent * d_model**2,
         attention=2 * num_scores * heads_width,
-        feed_forward=4 * own * d_model * config.d_ff,
+        feed_forward=4 * tokens * d_model * config.d_ff,
         output=2 * num_target * d_model * num_outputs,
     )
 

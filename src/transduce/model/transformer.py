@@ -21,6 +21,7 @@ from transduce.model.layers import (
     DecoderStack,
     EncoderLayer,
     EncoderStack,
+    RecurrentDecoderLayer,
 )
 from transduce.model.sizes import update_flops
 from transduce.text.vocabulary import PAD
@@ -79,7 +80,10 @@ class Transformer(nn.Module):
             EncoderLayer(config) for _ in range(config.num_layers)
         )
         self.decoder_layers = DecoderStack(
-            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+            RecurrentDecoderLayer(config)
+            if config.decoder_self_attention == "ssru"
+            else DecoderLayer(config)
+            for _ in range(config.num_decoder_layers)
         )
         self.encoder_norm: nn.Module = _final_norm(config)
         self.decoder_norm: nn.Module = _final_norm(config)
@@ -104,7 +108,9 @@ class Transformer(nn.Module):
         """Return the decoder's states at all positions (Figure 1, right)."""
         length = target_in.size(1)
         mask = None
-        if self.config.neighbourhood is None:  # restricted attention is itself causal
+        config = self.config
+        # Restricted attention and recurrences are themselves causal.
+        if config.neighbourhood is None and config.decoder_self_attention != "ssru":
             mask = causal_mask(length, length, target_in.device)
         x = self.embed(target_in, self.output_embedding)
         return self.decoder_norm(

@@ -30,6 +30,7 @@ from transduce.model.layers import (
     EncoderLayer,
     EncoderStack,
     FeedForward,
+    RecurrentDecoderLayer,
     ResidualConnection,
 )
 from transduce.model.transformer import Memory
@@ -275,7 +276,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 """Class that replaces each class of the model."""
 
 Stack = EncoderStack | DecoderStack
-Layer = EncoderLayer | DecoderLayer
+Layer = EncoderLayer | DecoderLayer | RecurrentDecoderLayer
 
 
 def is_one_call(
@@ -298,17 +299,18 @@ def _is_supported(layer: Layer) -> bool:
     """Whether a layer is of the paper's kind, and its weights are unpacked."""
     network = layer.feed_forward
     return (
-        all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
+        not isinstance(layer, RecurrentDecoderLayer)
+        and all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
         and network.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
-        and layer.self_attention.scores != "additive"
+        and _attention_of(layer).scores != "additive"
     )
 
 
 def _is_in_blocks(stack: Stack, x: Float[Tensor, "batch length d_model"]) -> bool:
     """Whether self-attention is restricted and the sequences longer than a window."""
     [first, *_] = stack
-    attention = first.self_attention
+    attention = _attention_of(first)
     return isinstance(attention, RestrictedSelfAttention) and not attention.band.covers(
         x.size(1)
     )
@@ -321,7 +323,7 @@ def _self_mask(
 ) -> Bool[Tensor, "#batch 1 #length length"]:
     """Return the mask of self-attention in sequences no longer than a window."""
     [first, *_] = stack
-    attention = first.self_attention
+    attention = _attention_of(first)
     if isinstance(attention, RestrictedSelfAttention):
         return attention.whole_mask(mask, x.size(1), x.size(1), x.device)
     assert mask is not None
@@ -354,7 +356,7 @@ def _is_uniform(stack: Stack) -> bool:
 def layers_of(stack: Stack) -> Layers:
     """Return the settings that all layers of a stack share."""
     [first, *_] = stack
-    attention, network = first.self_attention, first.feed_forward
+    attention, network = _attention_of(first), first.feed_forward
     residual = first.after_feed_forward
     return Layers(
         count=len(stack),
@@ -365,6 +367,13 @@ def layers_of(stack: Stack) -> Layers:
         relu_dropout=dropout_in_use(network.dropout),
         norm_epsilon=residual.norm.eps,
     )
+
+
+def _attention_of(layer: Layer) -> MultiHeadAttention:
+    """Return the first attention of a layer; all have the same settings."""
+    if isinstance(layer, RecurrentDecoderLayer):
+        return layer.cross_attention
+    return layer.self_attention
 
 
 def heads_of(attention: MultiHeadAttention) -> Heads:
@@ -383,6 +392,7 @@ def weights_of(stack: Stack) -> list[Tensor]:
 
 
 def _layer_weights(layer: Layer) -> Iterable[Tensor]:
+    assert not isinstance(layer, RecurrentDecoderLayer)
     parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
     if isinstance(layer, DecoderLayer):
         parts += [*_maps(layer.cross_attention), layer.after_cross_attention.norm]

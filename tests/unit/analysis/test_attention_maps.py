@@ -1,6 +1,7 @@
 """Attention weights are recorded, and words linked by them."""
 
 import math
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -23,8 +24,10 @@ from transduce.analysis.attention_maps import (
     word_groups,
     word_starts,
 )
+from transduce.analysis.heads import head_statistics, preferred_offsets
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -260,3 +263,15 @@ def test_a_single_space_belongs_to_the_next_word() -> None:
     assert groups.sum(dim=1).tolist() == [1] * 6
     assert groups[0].tolist() == [1, 0, 0]
     assert groups[3:].argmax(dim=1).tolist() == [2, 2, 2]
+
+
+def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
+    model = Transformer(replace(tiny, decoder_self_attention="ssru")).eval()
+    assert set(attentions(model)) == {"encoder", "encoder-decoder"}
+    maps = attention_maps(model, SOURCE, TARGET_IN)
+    assert maps[0].kinds == ["encoder", "encoder-decoder"]
+    assert maps[0].of("encoder-decoder").size(0) == 2
+    assert {each.head.kind for each in head_statistics(maps)} == set(maps[0].kinds)
+    assert {each.head.kind for each in preferred_offsets(maps)} == {"encoder"}
+    with pytest.raises(RequestError, match="recurrent units in place of self-attent"):
+        maps[0].of("decoder")

@@ -40,6 +40,14 @@ def test_positions_out_of_reach_have_no_path() -> None:
     assert found == PathLengths(n=10, encoder=None, between=1, decoder=None)
 
 
+def test_a_recurrent_decoder_needs_a_step_for_each_position() -> None:
+    config = ModelConfig(
+        **SMALL, d_k=8, d_v=8, num_layers=1, decoder_self_attention="ssru"
+    )
+    found = measure_path_lengths(Transformer(config), 7)
+    assert found == PathLengths(n=7, encoder=1, between=1, decoder=7)
+
+
 @dataclass(frozen=True)
 class Encoded:
     states: Tensor

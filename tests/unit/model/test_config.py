@@ -37,6 +37,7 @@ def test_the_defaults_are_the_papers_base_model():
         "norm_epsilon": 1e-6,
         "output_bias": False,
         "tied_output": True,
+        "decoder_self_attention": "attention",
     }
 
 

@@ -45,6 +45,7 @@ VARIANTS = {
     "a shallow decoder": {"decoder_layers": 1},
     "a deep decoder, pre-norm": {"decoder_layers": 3, "norm": "pre"},
     "an output bias": {"output_bias": True},
+    "a recurrent decoder": {"decoder_self_attention": "ssru"},
 }
 CONFIGS = {row: small(run.model) for row, run in TABLE_3.items()} | {
     name: replace(ODD, **changes) for name, changes in VARIANTS.items()
@@ -171,8 +172,8 @@ def test_the_parameter_count_equals_that_of_the_model(name):
 def group_of(name: str, modules: dict[str, nn.Module]) -> str:
     if isinstance(modules[name.rpartition(".")[0]], nn.LayerNorm):
         return "norms"
-    groups = ("cross_attention", "self_attention", "feed_forward", "positions")
-    return next((group for group in groups if f"{group}." in name), "embedding")
+    groups = ("cross_attention", "self_attention", "recurrence", "feed_forward")
+    return next((g for g in (*groups, "positions") if f"{g}." in name), "embedding")
 
 
 @pytest.mark.parametrize("name", ["base", "E-learned", *VARIANTS])

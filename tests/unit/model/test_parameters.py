@@ -18,6 +18,7 @@ VARIANTS = [
     {"output_bias": True},
     {"target_vocab_size": 40},
     {"target_vocab_size": 40, "output_bias": True},
+    {"decoder_self_attention": "ssru", "d_k": 6},
 ]
 
 

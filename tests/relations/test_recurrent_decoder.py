@@ -1,0 +1,86 @@
+"""Models with recurrent units (SSRU) in place of the decoder's self-attention."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.decoding.torch_model import prepared
+from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
+from transduce.interop import ctranslate2 as to_ctranslate2
+from transduce.interop import marian as to_marian
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
+from transduce.text.tokenizer import Tokenizer
+
+SENTENCES = ["one two three", "four five", "six"]
+
+
+@pytest.fixture
+def config(tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=tokenizer.vocab_size, decoder_self_attention="ssru", d_model=16,
+        d_ff=20, num_heads=2, d_k=8, d_v=8, num_layers=2, dropout=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def checkpoint(config: ModelConfig, tokenizer: Tokenizer) -> Checkpoint:
+    model = Transformer(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    weights = dict(model.state_dict())
+    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1)
+
+
+def test_only_models_with_recurrences_have_the_setting_in_their_folder(
+    checkpoint: Checkpoint, trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for name, model in (("ssru", checkpoint), ("attention", trained_checkpoint)):
+        save_model(model, tmp_path / name)
+        content = json.loads((tmp_path / name / "config.json").read_text())
+        stored = content["model"].get("decoder_self_attention", "attention")
+        assert stored == name
+        assert load_model(tmp_path / name).config == model.config
+
+
+def test_the_decoder_in_bf16_follows_the_one_in_fp32(checkpoint: Checkpoint) -> None:
+    source = [[5, 6, 7, 2], [8, 2]]
+    models = [
+        prepared(checkpoint.build_transformer(), precision, torch.device("cpu"))
+        for precision in ("fp32", "bf16")
+    ]
+    for each in models:
+        assert each.model.config.decoder_self_attention == "ssru"
+    decoders = [each.start(each.encode(source)) for each in models]
+    for token in range(4, 24):
+        ids = torch.tensor([[token], [token + 1]]).numpy()
+        exact, rounded = (each.step(ids).float() for each in decoders)
+        torch.testing.assert_close(rounded, exact, atol=0.25, rtol=0.05)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_translation_does_not_depend_on_its_neighbours(
+    checkpoint: Checkpoint, beam_size: int
+) -> None:
+    translator = Translator(checkpoint, "cpu")
+    search = SearchConfig(beam_size=beam_size, num_best=beam_size)
+    together = list(translator.translate_stream(SENTENCES, search))
+    for sentence, found in zip(SENTENCES, together, strict=True):
+        assert list(translator.translate_stream([sentence], search)) == [found]
+
+
+@pytest.mark.parametrize("target", [to_ctranslate2, to_marian])
+def test_libraries_without_recurrences_refuse_the_model(
+    checkpoint: Checkpoint, tmp_path: Path, target
+) -> None:
+    message = (
+        '`model.decoder_self_attention` = "attention", but has "ssru"; it cannot be'
+    )
+    with pytest.raises(RequestError, match=message):
+        target.export(checkpoint, tmp_path / "exported", SENTENCES)
+    assert not list(tmp_path.iterdir())
