@@ -4,7 +4,7 @@ A folder appears whole or not at all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -185,3 +185,44 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise damaged(path, error) from None
+
+
+def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """Average the weights of checkpoints of one run (section 6.1).
+
+    Raises `CheckpointError` if there are none, or if they are of different models or
+    runs.
+    """
+    if not checkpoints:
+        raise CheckpointError(
+            "An average must have at least one checkpoint, but has 0."
+        )
+    last = checkpoints[-1]
+    for other in checkpoints:
+        if _identity(other) != _identity(last):
+            raise CheckpointError(
+                "Averaged checkpoints must be of one model, but those of step "
+                f"{other.step} and {last.step} have different settings or tokenizers."
+            )
+    trained = [c for c in checkpoints if c.run is not None]
+    if any(c.run != trained[0].run for c in trained):
+        raise CheckpointError(
+            "Averaged checkpoints must be of one run, but are of several; weights of "
+            "different runs have no useful average."
+        )
+    mean = {
+        name: _mean([c.weights[name] for c in checkpoints]) for name in last.weights
+    }
+    return replace(last, weights=mean)
+
+
+def _identity(checkpoint: Checkpoint) -> tuple[object, ...]:
+    return checkpoint.config, checkpoint.tokenizer, checkpoint.symbols
+
+
+def _mean(weights: Sequence[Tensor]) -> Tensor:
+    """Average in double precision, so that the mean of equal weights is that weight."""
+    total = weights[0].double()
+    for weight in weights[1:]:
+        total = total + weight
+    return (total / len(weights)).float()

@@ -15,7 +15,7 @@ from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
 from transduce.decoding.search import Ensemble
@@ -30,7 +30,6 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD, TokenizerConfig
-from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer, TrainingStoppedError

@@ -54,7 +54,7 @@ from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.vocabulary import EOS, PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import StepReport, Trainer
 
 MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100

@@ -16,7 +16,7 @@ import torch
 
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, built, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, built, load_model, save_model
 from transduce.data.augmentation import (
     Augmentation,
     PairAugmenter,
@@ -97,19 +97,19 @@ from transduce.model_folder import (
 )
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
-from transduce.training.checkpoints import average, load_training_state, save_training
 from transduce.training.config import TrainingConfig
 from transduce.training.device_setup import MicroBatch, require_memory
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss import GuidedAttention, word_beginnings
-from transduce.training.optimizer import require_moments
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
     Progress,
     StepReport,
     Trainer,
     TrainingState,
+    load_training_state,
+    save_training,
 )
 
 LOG_STEPS = 10

@@ -13,7 +13,7 @@ from transduce.model.transformer import Transformer
 from transduce.search_config import SamplingConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.reward import REWARDS, Refinement
+from transduce.training.loss import REWARDS, Refinement
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,13 @@ from transduce.text.vocabulary import (
     UNKNOWN_IDS,
     TokenizerConfig,
 )
-from transduce.training.checkpoints import load_training_state, save_training
 from transduce.training.optimizer import require_moments
-from transduce.training.trainer import Progress, TrainingState
+from transduce.training.trainer import (
+    Progress,
+    TrainingState,
+    load_training_state,
+    save_training,
+)
 from transduce.trees.linearization import UNKNOWN
 
 START = "start"

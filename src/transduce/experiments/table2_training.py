@@ -51,7 +51,7 @@ from transduce.text.corpus import read_text
 from transduce.text.languages import base as base_language
 from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import NUM_RESERVED
-from transduce.training.reward import sample_flops
+from transduce.training.loss import sample_flops
 
 Match = Literal["parameters", "flops", "none"]
 

@@ -46,7 +46,7 @@ from transduce.report.report import (
     columns,
 )
 from transduce.text.corpus import read_text
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import scheduled_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
-"""The training loop (sections 5.1 to 5.3)."""
+"""The training loop (sections 5.1 to 5.3), and its state beside a saved model."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from operator import add, attrgetter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,11 +17,14 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from transduce.architectures.interface import TransductionModel
+from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
-from transduce.errors import TransduceError
+from transduce.errors import CheckpointError, TransduceError
+from transduce.files import atomic_directory, read_json
 from transduce.metrics.perplexity import perplexity
+from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import unchanged_weights
 from transduce.text.vocabulary import PAD
@@ -34,18 +39,19 @@ from transduce.training.distributed import ALONE, Processes, Share, no_sync
 from transduce.training.loss import (
     BatchLoss,
     GuidedAttention,
-    RewardLoss,
-    as_tensor,
-)
-from transduce.training.optimizer import WeightOptimizer, require_moments
-from transduce.training.reward import (
     Refinement,
+    RewardLoss,
     Samples,
+    as_tensor,
     draw_samples,
     sample_flops,
     without_dropout,
 )
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import (
+    WeightOptimizer,
+    require_moments,
+    scheduled_rate,
+)
 
 RECENT = 0.02
 """Weight of an update in the recent loss, a moving average of about fifty updates."""
@@ -53,6 +59,7 @@ DIVERGENCE = 1.0
 """Rise of the recent loss above its minimum that ends training, in nats a token."""
 RISE = 0.2
 """Rise of the recent loss that may be the beginning of divergence."""
+STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,3 +584,38 @@ class Trainer:
 
     def _any(self, is_so: bool) -> bool:
         return self._processes.all_reduce_any(is_so, self._hardware.device)
+
+
+def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
+    """Write a model and its training state into a folder, atomically."""
+    with atomic_directory(folder) as new:
+        write_model(checkpoint, new)
+        save_tensors(state.tensors, new / STATE_TENSORS)
+        text = json.dumps(asdict(state.progress)) + "\n"
+        (new / STATE_PROGRESS).write_text(text, encoding="utf-8")
+
+
+def load_training_state(folder: Path) -> TrainingState:
+    """Read the training state beside a model; raise `CheckpointError` if damaged."""
+    content = read_json(folder / STATE_PROGRESS)
+    try:
+        pairs = tuple(content.pop("corpus_pairs", ()))
+        progress = Progress(**content, corpus_pairs=pairs)
+        if not all(type(number) is int and number >= 0 for number in pairs):
+            raise TypeError
+        for name, value in asdict(Progress()).items():
+            found = getattr(progress, name)
+            if name == "corpus_pairs":
+                continue
+            # NaN fails every comparison.
+            if type(found) is not type(value) or not found >= 0:
+                raise TypeError
+    except TypeError:
+        raise CheckpointError(
+            f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
+            "use another checkpoint."
+        ) from None
+    tensors = load_tensors(folder / STATE_TENSORS)
+    return TrainingState(
+        progress=progress, tensors={current_name(n): t for n, t in tensors.items()}
+    )

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transduce.architectures.bytenet import ByteNet
 from transduce.architectures.config import ByteNetConfig
 from transduce.architectures.interface import TransductionModel
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, load_model, save_model
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
@@ -21,7 +21,6 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import PAD
-from transduce.training.checkpoints import average
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD]])
 TARGET_IN = torch.tensor([[1, 6, 22, 7, 3, 9, 4, 4], [1, 11, 5, 8, PAD, PAD, PAD, PAD]])

@@ -24,13 +24,12 @@ from transduce.architectures.convolutional import (
     windows,
 )
 from transduce.architectures.interface import TransductionModel
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, load_model, save_model
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.nn.fuse import fuse
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import PAD
-from transduce.training.checkpoints import average
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD]])
 TARGET_IN = torch.tensor([[1, 6, 22, 7, 3], [1, 11, PAD, PAD, PAD]])

@@ -20,7 +20,7 @@ from transduce.architectures.config import (
 from transduce.architectures.interface import AuxiliaryLoss, TransductionModel
 from transduce.architectures.mixture_layers import MixtureOfExperts
 from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import TorchDecoder
@@ -33,7 +33,6 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training.checkpoints import average
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError

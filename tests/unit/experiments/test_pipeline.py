@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint, load_model
+from transduce.checkpoint import Checkpoint, average, load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
@@ -22,9 +22,8 @@ from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume,
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import device_setup
-from transduce.training.checkpoints import average
 from transduce.training.device_setup import MicroBatch
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
     RISE,
     DivergedError,

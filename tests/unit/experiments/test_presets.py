@@ -17,7 +17,7 @@ from transduce.experiments.presets import (
 )
 from transduce.model.sizes import count_parameters
 from transduce.model.transformer import Transformer
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import scheduled_rate
 
 BASE_PARAMETERS = 63_082_496
 # Computed from Table 3 for 37,000 shared sub-words, with biases on all projections and

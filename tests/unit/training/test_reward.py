@@ -24,17 +24,18 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SamplingConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training import reward as module
+from transduce.training import loss as module
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import BatchLoss, RewardLoss
-from transduce.training.optimizer import require_moments
-from transduce.training.reward import (
+from transduce.training.loss import (
+    BatchLoss,
     Refinement,
+    RewardLoss,
     Samples,
     draw_samples,
     gleu_rewards,
     without_dropout,
 )
+from transduce.training.optimizer import require_moments
 from transduce.training.trainer import StepReport, Trainer
 
 TOKENS = (EOS, 3, 4)

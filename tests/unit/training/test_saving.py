@@ -8,9 +8,13 @@ import torch
 
 from transduce.checkpoint import load_model, save_tensors
 from transduce.errors import CheckpointError
-from transduce.training import checkpoints
-from transduce.training.checkpoints import load_training_state, save_training
-from transduce.training.trainer import Progress, TrainingState
+from transduce.training import trainer
+from transduce.training.trainer import (
+    Progress,
+    TrainingState,
+    load_training_state,
+    save_training,
+)
 
 TENSORS, PROGRESS = "training.safetensors", "training.json"
 
@@ -74,7 +78,7 @@ def test_model_and_state_are_saved_together_or_not_at_all(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "save_tensors", refuse)
+    monkeypatch.setattr(trainer, "save_tensors", refuse)
     later = replace(state, progress=Progress(step=90))
     with pytest.raises(CheckpointError, match="free some space"):
         save_training(trained_checkpoint, later, folder)

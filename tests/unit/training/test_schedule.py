@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from transduce.training.config import TrainingConfig
-from transduce.training.schedule import (
+from transduce.training.optimizer import (
     learning_rate,
     schedule_factor,
     scheduled_rate,

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, average
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
-from transduce.training.checkpoints import average
 from transduce.trees.linearization import SymbolVocabulary
 
 
