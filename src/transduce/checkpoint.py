@@ -130,9 +130,11 @@ def _outline(config: ArchitectureConfig) -> TransductionModel:
         return build(config)
 
 
-def save_model(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a model folder atomically."""
-    with atomic_directory(folder) as new:
+def save_model(
+    checkpoint: Checkpoint, folder: Path, made_by: str | None = None
+) -> None:
+    """Write a model folder atomically; `made_by` is that of `atomic_directory`."""
+    with atomic_directory(folder, made_by) as new:
         write_model(checkpoint, new)
 
 

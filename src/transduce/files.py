@@ -18,6 +18,9 @@ from transduce.errors import CheckpointError, ConfigError, TransduceError
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
 
+MADE_BY = ".made-by"
+"""File of an output folder that names the command that wrote it."""
+
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of `renameat2`, from Linux's fcntl.h and fs.h."""
 
@@ -88,13 +91,11 @@ def reason(error: BaseException, max_length: int = 200) -> str:
     return words if len(words) <= max_length else f"{words[:max_length]}..."
 
 
-def require_new_folder(
-    out: Path, *, force: bool, holding: str | tuple[str, ...]
-) -> None:
+def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even force overwrites only a folder that the same command wrote: one with the files
-    named `holding`, and without folders.
+    Even force overwrites only a folder that the same command wrote, never a run or an
+    unknown folder: its file `.made-by` names the command, and it has no folders.
     """
     if not (out.is_symlink() or out.exists()):
         return
@@ -111,13 +112,16 @@ def require_new_folder(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another, or overwrite it with --force."
         )
-    names = (holding,) if isinstance(holding, str) else holding
-    missing = [name for name in names if not (out / name).is_file()]
-    if missing or any(each.is_dir() for each in there):
+    maker = None
+    with suppress(OSError, ValueError):  # without the file, or damaged
+        maker = read_bounded(out / MADE_BY).strip()
+    if maker != made_by or any(each.is_dir() for each in there):
+        found = "has other content" if maker is None else f"is of {maker[:80]}"
+        if maker == made_by:
+            found = "has folders in it"
         raise ConfigError(
             f"{out}: --force overwrites only what the same command wrote, but the "
-            "folder has other content (folders in it, or no "
-            f"{(missing or names)[0]}); choose another."
+            f"folder {found}; choose another."
         )
 
 
@@ -174,8 +178,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_directory(folder: Path) -> Iterator[Path]:
+def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
+
+    `made_by` is the command whose output it is, for `require_new_folder`.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one
@@ -197,6 +203,8 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
                 _clear(new)  # leftovers of a crash
                 with _system_errors():
                     yield new
+                if made_by is not None:
+                    (new / MADE_BY).write_text(f"{made_by}\n", encoding="utf-8")
                 _apply_umask(new)
                 sync(new)
                 _put_in_place(new, folder)

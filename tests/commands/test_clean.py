@@ -324,14 +324,14 @@ def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
     said = refuses(*inside, "--out", out, "--force")
     assert "a folder without the corpus in it" in said
     assert (out / "my.en").exists()
-    for name in ("report.json", "dropped.jsonl"):  # a back-translation has a report
-        content = (out / name).read_bytes()
-        (out / name).unlink()
-        said = refuses(*call, "--force")
-        assert "--force overwrites only what the same command wrote" in said
-        assert f"or no {name}" in said
-        (out / name).write_bytes(content)
-    succeeds(*call, "--force")
+    (out / ".made-by").write_text("split\n")
+    said = refuses(*call, "--force")
+    assert "--force overwrites only what the same command wrote" in said
+    assert said.endswith("but the folder is of split; choose another.")
+    (out / ".made-by").unlink()
+    said = refuses(*call, "--force")
+    assert said.endswith("but the folder has other content; choose another.")
+    assert (out / "report.json").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -1,12 +1,15 @@
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from transduce.cli.export import NUM_SENTENCES, OUTLANDISH, proof_sentences
+from transduce.cli.export import NUM_SENTENCES, OUTLANDISH, Target, proof_sentences
 from transduce.errors import missing_package
+from transduce.files import MADE_BY
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
@@ -20,6 +23,33 @@ def test_a_model_is_exported_with_its_proof(
     assert first == f"The model for CTranslate2 is in {tmp_path}/out."
     assert second.startswith("Proof: ")
     assert (tmp_path / "out" / "model.bin").is_file()
+
+
+@pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
+@pytest.mark.parametrize("target", get_args(Target))
+def test_only_an_older_export_is_overwritten(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    target: str,
+) -> None:
+    call = ("export", model, "--to", target, "--force", "--out")
+    succeeds(*call, tmp_path / "out")
+    assert (tmp_path / "out" / MADE_BY).read_text() == f"export to {target}\n"
+    shutil.copytree(model, tmp_path / "model")
+    before = (tmp_path / "model" / "config.json").read_bytes()
+    assert "--force overwrites only what" in refuses(*call, tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").read_bytes() == before
+
+
+def test_an_export_to_another_library_is_not_overwritten(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / MADE_BY).write_text("export to onnx\n")
+    call = ("export", model, "--to", "ctranslate2", "--out", tmp_path, "--force")
+    assert "but the folder is of export to onnx; choose another." in refuses(*call)
 
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers

@@ -29,7 +29,9 @@ def test_a_folder_is_imported_with_its_proof(
     assert second.startswith("Proof: ")
     assert "tokens of 7 sentences are the same" in second
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert names == {
+        "config.json", "model.safetensors", "tokenizer.json", ".made-by",
+    }  # fmt: skip
 
 
 def test_the_users_sentences_are_the_sample(
@@ -104,6 +106,25 @@ def test_an_existing_output_is_not_overwritten(
     assert message.startswith(
         f"{marian_folder}: the output folder must be new or empty, but is not"
     )
+
+
+def test_only_an_older_import_is_overwritten(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    marian_folder: Path,
+    imported: Path,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    for folder in (marian_folder, model):  # neither is an import
+        copy = tmp_path / folder.name
+        shutil.copytree(folder, copy)
+        said = refuses("import", marian_folder, "--out", copy, "--force")
+        assert said.startswith(f"{copy}: --force overwrites only what the same command")
+    shutil.copytree(imported, tmp_path / "imported")
+    (tmp_path / "imported" / "config.json").write_text("old")
+    succeeds("import", marian_folder, "--out", tmp_path / "imported", "--force")
+    assert (tmp_path / "imported" / "config.json").read_text() != "old"
 
 
 @pytest.mark.usefixtures("marian_folder")

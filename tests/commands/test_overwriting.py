@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+CORPUS = ("--source", "text/my.en", "--target", "text/my.de")
 SENTENCE = ("--source", "one two")
 FILES = {
     "translate": ("translate", "model", "--input", "lines", "--output"),
@@ -31,6 +32,9 @@ def _in_a_folder(
     shutil.copytree(parsing_model, "parser")
     Path("lines").write_text("one two\nthree\n", encoding="utf-8")
     Path("others").write_text("one\nthree\n", encoding="utf-8")
+    Path("text").mkdir()
+    Path("text/my.en").write_text("One.\nTwo.\n", encoding="utf-8")
+    Path("text/my.de").write_text("Eins.\nZwei.\n", encoding="utf-8")
 
 
 @pytest.fixture(params=FILES)
@@ -129,6 +133,9 @@ def test_two_outputs_must_be_two_files(refuses) -> None:
 
 FOLDERS = {
     "average": (("average", "model", "--out"), "model.safetensors"),
+    "quantize": (("quantize", "model", "--out"), "model.safetensors"),
+    "clean": (("clean", *CORPUS, "--out"), "report.json"),
+    "split": (("split", *CORPUS, "--dev", "1", "--out"), "dev.en"),
     "heads": (
         ("heads", "model", "--source", "lines", "--target", "lines", "--out"),
         "heads.json",
@@ -167,6 +174,19 @@ def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
         message = refuses(*writing, "home", "--force")
         assert message.startswith("home: --force overwrites only what the same command")
     assert Path("home", "precious").is_file()
+
+
+def test_a_model_of_a_run_or_of_another_command_is_not_overwritten(
+    refuses, succeeds, run
+) -> None:
+    """All of these folders have a config.json and weights."""
+    shutil.copytree(run, "run")
+    succeeds("quantize", "model", "--out", "int8")
+    for folder in ("run", "run/averaged", "run/best", "model", "int8"):
+        before = {p: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
+        message = refuses("average", "model", "--out", folder, "--force")
+        assert message.startswith(f"{folder}: --force overwrites only what the same")
+        assert {p: p.read_bytes() for p in before} == before
 
 
 def test_a_run_is_overwritten_by_force_only(

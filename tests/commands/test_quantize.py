@@ -70,7 +70,9 @@ def test_languages_and_dictionary_are_kept(
     assert (made.source_language, made.target_language) == ("en", "de")
     assert made.dictionary == dictionary
     names = {each.name for each in (tmp_path / "fp32").iterdir()}
-    assert {each.name for each in (tmp_path / "int8").iterdir()} == names
+    assert {each.name for each in (tmp_path / "int8").iterdir()} == {
+        *names, ".made-by",
+    }  # fmt: skip
     assert TOKENIZER_FILE in names
 
 
@@ -174,7 +176,7 @@ def test_an_older_model_is_replaced_only_by_force(
 ) -> None:
     out = tmp_path / "int8"
     succeeds("quantize", model, "--out", out)
-    older = '{"precision": "int8"}'
+    older = "{}"
     (out / "config.json").write_text(older)
     assert "must be new or empty" in refuses("quantize", model, "--out", out)
     assert (out / "config.json").read_text() == older
@@ -192,22 +194,22 @@ def test_from_python_too_an_older_model_is_replaced_only_by_request(
     transduce.quantize(model, tmp_path / "int8", overwrite=True)
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"precision": "fp32"}'])
+@pytest.mark.parametrize("command", [None, "", "average\n", "\xff"])
 def test_even_by_force_no_trained_model_is_replaced(
     refuses: Callable[..., str],
     model: Path,
     run: Path,
     tmp_path: Path,
-    content: str | None,
+    command: str | None,
 ) -> None:
     out = tmp_path / "best"
     shutil.copytree(run / "best", out)
-    if content is not None:
-        (out / "config.json").write_text(content)
+    if command is not None:
+        (out / ".made-by").write_text(command, encoding="latin-1")
     before = {each.name: each.read_bytes() for each in out.iterdir()}
     message = refuses("quantize", model, "--out", out, "--force")
-    assert "--force overwrites only a quantized model" in message
-    with pytest.raises(ConfigError, match="only a quantized model"):
+    assert "--force overwrites only what the same command wrote" in message
+    with pytest.raises(ConfigError, match="only what the same command wrote"):
         transduce.quantize(model, out, overwrite=True)
     assert {each.name: each.read_bytes() for each in out.iterdir()} == before
 

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
+from transduce.errors import ConfigError
 from transduce.experiments import quickstart
 from transduce.experiments.presets import PRESETS
 from transduce.grammar.corpus import Grammar
@@ -124,3 +126,21 @@ def test_the_quickstart_of_parsing_refuses_chinese(
 ) -> None:
     options = ["--task", "parsing", "--pair", "en-zh", "--out", tmp_path / "out"]
     assert "needs --task translation" in refuses("quickstart", *options)
+
+
+def test_only_an_older_quickstart_is_overwritten(
+    refuses: Callable[..., str], out: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(out, folder)
+    with pytest.raises(ConfigError, match="overwrite it with --force"):
+        quickstart._require_new(folder, overwrite=False)
+    quickstart._require_new(folder, overwrite=True)
+    (folder / "mine").touch()
+    said = refuses("quickstart", "--out", folder, "--force")
+    assert "the folder holds something else" in said
+    (folder / "mine").unlink()
+    (folder / "corpus" / ".made-by").unlink()  # somebody's own corpus and run
+    said = refuses("quickstart", "--out", folder, "--force")
+    assert "--force overwrites only what the same command wrote" in said
+    assert (folder / "corpus" / "train.en").is_file()

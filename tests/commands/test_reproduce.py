@@ -250,7 +250,7 @@ def test_scaling_is_measured_trained_and_written(
     assert all(1 < row["perplexity"] < 10_000 for row in figures["rows"])
     assert len({row["perplexity"] for row in figures["rows"]}) == 3
     assert {path.suffix for path in (out / "report").iterdir()} == {
-        ".md", ".html", ".json", ".png",
+        ".md", ".html", ".json", ".png", "",  # .made-by
     }  # fmt: skip
     logs = {path: path.stat().st_mtime_ns for path in (out / "logs").iterdir()}
     # Nothing is left to train.

@@ -44,7 +44,7 @@ def test_systems_are_trained_and_added(
     assert base["flops"] > 0
     assert [each["encoder"] for each in figures["paths"]["base"]] == [1, 1, 1]
     assert {path.name for path in (out / "report").iterdir()} == {
-        *("table2.md", "table2.html", "table2.json"),
+        *("table2.md", "table2.html", "table2.json", ".made-by"),
         *("table2-bits.png", "table2-bleu.png"),
     }
     log = (out / "logs" / "gnmt-rl-seed1.log").read_text()

@@ -123,7 +123,7 @@ def test_a_failed_row_is_reported_and_does_not_lose_the_others(
     assert [row["row"] for row in figures["rows"]] == ["base"]
     assert why in figures["failures"]["E-learned-seed1"]
     assert {path.name for path in report.iterdir()} == {
-        "table3.md", "table3.html", "table3.json",
+        "table3.md", "table3.html", "table3.json", ".made-by",
     }  # fmt: skip
     assert why in (report / "table3.html").read_text(encoding="utf-8")
 

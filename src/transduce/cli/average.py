@@ -8,7 +8,7 @@ from transduce.checkpoint import load_model, save_model
 from transduce.cli.files import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import is_run, settings_of
-from transduce.model_folder import AVERAGED, WEIGHTS, checkpoints_of, find_model
+from transduce.model_folder import AVERAGED, checkpoints_of, find_model
 
 
 def average(
@@ -36,12 +36,12 @@ def average(
     out
         The folder of the new model.
     force
-        Overwrite an older model in that folder.
+        Overwrite an older average in that folder.
     last
         Number of newest checkpoints of a run to average; by default its setting
         training.keep_checkpoints.
     """
-    require_new_folder(out, force=force, holding=WEIGHTS)
+    require_new_folder(out, force=force, made_by="average")
     given = (checkpoint, *more)
     if last is not None and not any(map(is_run, given)):
         raise ConfigError(
@@ -63,7 +63,7 @@ def average(
                 "average is that of one checkpoint.",
                 file=sys.stderr,
             )
-    save_model(mean, out)
+    save_model(mean, out, "average")
     print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
     for folder, member in zip(folders, members, strict=True):
         print(f"  {folder} (step {member.step:,})")

@@ -13,12 +13,6 @@ from transduce.text.corpus import read_text
 from transduce.text.languages import base
 
 Target = Literal["ctranslate2", "marian", "onnx"]
-MARKS = {
-    "ctranslate2": "model.bin",
-    "marian": "model.safetensors",
-    "onnx": "encoder.onnx",
-}
-"""File that identifies an older export, by target."""
 NUM_SENTENCES = 6
 """Number of sentences of the built-in grammar."""
 OUTLANDISH = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
@@ -60,7 +54,7 @@ def export(
         default sentences of the built-in corpus, in the model's source language if that
         is English, German or Chinese, otherwise in English.
     """
-    require_new_folder(out, force=force, holding=MARKS[to])
+    require_new_folder(out, force=force, made_by=f"export to {to}")
     checkpoint = load_model(model)
     sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}", "export"):

@@ -69,7 +69,7 @@ def heads(
     """
     require_between("--sentences", sentences, 1, MOST_SENTENCES)
     require_both(source, target)
-    require_new_folder(out, force=force, holding="heads.json")
+    require_new_folder(out, force=force, made_by="heads")
     translator = load(model, device=device)
     annotated = None
     with error_console().status("Reading...") as status:

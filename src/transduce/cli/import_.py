@@ -6,7 +6,6 @@ from pathlib import Path
 from transduce.cli.export import proof_sentences
 from transduce.cli.files import Force, require_new_folder
 from transduce.errors import packages_for
-from transduce.model_folder import WEIGHTS
 from transduce.text.languages import LanguagesConfig
 
 
@@ -42,7 +41,7 @@ def import_(
     out
         The model folder to write.
     force
-        Overwrite an older model in that folder.
+        Overwrite an older import in that folder.
     sample
         A text file with sentences for the proof, one per line; - is standard input. By
         default sentences of the built-in corpus, in the given source language if that
@@ -53,7 +52,7 @@ def import_(
     target_language
         Target language. A model with several has none by default.
     """
-    require_new_folder(out, force=force, holding=WEIGHTS)
+    require_new_folder(out, force=force, made_by="import")
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):

@@ -17,7 +17,6 @@ from transduce.experiments.quickstart import (
     run_parsing_quickstart,
     run_quickstart,
 )
-from transduce.files import remove_folder
 from transduce.grammar.corpus import Pair
 from transduce.text.languages import english_name
 
@@ -63,30 +62,17 @@ def quickstart(
         )
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
-    if force and out.exists():
-        _remove_quickstart(out)
     source, target = map(english_name, pair.split("-"))
     print(
         f"Writing sentences of the built-in {source}-{target} grammar ...", flush=True
     )
     with TrainingDisplay() as display, naming_resume_command(out / "run", device):
         if task == "parsing":
-            parsed = run_parsing_quickstart(out, hardware, display)
+            parsed = run_parsing_quickstart(out, hardware, display, overwrite=force)
             _show_parses(parsed, out, (time.monotonic() - started) / 60)
         else:
-            result = run_quickstart(out, pair, hardware, display)
+            result = run_quickstart(out, pair, hardware, display, overwrite=force)
             _show(result, pair, out, (time.monotonic() - started) / 60)
-
-
-def _remove_quickstart(out: Path) -> None:
-    """Remove a quickstart; `ConfigError` if the folder holds anything else."""
-    there = {each.name for each in out.iterdir()} if out.is_dir() else {out.name}
-    if not there <= {"corpus", "run"}:
-        raise ConfigError(
-            f"{out}: only a quickstart can be overwritten by another, but the folder "
-            "holds something else; choose another by --out."
-        )
-    remove_folder(out)
 
 
 def _show(result: QuickstartResult, pair: Pair, out: Path, minutes: float) -> None:

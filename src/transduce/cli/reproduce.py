@@ -112,7 +112,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"--max-rounds must be at least 1, but is {max_rounds}.")
-    require_new_folder(out, force=force, holding="table1.json")
+    require_new_folder(out, force=force, made_by="table1")
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with error_console().status("Starting...") as status:
@@ -271,7 +271,7 @@ def table2(
         )
     named = LanguagesConfig(target=language).target or guess_all(reference)
     language_of_runs = Target(language=named, tokenize=tokenize)
-    require_new_folder(out, force=force, holding="table2.json")
+    require_new_folder(out, force=force, made_by="table2")
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
@@ -560,7 +560,7 @@ def table4(
         raise ConfigError(
             "F1 is meaningless without its test set; name it by --treebank and --split."
         )
-    require_new_folder(out, force=force, holding="table4.json")
+    require_new_folder(out, force=force, made_by="table4")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,

@@ -1,11 +1,8 @@
 """`transduce split`: training, development and test text from one corpus."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import refuse_trees, require_both
 from transduce.cli.terminal import program
 from transduce.data.corpus_files import (
@@ -28,7 +25,7 @@ def split(
     dev: int | None = None,
     test: int | None = None,
     seed: int = 1,
-    force: Annotated[bool, Parameter(negative="")] = False,
+    force: Force = False,
 ) -> None:
     """Split a parallel corpus into training, development and test text.
 
@@ -56,7 +53,7 @@ def split(
     seed
         Seed of the random selection.
     force
-        Replace the output folder.
+        Overwrite an older split in that folder.
     """
     require_both(source, target)
     if not source:
@@ -72,7 +69,7 @@ def split(
     if endings[0] == endings[1]:
         endings = "source", "target"
 
-    with atomic_directory(out) as new:
+    with atomic_directory(out, "split") as new:
         outputs = [
             (new / f"{name}.{endings[0]}", new / f"{name}.{endings[1]}")
             for name in names
@@ -108,16 +105,9 @@ def _usual(source: Files, target: Files) -> int:
 
 def _require_replaceable(out: Path, files: Files, *, force: bool) -> None:
     """Raise `ConfigError` if the output exists, or holds the corpus itself."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not force:
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or replace it by --force."
-        )
-    inside = [file for file in files if out.resolve() in file.resolve().parents]
-    if not out.is_dir() or inside:
+    if any(out.resolve() in file.resolve().parents for file in files):
         raise ConfigError(
             f"{out}: the output must be a folder without the corpus in it, but is not; "
             "choose another."
         )
+    require_new_folder(out, force=force, made_by="split")

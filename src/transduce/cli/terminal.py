@@ -206,7 +206,7 @@ def finish_report(
 ) -> None:
     """Print the report, and write it as Markdown, page and JSON."""
 
-    with atomic_directory(out) as folder:
+    with atomic_directory(out, name) as folder:
         write_markdown(report, folder, name)
         (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
         text = json.dumps(figures, indent=2) + "\n"

@@ -47,7 +47,7 @@ from transduce.data.worker_process import (
     described_exit,
 )
 from transduce.errors import ConfigError, DataError, RequestError
-from transduce.files import atomic_directory
+from transduce.files import MADE_BY, atomic_directory
 from transduce.interruption import end_with_parent, signals_held, terminations
 from transduce.machine import num_cores
 from transduce.metrics.perplexity import TargetScore
@@ -226,7 +226,7 @@ def clean_corpus(
     dev_sources = frozenset(map(text_digest, read_text(files.dev_source)))
     judge = _ChunkJudge(config, pairs, dev_sources)
     with (
-        atomic_directory(out) as new,
+        atomic_directory(out, "clean") as new,
         TemporaryDirectory(dir=new, prefix=".rows-") as folder,
     ):
         compared = [name for rule, name in REPEATS.items() if config.has(rule)]
@@ -418,7 +418,7 @@ def file_pairs(files: CorpusFiles, languages: LanguagesConfig | None) -> list[Fi
 
 def _require_distinct_names(paths: Iterable[Path]) -> None:
     """Raise `ConfigError` if two files of the output folder would have one name."""
-    names = {DROPPED_FILE, REPORT_FILE, SCORES_FILE}
+    names = {DROPPED_FILE, REPORT_FILE, SCORES_FILE, MADE_BY}
     for path in paths:
         if path.name in names:
             raise ConfigError(

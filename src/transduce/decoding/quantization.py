@@ -1,6 +1,5 @@
 """Quantized model folders: weights in int8, a quarter as large."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -9,10 +8,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from transduce.architectures.config import require_transformer
-from transduce.errors import CheckpointError, ConfigError, RequestError
-from transduce.files import atomic_directory, read_json, require_new_folder
+from transduce.errors import ConfigError, RequestError
+from transduce.files import atomic_directory, require_new_folder
 from transduce.model_folder import (
-    MODEL_CONFIG,
     SCALES,
     WEIGHTS,
     Array,
@@ -72,7 +70,7 @@ def quantize(
             f"{folder}: the output folder must be another than the model's, but is the "
             "same; choose another."
         )
-    _require_replaceable(folder, overwrite=overwrite)
+    require_new_folder(folder, force=overwrite, made_by="quantize")
     stored = open_model(source)
     if stored.is_quantized:
         raise RequestError(
@@ -88,7 +86,7 @@ def quantize(
             continue
         quantized = QuantizedWeight.of(weight)
         tensors[name], tensors[name + SCALES] = quantized.values, quantized.scales
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, "quantize") as new:
         write_description(stored, new, is_quantized=True)
         try:
             save_file(tensors, new / WEIGHTS)
@@ -99,18 +97,3 @@ def quantize(
         bytes_before=(source / WEIGHTS).stat().st_size,
         num_bytes=(folder / WEIGHTS).stat().st_size,
     )
-
-
-def _require_replaceable(folder: Path, *, overwrite: bool) -> None:
-    """Raise `ConfigError` if the folder holds anything but an older quantized model."""
-    require_new_folder(folder, force=overwrite, holding=WEIGHTS)
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    precision = None
-    with suppress(CheckpointError):  # damaged
-        precision = read_json(folder / MODEL_CONFIG).get("precision")
-    if precision != "int8":
-        raise ConfigError(
-            f"{folder}: --force overwrites only a quantized model, but the "
-            f'{MODEL_CONFIG} in the folder has no `precision` "int8"; choose another.'
-        )

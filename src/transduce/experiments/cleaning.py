@@ -5,8 +5,6 @@ from os import PathLike
 from pathlib import Path
 
 from transduce.data.cleaning import (
-    DROPPED_FILE,
-    REPORT_FILE,
     CleaningReport,
     FilePair,
     Scoring,
@@ -126,8 +124,7 @@ def clean(
 
 def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> None:
     """Raise `ConfigError` if the folder holds files that would be lost."""
-    # A back-translation has a report, too.
-    require_new_folder(out, force=overwrite, holding=(REPORT_FILE, DROPPED_FILE))
+    require_new_folder(out, force=overwrite, made_by="clean")
     for path in (*files.source, *files.target, *files.dev_source):
         if out.resolve() in path.resolve().parents:
             raise ConfigError(

@@ -14,10 +14,10 @@ from transduce.decoding.parser import ParseScore, score_parses
 from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
-from transduce.experiments.pipeline import RunObserver, train
+from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
-from transduce.files import atomic_directory
+from transduce.files import atomic_directory, require_new_folder
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
 from transduce.metrics.bleu import BleuScore, corpus_bleu
 from transduce.metrics.tokenization import choose_tokenization
@@ -65,15 +65,23 @@ class ParsingResult:
 
 
 def run_quickstart(
-    out: Path, pair: Pair, hardware: Hardware, observer: RunObserver
+    out: Path,
+    pair: Pair,
+    hardware: Hardware,
+    observer: RunObserver,
+    *,
+    overwrite: bool = False,
 ) -> QuickstartResult:
     """Train on the built-in corpus, translate its test sentences and score them.
 
-    Raises `ConfigError` if `out` is neither new nor empty.
+    Raises `ConfigError` if `out` is neither new nor empty, nor with `overwrite` an
+    older quickstart. That stays until the new one begins to train.
     """
-    _require_new(out)
+    _require_new(out, overwrite=overwrite)
     files = write_corpus(out / "corpus", pair)
-    train(files, PRESETS["quickstart"], out / "run", hardware, observer)
+    consent = Consent(overwrites=overwrite)
+    preset = PRESETS["quickstart"]
+    train(files, preset, out / "run", hardware, observer, consent=consent)
     sources, references = (
         list(read_text([out / "corpus" / f"test.{language}"]))
         for language in pair.split("-")
@@ -96,21 +104,22 @@ def run_quickstart(
 
 
 def run_parsing_quickstart(
-    out: Path, hardware: Hardware, observer: RunObserver
+    out: Path, hardware: Hardware, observer: RunObserver, *, overwrite: bool = False
 ) -> ParsingResult:
     """Train on the built-in grammar's trees, parse its test sentences and score them.
 
-    Raises `ConfigError` if `out` is neither new nor empty.
+    `out` and `overwrite` are those of `run_quickstart`.
     """
-    _require_new(out)
-    with atomic_directory(out / "corpus") as corpus:
+    _require_new(out, overwrite=overwrite)
+    with atomic_directory(out / "corpus", "quickstart") as corpus:
         _write_trees(corpus)
     files = TreebankFiles(
         trees=(out / "corpus" / "train.trees",),
         dev_trees=(out / "corpus" / "dev.trees",),
     )
     preset = PRESETS["parsing-quickstart"]
-    train(files, preset, out / "run", hardware, observer)
+    consent = Consent(overwrites=overwrite)
+    train(files, preset, out / "run", hardware, observer, consent=consent)
     gold = read_treebank([out / "corpus" / "test.trees"])
     parser = load(out / "run", device=hardware.device.type).parser()
     parses = list(parser.parse_stream((tree.words for tree in gold), preset.search))
@@ -127,7 +136,7 @@ def write_corpus(folder: Path, pair: Pair) -> CorpusFiles:
     source, target = (f".{language}" for language in pair.split("-"))
     held_out = grammar.held_out_sentences(SEED)
 
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, "quickstart") as new:
         training = islice(grammar.training_sentences(SEED), NUM_TRAINING)
         for name, sentences in (
             ("train", training),
@@ -155,9 +164,18 @@ def _write_trees(folder: Path) -> None:
         write_lines(folder / f"{name}.trees", map(str, trees))
 
 
-def _require_new(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+def _require_new(out: Path, *, overwrite: bool) -> None:
+    """Raise `ConfigError` if the folder holds more than a quickstart to overwrite."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite or not out.is_dir():
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another with --out, or overwrite it with --force."
         )
+    if not {each.name for each in out.iterdir()} <= {"corpus", "run"}:
+        raise ConfigError(
+            f"{out}: only a quickstart can be overwritten by another, but the folder "
+            "holds something else; choose another by --out."
+        )
+    require_new_folder(out / "corpus", force=True, made_by="quickstart")

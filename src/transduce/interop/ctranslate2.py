@@ -59,7 +59,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)
 
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, "export to ctranslate2") as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         _spec(checkpoint, pieces).save(str(new))
         return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)

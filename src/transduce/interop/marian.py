@@ -87,7 +87,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     ids = range(checkpoint.transformer_config.vocab_size)
 
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, "export to marian") as new:
         _write_tokenizer(checkpoint.tokenizer, new)
         _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)

@@ -533,7 +533,7 @@ def import_model(
     require_short(sentences, checkpoint.tokenizer, settings.max_positions)
     model, tokenizer = _theirs(origin, settings)
 
-    with atomic_directory(out) as new:
+    with atomic_directory(out, "import") as new:
         write_model(checkpoint, new)
         return prove(model, tokenizer, load_model(new), sentences)
 

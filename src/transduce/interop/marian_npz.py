@@ -142,7 +142,7 @@ def import_marian(
         target_language=given.target,
     )
     _compare_pieces(sides, tokenizer, sentences)
-    with atomic_directory(out) as new:
+    with atomic_directory(out, "import") as new:
         write_model(checkpoint, new)
         load_model(new)
     return (

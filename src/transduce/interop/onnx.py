@@ -57,7 +57,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, "export to onnx") as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build_transformer()
         with torch.no_grad():
