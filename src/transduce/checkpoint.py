@@ -30,7 +30,7 @@ from transduce.model_folder import (
     write_description,
 )
 from transduce.search_config import SearchConfig
-from transduce.text.dictionary import WordDictionary
+from transduce.text.alignment import WordDictionary
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import Tokenizer
 from transduce.trees.linearization import SymbolVocabulary

@@ -36,7 +36,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.sizes import parameter_shapes
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
-from transduce.text.dictionary import DICTIONARY_FILE, WordDictionary
+from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.shortlist import SHORTLIST_FILE, Shortlist

@@ -12,7 +12,7 @@ from transduce.architectures.config import CONFIGS
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.errors import ConfigError
 from transduce.model_folder import open_model
-from transduce.text.dictionary import WordDictionary
+from transduce.text.alignment import WordDictionary
 from transduce.text.tokenizer import TOKENIZER_FILE
 
 LINES = b"one two three\n\nfour five\n"

@@ -116,7 +116,7 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
 
 
 def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 4)
+    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 4)
     monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
     expected = succeeds(*arguments)
@@ -283,7 +283,7 @@ def test_a_part_with_a_damaged_record_is_not_resumed(
 def test_a_fault_of_the_input_keeps_finished_lines(
     refuses, succeeds, model, monkeypatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 4)
+    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 4)
     LINES.write_bytes(b"one\n" * 10 + b"\xff\n" + b"two\n")
     arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
     message = refuses(*arguments)

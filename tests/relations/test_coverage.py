@@ -45,7 +45,7 @@ def ids_of(translator: Translator) -> dict[str, int]:
 def test_every_hypothesis_is_scored_by_its_own_attention(
     trained_checkpoint, monkeypatch, beta
 ):
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 40)
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 40)
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
     ids = ids_of(translator)
@@ -143,7 +143,7 @@ def test_native_coverage_equals_that_of_pytorch(
     trained_checkpoint, monkeypatch, settings
 ):
     """Translate in a small batch that other sentences join."""
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 90)
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 90)
     checkpoint = sharpened(trained_checkpoint)
     config = SearchConfig(coverage_penalty=0.4, **settings)
     sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]

@@ -18,9 +18,9 @@ from transduce.decoding.search import (
     JoinableDecoder,
     find_candidates,
 )
-from transduce.decoding.streaming import SearchTask, search_in_batches
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import find_by_torch
+from transduce.decoding.translations import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string

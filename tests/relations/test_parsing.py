@@ -7,7 +7,7 @@ import torch
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import parser as module
-from transduce.decoding import streaming
+from transduce.decoding import translations
 from transduce.decoding.parser import Parse, Parser
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import training_trees
@@ -74,7 +74,7 @@ def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
 def test_the_parse_of_a_sentence_does_not_depend_on_its_batch(
     parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "BATCH_POSITIONS", 25 * beam_size)
+    monkeypatch.setattr(translations, "BATCH_POSITIONS", 25 * beam_size)
     together = parse(parser, SENTENCES, beam_size, constrained)
     alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
     assert [each.tree for each in together] == [each.tree for each in alone]
@@ -147,6 +147,6 @@ def test_windows_do_not_change_the_parses(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = parse(parser, SENTENCES, 2, True)
-    monkeypatch.setattr(streaming, "WINDOW_LINES", 2)
+    monkeypatch.setattr(translations, "WINDOW_LINES", 2)
     found = parse(parser, SENTENCES, 2, True)
     assert [each.tree for each in found] == [each.tree for each in expected]

@@ -17,12 +17,12 @@ from transduce.decoding.search import (
     log_mean,
     log_softmax,
 )
-from transduce.decoding.streaming import score_pairs
 from transduce.decoding.torch_model import (
     draw_by_torch,
     log_mean_by_torch,
     score_by_torch,
 )
+from transduce.decoding.translations import score_pairs
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig

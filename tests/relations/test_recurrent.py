@@ -64,7 +64,7 @@ def test_sentences_are_translated_together_as_alone(
     translator = Translator(checkpoint, CPU)
     together = list(translator.translate_stream(SOURCES, config))
     # Small batches are refilled while they are decoded: their states are joined.
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 20)
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 20)
     refilled = list(translator.translate_stream(SOURCES * 2, config))
     for text, *found in zip(SOURCES, together, refilled[:4], strict=True):
         [alone] = translator.translate_stream([text], config)

@@ -21,10 +21,10 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import streaming
+from transduce.decoding import translations
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.streaming import SearchTask, in_order, search_in_batches
+from transduce.decoding.translations import SearchTask, in_order, search_in_batches
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -261,8 +261,8 @@ def test_translations_do_not_depend_on_the_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(streaming, "REFILL_SHARE", share)
-    monkeypatch.setattr(streaming, "BATCH_POSITIONS", 100)
+    monkeypatch.setattr(translations, "REFILL_SHARE", share)
+    monkeypatch.setattr(translations, "BATCH_POSITIONS", 100)
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
         assert [h.score for h in found.hypotheses] == pytest.approx(

@@ -116,7 +116,8 @@ def test_a_line_is_translated_the_same_alone_and_in_any_batch(
     turned = found(translator.translate_stream(LINES[::-1], config))
     assert turned[::-1] == alone
     # So small that sentences join others that have begun.
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 20 * beam_size)
+    places = "transduce.decoding.translations.BATCH_POSITIONS"
+    monkeypatch.setattr(places, 20 * beam_size)
     refilled = found(translator.translate_stream(LINES * 2, config))
     assert refilled == alone * 2
 

@@ -17,7 +17,7 @@ from transduce.decoding import native_model
 from transduce.decoding.native_model import NativeDecoder, NativeModel
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.streaming import SearchTask, search_in_batches
+from transduce.decoding.translations import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api

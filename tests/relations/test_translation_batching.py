@@ -67,7 +67,7 @@ def test_the_translation_of_a_line_does_not_depend_on_its_batch(
     together = translate(translator, LINES, beam_size)
     alone = [translate(translator, [line], beam_size)[0] for line in LINES]
     # Small enough for several batches, so that the order of lines changes.
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 30)
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 30)
     in_pieces = translate(translator, LINES, beam_size)
     assert [t.text for t in together] == [t.text for t in alone]
     assert [t.text for t in in_pieces] == [t.text for t in alone]

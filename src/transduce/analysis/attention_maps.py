@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
 from transduce.data.tensors import pad_rows
-from transduce.decoding.streaming import similar_lengths
+from transduce.decoding.translations import similar_lengths
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention

@@ -32,13 +32,13 @@ from transduce.cli.files import (
     writer,
 )
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.streaming import (
+from transduce.decoding.translations import (
     Pace,
+    Translation,
     Windows,
     arriving_windows,
     full_windows,
 )
-from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import lock_file

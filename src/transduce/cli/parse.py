@@ -19,7 +19,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.parser import Parse
-from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import Pace
 from transduce.decoding.translator import load
 from transduce.model_folder import model_sum
 from transduce.trees.penn_words import penn_words

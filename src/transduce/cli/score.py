@@ -15,7 +15,7 @@ from transduce.cli.lines import (
     language_of,
     warn_of_other_language,
 )
-from transduce.decoding.streaming import WINDOW_LINES, full_windows
+from transduce.decoding.translations import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
 from transduce.metrics.perplexity import TargetScore, perplexity

@@ -24,8 +24,7 @@ from transduce.cli.lines import (
     write_translations,
 )
 from transduce.decoding.native_model import PrecisionChoice
-from transduce.decoding.streaming import Pace
-from transduce.decoding.translations import Translation
+from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.model_folder import model_sum

@@ -23,8 +23,13 @@ from transduce.errors import ConfigError, RequestError
 from transduce.machine import num_cores
 from transduce.text.augmentation import (
     CASES,
+    BytePairSampler,
     Case,
+    Ids,
+    Sampler,
     TextAugmentationConfig,
+    UnigramSampler,
+    can_drop_merges,
     in_case,
     joined,
     with_typos,
@@ -33,16 +38,8 @@ from transduce.text.augmentation import (
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.subword_sampling import (
-    BytePairSampler,
-    Ids,
-    Sampler,
-    UnigramSampler,
-    can_drop_merges,
-)
-from transduce.text.tags import is_tag
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import TokenizerConfig, is_tag
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""

@@ -18,7 +18,7 @@ from jaxtyping import Integer
 from transduce.errors import ConfigError, counted
 from transduce.settings import require_between
 from transduce.text.languages import canonical, guess_all
-from transduce.text.tags import corpus_tag, language_tag
+from transduce.text.vocabulary import corpus_tag, language_tag
 
 CANDIDATES = 16
 """Number of batches among which the next is chosen."""

@@ -43,14 +43,13 @@ from transduce.errors import (
     counted,
 )
 from transduce.files import read_json
-from transduce.text.corpus import SentencePair, read_pairs, write_lines
-from transduce.text.dictionary import (
+from transduce.text.alignment import (
     DICTIONARY_FILE,
     WordDictionary,
     learn_dictionary,
 )
+from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.languages import guess
-from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
@@ -60,7 +59,7 @@ from transduce.text.tokenizer import (
     load_tokenizer,
     word_pattern,
 )
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import TokenizerConfig, find_language_tag
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 CHUNK_PAIRS = 10_000

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.beam_search import ENDLESS, BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.beam_search import ENDLESS, BeamSearch, GreedySearch
 from transduce.decoding.restrictions import Restrictions, RowTokens
 from transduce.decoding.search import (
     Candidates,

@@ -24,14 +24,14 @@ from transduce.decoding.search import (
     JoinableDecoder,
     require_numbers,
 )
-from transduce.decoding.streaming import (
+from transduce.decoding.translations import (
     Pace,
     SearchTask,
     StepRows,
     batch_positions,
     in_order,
+    require_lists,
 )
-from transduce.decoding.translations import require_lists
 from transduce.errors import counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS

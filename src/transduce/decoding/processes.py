@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from transduce.decoding.streaming import SearchResult, SearchTask, search_in_batches
+from transduce.decoding.translations import SearchResult, SearchTask, search_in_batches
 from transduce.errors import ConfigError, RequestError
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores, num_threads, use_threads

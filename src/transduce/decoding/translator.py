@@ -39,29 +39,27 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.shortlisted import Candidates, restricted
-from transduce.decoding.streaming import (
+from transduce.decoding.translations import (
+    EMPTY,
     WINDOW_LINES,
     Pace,
+    Part,
     SearchResult,
     SearchTask,
     StepRows,
-    batch_positions,
-    score_pairs,
-    search_in_batches,
-)
-from transduce.decoding.translations import (
-    EMPTY,
-    Part,
     Translation,
+    batch_positions,
     detokenize,
     encode_lines,
     join_lines,
     pair_up,
+    replaced_texts,
     require_lists,
     require_strings,
+    score_pairs,
+    search_in_batches,
     without_duplicates,
 )
-from transduce.decoding.unknown_words import replaced_texts
 from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
 from transduce.metrics.perplexity import TargetScore
@@ -71,9 +69,15 @@ from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
-from transduce.text.tags import find_language_tag, languages_of
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
-from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
+from transduce.text.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    UNKNOWN_IDS,
+    find_language_tag,
+    languages_of,
+)
 
 if TYPE_CHECKING:
     import torch

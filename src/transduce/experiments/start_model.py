@@ -30,21 +30,21 @@ from transduce.experiments.run_folder import (
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
 from transduce.settings import shown
+from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.corpus import read_text
-from transduce.text.dictionary import DICTIONARY_FILE
 from transduce.text.languages import (
     LanguagesConfig,
     best_match,
     english_name,
     guess,
 )
-from transduce.text.tags import find_language_tag
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from transduce.text.vocabulary import (
     NUM_RESERVED,
     SPECIAL_PIECES,
     UNKNOWN_IDS,
     TokenizerConfig,
+    find_language_tag,
 )
 from transduce.training.optimizer import require_moments
 from transduce.training.trainer import (

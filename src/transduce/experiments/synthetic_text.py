@@ -24,9 +24,9 @@ import transduce
 from transduce.data.cleaning_rules import NAMES, RULES, CleaningConfig, PairRules
 from transduce.data.corpus_files import Files, paths_of
 from transduce.decoding.native_model import PrecisionChoice
-from transduce.decoding.streaming import Pace
 from transduce.decoding.translations import (
     MAX_SOURCE_TOKENS,
+    Pace,
     Translation,
     TranslationHypothesis,
 )

@@ -16,33 +16,31 @@ from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from transduce.errors import DataError
-from transduce.grammar.lexicon import (
+from transduce.grammar.rules import (
+    Bracket,
+    Call,
+    Choice,
     Combination,
     Count,
+    GrammarFile,
+    Lexeme,
+    Path,
+    Reference,
     Referent,
+    Rule,
     RuleBook,
+    Target,
     Value,
     Variables,
+    Word,
     alternatives,
     bind,
     combination_of,
     derive,
     form_at,
     passes,
-    value_of,
-)
-from transduce.grammar.rules import (
-    Bracket,
-    Call,
-    Choice,
-    GrammarFile,
-    Lexeme,
-    Path,
-    Reference,
-    Rule,
-    Target,
-    Word,
     read_grammar,
+    value_of,
 )
 from transduce.trees.trees import Tree, read_trees
 

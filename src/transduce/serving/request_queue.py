@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parser import Parse
-from transduce.decoding.streaming import Pace
-from transduce.decoding.translations import Translation, require_lists
+from transduce.decoding.translations import Pace, Translation, require_lists
 from transduce.decoding.translator import Translator
 from transduce.errors import (
     BusyError,

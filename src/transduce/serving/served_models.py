@@ -14,7 +14,7 @@ from transduce.text.languages import (
     english_name,
     is_known,
 )
-from transduce.text.tags import find_language_tag
+from transduce.text.vocabulary import find_language_tag
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(

@@ -20,8 +20,7 @@ import tokenizers
 from tokenizers import models
 
 from transduce.errors import CheckpointError
-from transduce.text.tags import LANGUAGE_TAG, is_tag, language_tags
-from transduce.text.vocabulary import EOS
+from transduce.text.vocabulary import EOS, LANGUAGE_TAG, is_tag, language_tags
 
 UNKNOWN = "<unk>"
 """Piece that stands for all others; it decodes to nothing."""

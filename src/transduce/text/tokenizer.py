@@ -30,11 +30,11 @@ from transduce.text.languages import (
     is_longer_than_a_word,
 )
 from transduce.text.sentence_pieces import SURROGATE, SentencePieceTokenizer
-from transduce.text.tags import LANGUAGE_TAG, is_tag, language_tags
 from transduce.text.vocabulary import (
     BYTE_PIECES,
     EOS,
     FIRST_BYTE,
+    LANGUAGE_TAG,
     PAD,
     READABLE_BYTES,
     SPECIAL_PIECES,
@@ -42,6 +42,8 @@ from transduce.text.vocabulary import (
     UNKNOWN_PIECES,
     TokenizerConfig,
     TokenizerKind,
+    is_tag,
+    language_tags,
 )
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -24,7 +24,12 @@ from transduce.decoding.processes import (
     WorkerPool,
     default_processes,
 )
-from transduce.decoding.streaming import MIN_SHARE, SearchResult, SearchTask, StepRows
+from transduce.decoding.translations import (
+    MIN_SHARE,
+    SearchResult,
+    SearchTask,
+    StepRows,
+)
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.search_config import SamplingConfig, SearchConfig

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.decoding import streaming
+from transduce.decoding import translations
 from transduce.decoding.search import Decoding
-from transduce.decoding.streaming import (
+from transduce.decoding.translations import (
     MIN_SHARE,
     SearchTask,
     StepRows,
@@ -29,8 +29,8 @@ from transduce.decoding.streaming import (
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "WINDOW_LINES", 3)
-    monkeypatch.setattr(streaming, "PAUSE_S", 0.2)
+    monkeypatch.setattr(translations, "WINDOW_LINES", 3)
+    monkeypatch.setattr(translations, "PAUSE_S", 0.2)
 
 
 @pytest.mark.parametrize("kind", [full_windows, arriving_windows])

@@ -14,8 +14,7 @@ from transduce.decoding import native_search, translations
 from transduce.decoding import translator as translator_module
 from transduce.decoding.native_model import DecodingPrecision
 from transduce.decoding.parser import PAPER_SEARCH
-from transduce.decoding.streaming import Pace
-from transduce.decoding.translations import Translation
+from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
@@ -242,7 +241,7 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 3)
+    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 3)
     endless = ("one" if number % 2 else "" for number in count())
     config = SearchConfig(beam_size=1)
     texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
@@ -252,7 +251,7 @@ def test_a_stream_without_end_is_translated_a_window_at_a_time(
 def test_a_line_is_returned_as_soon_as_it_and_all_before_it_are_done(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 1)
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 1)
     sources = ["", "one two three four", "", "three", "four five"]
     done: list[str] = []
     found = translator.translate_stream(

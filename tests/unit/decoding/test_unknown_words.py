@@ -12,12 +12,11 @@ from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.translations import Part, encode_lines
+from transduce.decoding.translations import Part, encode_lines, replaced_texts
 from transduce.decoding.translator import Translator
-from transduce.decoding.unknown_words import replaced_texts
 from transduce.model.config import ModelConfig
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.text.dictionary import WordDictionary
+from transduce.text.alignment import WordDictionary
 from transduce.text.tokenizer import WordTokenizer, learn_tokenizer
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, TokenizerConfig
 

@@ -19,8 +19,7 @@ from transduce.grammar.corpus import (
     GrammarSentence,
     is_held_out,
 )
-from transduce.grammar.lexicon import RuleBook
-from transduce.grammar.rules import GrammarFile, Lexeme, read_grammar
+from transduce.grammar.rules import GrammarFile, Lexeme, RuleBook, read_grammar
 
 BY_HAND = {
     # pronouns: gender by the antecedent

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import CheckpointError
-from transduce.text import dictionary as module
+from transduce.text import alignment as module
+from transduce.text.alignment import WordDictionary, learn_dictionary
 from transduce.text.corpus import SentencePair
-from transduce.text.dictionary import WordDictionary, learn_dictionary
 from transduce.text.tokenizer import WordTokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 

@@ -5,20 +5,21 @@ import tokenizers
 
 from transduce.errors import ConfigError, RequestError
 from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
-from transduce.text.tags import (
-    corpus_tag,
-    find_language_tag,
-    is_tag,
-    language_tag,
-    languages_of,
-)
 from transduce.text.tokenizer import (
     SubwordTokenizer,
     WordTokenizer,
     learn_tokenizer,
     load_tokenizer,
 )
-from transduce.text.vocabulary import TokenizerConfig, TokenizerKind
+from transduce.text.vocabulary import (
+    TokenizerConfig,
+    TokenizerKind,
+    corpus_tag,
+    find_language_tag,
+    is_tag,
+    language_tag,
+    languages_of,
+)
 
 TAGS = ["<bt>", ">>de<<", ">>pt-BR<<"]
 TEXT = ["A man sleeps.", "<bt> is a tag.", "Ein >>de<< Mann", "two <<x>> b t d e"]
