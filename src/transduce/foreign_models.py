@@ -45,8 +45,8 @@ KINDS_OF_FILES = {
         Finding(
             what="is a file of another program's weights, such as PyTorch or "
             "CTranslate2 writes",
-            remedy="`transduce import` takes the folder of a Marian model of Hugging "
-            "Face, and nothing else",
+            remedy="`transduce import` takes the folder of a Marian model, of Hugging "
+            "Face or with model.npz",
         ),
     ),
     ".npz": Finding(
@@ -233,7 +233,7 @@ def _exported(path: Path, names: set[str]) -> Iterator[Finding]:
         yield Finding(
             what="is a model of CTranslate2, which cannot be read back",
             remedy="name the model it was made of, which `transduce import` takes if "
-            "it is a Marian model of Hugging Face",
+            "it is a Marian model",
         )
     if any(name.endswith(".onnx") for name in names):
         yield Finding(
@@ -268,7 +268,11 @@ def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
 def _others(path: Path, names: set[str]) -> Iterator[Finding]:
     suffixes = {Path(name).suffix for name in names}
     if ".npz" in suffixes:
-        yield KINDS_OF_FILES[".npz"]
+        yield Finding(
+            what="is a model of Marian's own program, which must be imported first",
+            remedy="make a model of it: transduce import "
+            f"{shlex.quote(str(path))} --out MODEL",
+        )
     dictionaries = any(re.fullmatch(r"dict\..*txt", name) for name in names)
     if dictionaries and suffixes & {".pt"}:
         yield Finding(
@@ -277,8 +281,8 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
     if suffixes & {".pt", ".pth", ".bin", ".ckpt"} or "params.best" in names:
         yield Finding(
             what="holds another program's weights, which cannot be imported",
-            remedy="`transduce import` takes the folder of a Marian model of Hugging "
-            f"Face, with its {CONFIG}; else {TRAIN}",
+            remedy="`transduce import` takes the folder of a Marian model, with "
+            f"{CONFIG} or model.npz; else {TRAIN}",
         )
     if WEIGHTS in names and CONFIG not in names:
         yield Finding(

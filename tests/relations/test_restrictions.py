@@ -201,6 +201,7 @@ PEER_SETTINGS: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 3, "min_new_tokens": 12},
     {"repetition_penalty": 1.3, "min_new_tokens": 9},
     {"repetition_penalty": 0.8},
+    {"bad_words_ids": [[29], *([i, 0] for i in range(1, 20))]},
     {"bad_words_ids": [[29], [5], [7, 3], [3, 4, 5]], "min_new_tokens": 9},
     {
         "no_repeat_ngram_size": 2,

@@ -53,7 +53,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "Marian's own": (
         {"model.npz": "x", "decoder.yml": "", "vocab.spm": "x"},
-        "is a file of NumPy arrays, as Marian's own program writes its models; make a",
+        "is a model of Marian's own program, which must be imported first; make a",
     ),
     "Sockeye": (
         {"params.best": "x", "version": "3"},
@@ -208,7 +208,7 @@ def test_malicious_settings_are_read_without_harm() -> None:
             "is a model or a run of transduce; use it as it is.",
         ),
         ({"model.bin": "", "shared_vocabulary.txt": ""}, "is a model of CTranslate2,"),
-        ({"model.npz": ""}, "is a file of NumPy arrays, as Marian's own program"),
+        ({"model.npz": ""}, "is a model of Marian's own program, which must be"),
         ({}, "holds no config.json, as it is empty; name another folder"),
         ({"model.safetensors": ""}, "holds no config.json beside its model.safet"),
     ],

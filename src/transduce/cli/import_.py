@@ -61,10 +61,12 @@ def import_(
 
         if marian_npz.is_marian_folder(folder):
             told = marian_npz.import_marian(folder, out, sentences, languages)
+            unheeded = marian_npz.unheeded_options(folder)
         else:
             proof = marian_import.import_model(folder, out, sentences, languages)
             told = f"Proof: {proof}"
-            for each in unheeded_settings(folder):
-                print(f"Warning: {each}", file=sys.stderr)
+            unheeded = unheeded_settings(folder)
+        for each in unheeded:
+            print(f"Warning: {each}", file=sys.stderr)
     print(f"The model is in {out}.")
     print(f"{told}.")

@@ -14,9 +14,11 @@ from transduce.files import read_json
 from transduce.model.config import MAX
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
-from transduce.text.vocabulary import EOS
+from transduce.text.vocabulary import EOS, PAD
 
 SETTINGS, SEARCH = "config.json", "generation_config.json"
+SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
+"""Names of the special ids, in this package's order."""
 MAX_WHOLE = MAX["vocab_size"]
 """Largest whole number that is accepted."""
 USUAL: dict[str, tuple[tuple[object, ...], str]] = {
@@ -72,9 +74,11 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
     """
     path = _file(folder)
     content = read_json(path)
-    settings = {**_beams(content, path), **_restrictions(content, ids, path)}
-    if content.get("num_beams") is not None:
-        settings |= _lengths(content, path)
+    settings = {
+        **_beams(content, path),
+        **_lengths(content, path),
+        **_restrictions(content, ids, path),
+    }
     if not settings:
         return None
     try:
@@ -141,8 +145,19 @@ def _bad_words(
             )
     ours = {theirs: i for i, theirs in enumerate(ids)}
     own = [[ours.get(i, -1) for i in word] for word in every]
-    # Padding, the start and unused ids never come, and the end token cannot be bad.
-    return [word for word in own if word and min(word) > EOS]
+    return [word for word in own if _is_possible(word)]
+
+
+def _is_possible(word: Sequence[int]) -> bool:
+    """Whether a sequence of this package's ids could occur and may be excluded.
+
+    Padding, the start and unused ids never occur. The end token ends a sequence, and
+    cannot be excluded alone.
+    """
+    *before, last = word or [PAD]
+    return min(before, default=last) > EOS and (
+        last > EOS or last == EOS and before != []
+    )
 
 
 def _whole_or(
@@ -166,6 +181,16 @@ def _number(
     return float(value)
 
 
+def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
+    """Return special ids that differ from the model's."""
+    model = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    return {
+        name: f"the model's is {json.dumps(model[name])} by its {SETTINGS}"
+        for name in SPECIAL
+        if name in model and content.get(name) not in (None, model[name])
+    }
+
+
 def unheeded_settings(folder: Path) -> list[str]:
     """Return a sentence for each generation setting that is not obeyed."""
     path = _file(folder)
@@ -175,6 +200,7 @@ def unheeded_settings(folder: Path) -> list[str]:
         for name, (usual, instead) in USUAL.items()
         if content.get(name) not in usual
     }
+    told |= _other_ids(folder, content)
     if content.get("forced_eos_token_id") not in (None, content.get("eos_token_id")):
         told["forced_eos_token_id"] = "translations end by the end token only"
     has_restrictions = bool(_restrictions(content, (), path))

@@ -28,7 +28,12 @@ from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json
 from transduce.foreign_models import describe, is_ours
 from transduce.interop.export import Proof, prove, require_short
-from transduce.interop.generation_settings import SETTINGS, read_search, whole
+from transduce.interop.generation_settings import (
+    SETTINGS,
+    SPECIAL,
+    read_search,
+    whole,
+)
 from transduce.interop.marian import (
     NORM_EPSILON,
     HuggingFaceModel,
@@ -86,8 +91,6 @@ EQUAL = {
     "decoder_ffn_dim": "encoder_ffn_dim",
     "decoder_vocab_size": "vocab_size",
 }
-SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
-"""Names of the special ids, in this package's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,14 @@ Two vocabularies become their union: pieces of the target first, which have ids 
 
 import json
 import math
+import re
+import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -79,15 +83,35 @@ FIXED = {
     "ulr": ("false",),
 }
 """Options of Marian with the values that can be imported."""
+USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
+    "word-penalty": (("0", "0.0"), "`search.length_penalty` favours long ones"),
+    "max-length-factor": (("3", "3.0"), "`search.extra_length` limits the length"),
+    "output-sampling": (([], "false"), "`transduce sample` draws translations"),
+    "shortlist": (([],), "`transduce shortlist` makes one of training pairs"),
+    "n-best": (("false",), "`transduce translate --nbest` gives several"),
+    "force-decode": (("false",), "`transduce translate --prefixes` is similar"),
+}
+"""Options of decoding that are not obeyed, each with its values that change nothing,
+and what to use instead."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 ENTRY_BYTES = 4_096
 """Most bytes of an array in a file beside its numbers."""
 MAX_OPTIONS_BYTES = 1_000_000
+COMMENT = re.compile("(?:^|[ \t])#[^\"']*$")
+"""Pattern of a comment in YAML; one with quotes might be within a text."""
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)")
+"""Pattern of an escape in a quoted text; JSON lacks those with a number here."""
 NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
 EPSILON = 1e-6
 """Constant of Marian's layer norms."""
+
+DAMAGE = (
+    OSError, ValueError, EOFError, KeyError, TypeError, TokenError, SyntaxError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""Errors of NumPy and of zipfile for damaged files."""
 
 Options = Mapping[str, str | list[str]]
 Arrays = Mapping[str, Tensor]
@@ -186,7 +210,7 @@ def _settings(folder: Path) -> Options:
     beside = sorted(folder.glob("*.npz.decoder.yml")) + sorted(folder.glob("*.npz.yml"))
     for path in (folder / DECODER, folder / CONFIG, *beside):
         if path.is_file():
-            return _read_options(_text(path), path)
+            return read_options(_text(path), path)
     return {}
 
 
@@ -197,24 +221,24 @@ def _text(path: Path) -> str:
                 f"{path}: must be a file of settings or words, but is too large; fetch "
                 "it again."
             )
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path}: the file is missing or damaged ({error}); fetch it again."
         ) from None
 
 
-def _read_options(text: str, path: Path) -> Options:
+def read_options(text: str, path: Path) -> Options:
     """Read YAML of one level, as Marian writes it: texts, and lists of texts."""
     options: dict[str, str | list[str]] = {}
     name = ""
-    for line in text.splitlines():
-        content = line.strip()
-        if not content or content.startswith("#"):
+    for line in text.split("\n"):
+        content = COMMENT.sub("", line).strip()
+        if not content:
             continue
         if line[0] in " \t-":
             if content != "[]" and not content.startswith("- "):
-                continue  # of a nested table, which no option that matters here is
+                continue  # a nested table; no option that is read here has one
             listed = options.get(name)
             items = listed if isinstance(listed, list) else []
             more = [_unquoted(content[2:])] if content != "[]" else []
@@ -240,12 +264,21 @@ def _unquoted(text: str) -> str:
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         try:
-            return str(json.loads(text))
+            return str(json.loads(ESCAPE.sub(_json_escape, text)))
         except ValueError:
             return text[1:-1]
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1].replace("''", "'")
     return text
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    """Return an escape of a quoted scalar as JSON has it."""
+    if not (match[1] or match[2]):
+        return match[0]
+    if (code := int(match[1] or match[2], 16)) > sys.maxunicode:
+        raise ValueError(f"{match[0]} is not a character")
+    return json.dumps(chr(code))[1:-1]
 
 
 def _listed(options: Options, name: str) -> list[str]:
@@ -279,7 +312,7 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
                 name: _numbers(stored[name], name, path)
                 for name in sorted(names - {OPTIONS})
             }
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
             f"{path}: the weights are missing or damaged ({reason}); fetch the file "
@@ -306,7 +339,7 @@ def _stored_options(content: Any, path: Path) -> Options:
             f"{path}: the options must be text in UTF-8, but are not; the file is "
             "damaged."
         ) from None
-    return _read_options(text, path)
+    return read_options(text, path)
 
 
 def _numbers(content: Any, name: str, path: Path) -> Tensor:
@@ -688,12 +721,12 @@ def _listed_side(path: Path, model: Path) -> _Side:
     if text.lstrip().startswith("{"):
         ids = dict(read_json(path))
     else:
-        for line in text.splitlines():
+        for line in text.split("\n"):
             name, _, number = line.rpartition(":")
             if line.strip():
-                number = number.strip()
-                ids[_unquoted(name)] = int(number) if number.isdecimal() else number
-    pieces = {number: piece for piece, number in ids.items()}
+                is_id = re.fullmatch(r"\s*[0-9]{1,9}\s*", number)
+                ids[_unquoted(name)] = int(number) if is_id else None
+    pieces = {i: piece for piece, i in ids.items() if type(i) is int}
     if any(i not in pieces for i in range(len(ids))) or not ids:
         raise CheckpointError(
             f"{path}: must give the ids from 0 on to one piece each, but does not; the "
@@ -735,22 +768,42 @@ def _search(folder: Path, model: Path, unknown: int) -> SearchConfig:
     without_unknown = () if options.get("allow-unk") == "true" else ((unknown,),)
     if "beam-size" not in options:
         return SearchConfig(bad_words=without_unknown)
-    alpha = str(options.get("normalize", "0"))
     beam_size = _whole(options, "beam-size", folder / DECODER)
     try:
-        number = float(alpha)
-        if not math.isfinite(number):
-            raise ValueError
         return SearchConfig(
             beam_size=beam_size,
             # Marian ends a search when beam-size hypotheses have finished.
             patience=1.0 if beam_size > 1 else None,
             penalty="power",
-            length_penalty=number,
+            length_penalty=_number(options, "normalize", 0.0, folder / DECODER),
             bad_words=without_unknown,
         )
-    except (ValueError, ConfigError) as error:
-        reason = str(error).removesuffix(".") or f"`normalize` is {shown(alpha)}"
+    except ConfigError as error:
+        reason = str(error).removesuffix(".")
         raise RequestError(
             f"{folder}: {reason}; change it in its settings, to import the model."
         ) from None
+
+
+def _number(options: Options, name: str, default: float, path: Path) -> float:
+    value = options.get(name, str(default))
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise CheckpointError(
+            f"{path}: the option `{name}` must be a number, but is {shown(value)}."
+        )
+    return number
+
+
+def unheeded_options(folder: Path) -> list[str]:
+    """Return a sentence for each option of Marian's decoder that is not obeyed."""
+    options = _settings(folder)
+    return [
+        f"{folder}: the option `{name}` = {_shown(options[name])} is not obeyed as "
+        f"there; {instead}."
+        for name, (usual, instead) in USUAL.items()
+        if options.get(name, usual[0]) not in usual
+    ]

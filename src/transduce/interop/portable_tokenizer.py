@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import sentencepiece
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
@@ -98,8 +99,11 @@ def read_proto(path: Path) -> ModelProto:
     """Read a SentencePiece model; `CheckpointError` if it is damaged."""
     proto = ModelProto()
     try:
-        proto.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
+        content = path.read_bytes()
+        proto.ParseFromString(content)
+        # The library finds damage that a parser cannot, such as a score of NaN.
+        sentencepiece.SentencePieceProcessor(model_proto=content)
+    except (OSError, DecodeError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: the model of SentencePiece is missing or damaged ({error}); "
             "fetch it again."

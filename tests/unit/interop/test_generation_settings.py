@@ -30,6 +30,7 @@ def folder_of(folder: Path, **settings: object) -> Path:
         ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram": 3}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         ({"bad_words_ids": [[9], [0], [4], [5, 6]]}, {"bad_words": ((6,), (7, 8))}),
+        ({"bad_words_ids": [[4, 0], [0, 4]]}, {"bad_words": ((6, 2),)}),
         ({"suppress_tokens": [1, 9]}, {"bad_words": ((3,),)}),
         ({"min_length": 5}, {"min_length": 4}),
         ({"min_length": 5, "min_new_tokens": 7}, {"min_length": 7}),
@@ -52,6 +53,22 @@ def test_restrictions_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> No
     folder = folder_of(tmp_path, num_beams=None, no_repeat_ngram_size=2)
     assert read_search(folder, IDS) == SearchConfig(no_repeat_ngram=2)
     assert read_search(folder_of(tmp_path, num_beams=None), IDS) is None
+
+
+def test_lengths_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_beams=None, min_length=5, max_length=40)
+    assert read_search(folder, IDS) == SearchConfig(min_length=4, max_length=39)
+
+
+def test_special_ids_that_differ_from_the_model_are_told(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, decoder_start_token_id=5)
+    (folder / "config.json").write_text('{"eos_token_id": 0, "pad_token_id": 9}')
+    assert unheeded_settings(folder) == []
+    (folder / "config.json").write_text('{"decoder_start_token_id": 9}')
+    [told] = unheeded_settings(folder)
+    assert (
+        "`decoder_start_token_id` = 5 is not obeyed as there; the model's is 9" in told
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ import transduce
 from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop.marian_npz import import_marian, is_marian_folder
+from transduce.interop.marian_npz import (
+    import_marian,
+    is_marian_folder,
+    read_options,
+    unheeded_options,
+)
+from transduce.interop.portable_tokenizer import read_proto
 
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "the the"]
 TARGETS = ["Der Hund rennt.", "Eine Katze sieht das Haus und das Haus.", ""]
@@ -243,3 +249,80 @@ def test_a_folder_with_hugging_faces_settings_is_theirs(
     assert is_marian_folder(folder)
     (folder / "config.json").write_text("{}")
     assert not is_marian_folder(folder)
+
+
+HEADERS = {
+    "unclosed": "{'descr': '<f4', 'shape': ",
+    "truth values as a shape": "{'descr': '<f4', 'fortran_order': False, "
+    "'shape': (True, 2)}",
+    "a shape of petabytes": "{'descr': '<f4', 'fortran_order': False, "
+    "'shape': (10000000000, 100000)}",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (2,)}",
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_an_array_with_a_damaged_header_is_told(
+    tied: Path, tmp_path: Path, name: str
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {"Wemb": None})
+    header = HEADERS[name].encode().ljust(117) + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(folder / "model.npz", "a") as archive:
+        archive.writestr("Wemb.npy", content + b"\0" * 8)
+    with pytest.raises(CheckpointError, match=r"model.npz: the weights .*again\.$"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize("damage", ["score", "double", "map"])
+def test_a_damaged_model_of_sentencepiece_is_told(
+    tied: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    proto = read_proto(folder / "vocab.spm")
+    if damage == "score":
+        proto.pieces[20].score = float("nan")
+    elif damage == "double":
+        proto.pieces[20].piece = proto.pieces[21].piece
+    else:
+        proto.normalizer_spec.precompiled_charsmap = b"\xff" * 20
+    (folder / "vocab.spm").write_bytes(proto.SerializeToString())
+    with pytest.raises(CheckpointError, match="SentencePiece is missing or damaged"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize(
+    "line", ['"</s>": 0\n<unk>: ' + "9" * 5_000, '{"</s>": [0], "<unk>": 1}']
+)
+def test_a_word_list_with_other_ids_is_told(
+    tied: Path, tmp_path: Path, line: str
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    for name in TWO:
+        (folder / name).write_bytes((tied / "vocab.spm").read_bytes())
+    (folder / "vocab.spm").unlink()
+    (folder / "vocab.yml").write_text(line)
+    with pytest.raises(CheckpointError, match="must give the ids from 0 on"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_options_are_read_as_yaml_writes_them() -> None:
+    text = (
+        "\r\n# a comment\nbeam-size: 6 # hypotheses\n"
+        r'separator: "#1\\\x41\U0001f642"'
+        "\nvocabs: [a.spm, 'it''s.spm']\nmodels:\n  - a # first\n  - b\n"
+    )
+    assert read_options(text, Path("decoder.yml")) == {
+        "beam-size": "6", "separator": "#1\\A🙂", "vocabs": ["a.spm", "it's.spm"],
+        "models": ["a", "b"],
+    }  # fmt: skip
+
+
+def test_options_of_decoding_that_are_not_obeyed_are_told(tmp_path: Path) -> None:
+    (tmp_path / "decoder.yml").write_text(
+        "\ufeffword-penalty: 0.5\nshortlist:\n  - lex.gz\n  - 50\nn-best: false\n",
+        encoding="utf-8",
+    )
+    penalty, shortlist = unheeded_options(tmp_path)
+    assert "the option `word-penalty` = 0.5 is not obeyed as there" in penalty
+    assert "`transduce shortlist` makes one" in shortlist
