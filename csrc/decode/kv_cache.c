@@ -62,13 +62,27 @@ static KvCache cross_strides(int64_t positions, int64_t heads, int64_t width)
     return (KvCache){NULL, heads * positions * width, positions * width, width};
 }
 
+/* Shape of the keys and values of self-attention in one slot, or of a recurrent unit's
+ * cells. */
+typedef struct {
+    int64_t heads, key_width, value_width;
+} PastShape;
+
+static PastShape past_shape(const Stack *stack)
+{
+    return stack->is_recurrent ? (PastShape){1, stack->d_model, 0}
+                               : (PastShape){stack->num_heads, stack->d_k, stack->d_v};
+}
+
 static td_status allocate_caches(DecoderState *state, const Stack *stack)
 {
     const int64_t heads = stack->num_heads;
+    const PastShape past = past_shape(stack);
     const int64_t key_positions = round_up_to_lanes(state->max_source);
     const double entry_floats =
-        (double)heads * ((double)state->capacity * (double)(stack->d_k + stack->d_v) +
-                         (double)key_positions * (double)stack->d_k +
+        (double)past.heads * (double)state->capacity *
+            (double)(past.key_width + past.value_width) +
+        (double)heads * ((double)key_positions * (double)stack->d_k +
                          (double)state->max_source * (double)stack->d_v);
     state->layers = calloc((size_t)stack->num_layers, sizeof *state->layers);
     state->block = allocate_lines((double)stack->num_layers * (double)state->sentences *
@@ -77,8 +91,8 @@ static td_status allocate_caches(DecoderState *state, const Stack *stack)
         return TD_OUT_OF_MEMORY;
     state->num_layers = stack->num_layers;
     const KvCache strides[4] = {
-        self_strides(state->capacity, heads, stack->d_k),
-        self_strides(state->capacity, heads, stack->d_v),
+        self_strides(state->capacity, past.heads, past.key_width),
+        self_strides(state->capacity, past.heads, past.value_width),
         cross_strides(key_positions, heads, stack->d_k),
         cross_strides(state->max_source, heads, stack->d_v),
     };
@@ -465,13 +479,16 @@ static void copy_caches(const Stack *stack, const DecoderState *from, int64_t se
 {
     const int64_t before = from->entries[sentence];
     const int64_t length = source_length(from, sentence);
+    const PastShape past = past_shape(stack);
+    const EntryCopy self_keys = {before, entry, past.heads, past.key_width};
+    const EntryCopy self_values = {before, entry, past.heads, past.value_width};
     const EntryCopy keys = {before, entry, stack->num_heads, stack->d_k};
     const EntryCopy values = {before, entry, stack->num_heads, stack->d_v};
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const LayerCache *old = from->layers + i, *new = into->layers + i;
-        copy_rows(&keys, &old->self_keys, &new->self_keys, slots->used,
+        copy_rows(&self_keys, &old->self_keys, &new->self_keys, slots->used,
                   slots->num_used);
-        copy_rows(&values, &old->self_values, &new->self_values, slots->used,
+        copy_rows(&self_values, &old->self_values, &new->self_values, slots->used,
                   slots->num_used);
         copy_blocks(&keys, &old->cross_keys, &new->cross_keys, length);
         copy_rows(&values, &old->cross_values, &new->cross_values, NULL, length);

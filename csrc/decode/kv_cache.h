@@ -6,6 +6,10 @@
  * use are few and close together, and reordering moves lists instead of numbers. With
  * restricted attention, a long translation needs no more slots than a neighbourhood;
  * only the lists grow.
+ *
+ * A recurrent unit has cells in place of keys: a slot holds the cells of one position in
+ * all layers. A hypothesis reads the cells of the position before and writes those of
+ * the newest one, so a cell is never copied, and only the newest positions need slots.
  */
 #ifndef TRANSDUCE_DECODE_KV_CACHE_H
 #define TRANSDUCE_DECODE_KV_CACHE_H
@@ -15,7 +19,8 @@
 #include "decode/stack.h"
 #include "isa/name.h"
 
-/* Keys or values of a layer. Self-attention has [entries, slots, heads, width];
+/* Keys or values of a layer. Self-attention has [entries, slots, heads, width], a
+ * recurrent unit [entries, slots, d_model] in place of keys, and no values;
  * cross-attention has [entries, heads, positions, width], and its keys are in blocks of
  * LANES positions, dimension by dimension:
  *

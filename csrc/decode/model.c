@@ -32,6 +32,7 @@ typedef struct {
 
 typedef struct {
     Attention self_attention, cross_attention;
+    Affine forget_gate, candidate; /* of a recurrent unit; the second has no bias */
     Affine inner, outer;
     Affine self_norm, cross_norm, feed_forward_norm;
 } RawLayer;
@@ -95,6 +96,8 @@ enum {
     IF_TARGET = 64, /* the target has its own matrix */
     IF_TIED = 128,  /* logits have the matrix of the target's embedding */
     IF_OUTPUT = 256, /* logits have their own matrix */
+    IF_SELF_ATTENTION = 512,
+    IF_RECURRENT = 1024, /* a recurrent unit is in place of self-attention */
 };
 
 static int conditions_of(const td_model_config *config)
@@ -105,6 +108,14 @@ static int conditions_of(const td_model_config *config)
            (config->output_bias ? IF_BIAS : 0) |
            (config->has_output ? IF_OUTPUT : IF_TIED) |
            (config->target_vocab_size ? IF_TARGET : IF_SHARED);
+}
+
+/* Conditions of the layers of a stack. */
+static int layer_conditions(const td_model_config *config, int is_decoder)
+{
+    const int is_recurrent = is_decoder && config->is_recurrent;
+    return conditions_of(config) | (is_decoder ? IN_DECODER : 0) |
+           (is_recurrent ? IF_RECURRENT : IF_SELF_ATTENTION);
 }
 
 typedef struct {
@@ -135,8 +146,14 @@ typedef struct {
 /* Parameters of a layer; their names follow "encoder_layers.N." or
  * "decoder_layers.N.". */
 static const Parameter layer_parameters[] = {
-    ATTENTION("self_attention", self_attention, ALWAYS),
-    AFFINE(RawLayer, "after_self_attention.norm", self_norm, D_MODEL, ONE, ALWAYS),
+    ATTENTION("self_attention", self_attention, IF_SELF_ATTENTION),
+    AFFINE(RawLayer, "after_self_attention.norm", self_norm, D_MODEL, ONE,
+           IF_SELF_ATTENTION),
+    AFFINE(RawLayer, "recurrence.forget_gate", forget_gate, D_MODEL, D_MODEL,
+           IF_RECURRENT),
+    {"recurrence.candidate.weight", offsetof(RawLayer, candidate.weight), D_MODEL,
+     D_MODEL, IF_RECURRENT, 1},
+    AFFINE(RawLayer, "after_recurrence.norm", self_norm, D_MODEL, ONE, IF_RECURRENT),
     ATTENTION("cross_attention", cross_attention, IN_DECODER),
     AFFINE(RawLayer, "after_cross_attention.norm", cross_norm, D_MODEL, ONE,
            IN_DECODER),
@@ -227,11 +244,12 @@ static int is_complete(const td_model *model)
     Loading *loading = model->loading;
     const int conditions = conditions_of(&model->config);
     int complete = are_set(model_parameters, conditions, loading);
+    const int in_encoder = layer_conditions(&model->config, 0);
+    const int in_decoder = layer_conditions(&model->config, 1);
     for (int64_t i = 0; complete && i < model->encoder.num_layers; i++)
-        complete = are_set(layer_parameters, conditions, loading->encoder_layers + i);
+        complete = are_set(layer_parameters, in_encoder, loading->encoder_layers + i);
     for (int64_t i = 0; complete && i < model->decoder.num_layers; i++)
-        complete = are_set(layer_parameters, conditions | IN_DECODER,
-                           loading->decoder_layers + i);
+        complete = are_set(layer_parameters, in_decoder, loading->decoder_layers + i);
     return complete;
 }
 
@@ -265,7 +283,8 @@ static int is_valid_config(const td_model_config *c)
            is_between(c->scores, TD_SCALED, TD_ADDITIVE) &&
            (c->position_base == 0 || c->position_base > 1) &&
            c->position_base <= MAX_POSITION_BASE &&
-           is_between(c->activation, TD_RELU, TD_SILU) && is_precision(c->precision);
+           is_between(c->activation, TD_RELU, TD_SILU) &&
+           is_between(c->is_recurrent, 0, 1) && is_precision(c->precision);
 }
 
 static void free_loading(Loading *loading)
@@ -285,6 +304,7 @@ static void free_stack(Stack *stack)
         Layer *layer = stack->layers + i;
         Linear *maps[] = {&layer->query_key_value,
                           &layer->self_output,
+                          &layer->gate_candidate,
                           &layer->cross_query,
                           &layer->cross_key_value,
                           &layer->cross_output,
@@ -324,8 +344,10 @@ static void model_free(td_model *model)
 }
 
 static td_status begin_stack(const td_model_config *config, int64_t num_layers,
-                             Stack *stack)
+                             int is_recurrent, Stack *stack)
 {
+    const int64_t neighbourhood =
+        config->neighbourhood ? config->neighbourhood : UNLIMITED;
     *stack = (Stack){
         .num_layers = num_layers,
         .d_model = config->d_model,
@@ -333,7 +355,8 @@ static td_status begin_stack(const td_model_config *config, int64_t num_layers,
         .num_heads = config->num_heads,
         .d_k = config->d_k,
         .d_v = config->d_v,
-        .neighbourhood = config->neighbourhood ? config->neighbourhood : UNLIMITED,
+        .neighbourhood = is_recurrent ? 1 : neighbourhood, /* the position before */
+        .is_recurrent = is_recurrent,
         .is_pre_norm = config->norm == TD_PRE_NORM,
         .is_silu = config->activation == TD_SILU,
         .norm_epsilon = (float)config->norm_epsilon,
@@ -367,8 +390,9 @@ static td_status model_new(const td_model_config *config, td_model **model)
         return TD_OUT_OF_MEMORY;
     made->config = *config;
     made->loading = loading_new(config);
-    if (!made->loading || begin_stack(config, config->encoder_layers, &made->encoder) ||
-        begin_stack(config, config->decoder_layers, &made->decoder)) {
+    if (!made->loading || begin_stack(config, config->encoder_layers, 0, &made->encoder) ||
+        begin_stack(config, config->decoder_layers, config->is_recurrent,
+                    &made->decoder)) {
         model_free(made);
         return TD_OUT_OF_MEMORY;
     }
@@ -382,17 +406,17 @@ static td_status set_numbers(td_model *model, const char *name, const Numbers *n
         return TD_BAD_ARGUMENT;
     const td_model_config *config = &model->config;
     Loading *loading = model->loading;
-    const int conditions = conditions_of(config);
     int64_t layer;
     const char *rest = after_number(name, "encoder_layers.", &layer);
     if (rest && layer < config->encoder_layers)
-        return set_parameter(layer_parameters, config, conditions,
+        return set_parameter(layer_parameters, config, layer_conditions(config, 0),
                              loading->encoder_layers + layer, rest, numbers);
     rest = after_number(name, "decoder_layers.", &layer);
     if (rest && layer < config->decoder_layers)
-        return set_parameter(layer_parameters, config, conditions | IN_DECODER,
+        return set_parameter(layer_parameters, config, layer_conditions(config, 1),
                              loading->decoder_layers + layer, rest, numbers);
-    return set_parameter(model_parameters, config, conditions, loading, name, numbers);
+    return set_parameter(model_parameters, config, conditions_of(config), loading, name,
+                         numbers);
 }
 
 static td_status model_set(td_model *model, const char *name, const float *values,
@@ -509,19 +533,39 @@ static td_status pack_cross_attention(const Packer *packer, const RawLayer *raw,
     return status;
 }
 
+static td_status pack_self_attention(const Packer *packer, const RawLayer *raw,
+                                     Layer *layer)
+{
+    const td_model_config *config = packer->config;
+    const Attention *attention = &raw->self_attention;
+    td_status status = pack_queries(packer, &attention->query, &attention->key_value,
+                                    &layer->query_key_value);
+    if (!status)
+        status = pack_affine(packer, &attention->output, config->d_model,
+                             config->num_heads * config->d_v, &layer->self_output);
+    if (!status)
+        status = copy_additive(packer, attention, &layer->self_additive);
+    return status;
+}
+
+static td_status pack_recurrence(const Packer *packer, const RawLayer *raw,
+                                 Layer *layer)
+{
+    const int64_t d_model = packer->config->d_model;
+    const Weights parts[2] = {weights_of(&raw->forget_gate, d_model, 1.0f),
+                              weights_of(&raw->candidate, d_model, 1.0f)};
+    return pack_linear(parts, 2, d_model, packer->config->precision,
+                       packer->num_threads, &layer->gate_candidate);
+}
+
 static td_status pack_layer(const Packer *packer, const RawLayer *raw, int is_decoder,
                             Layer *layer)
 {
     const td_model_config *config = packer->config;
-    const Attention *attention = &raw->self_attention;
     const int64_t d_model = config->d_model, d_ff = config->d_ff;
-    td_status status = pack_queries(packer, &attention->query, &attention->key_value,
-                                    &layer->query_key_value);
-    if (!status)
-        status = pack_affine(packer, &attention->output, d_model,
-                             config->num_heads * config->d_v, &layer->self_output);
-    if (!status)
-        status = copy_additive(packer, attention, &layer->self_additive);
+    td_status status = is_decoder && config->is_recurrent
+                           ? pack_recurrence(packer, raw, layer)
+                           : pack_self_attention(packer, raw, layer);
     if (!status)
         status = copy_norm(packer, &raw->self_norm, &layer->self_norm);
     if (!status && is_decoder)

@@ -29,9 +29,11 @@ static void take_workspace(Workspace *work, Arena *arena)
     const int64_t queries = stack->num_heads * stack->d_k;
     const int64_t heads = stack->num_heads * stack->d_v;
     const int64_t inputs = max_i64(max_i64(stack->d_model, stack->d_ff), heads);
+    const int64_t gates = stack->is_recurrent ? 2 * stack->d_model : 0;
+    const int64_t wide = max_i64(2 * queries + heads, gates);
     work->x = take_matrix(arena, rows, stack->d_model);
     work->sublayer = take_matrix(arena, rows, stack->d_model);
-    work->wide = take_matrix(arena, rows, max_i64(2 * queries + heads, stack->d_ff));
+    work->wide = take_matrix(arena, rows, max_i64(wide, stack->d_ff));
     work->heads = take_matrix(arena, rows, heads);
     work->quantized.scales = take_floats(arena, rows);
     work->quantized.min = take_floats(arena, rows);

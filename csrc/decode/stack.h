@@ -14,9 +14,11 @@ typedef struct {
     const float *gain, *bias;
 } Norm;
 
-/* One layer. Layers of the encoder have no cross-attention. */
+/* One layer. Layers of the encoder have no cross-attention. The norm of a recurrent
+ * unit is self_norm. */
 typedef struct {
     Linear query_key_value, self_output; /* queries include the scale of equation 1 */
+    Linear gate_candidate;               /* of a recurrent unit instead */
     Linear cross_query, cross_key_value, cross_output;
     Linear inner, outer;
     Norm self_norm, cross_norm, feed_forward_norm;
@@ -27,6 +29,7 @@ typedef struct {
     int64_t num_layers, d_model, d_ff, num_heads, d_k, d_v;
     int64_t neighbourhood; /* largest distance over which self-attention attends */
     int is_pre_norm, is_silu;
+    int is_recurrent; /* recurrent units in place of self-attention */
     float norm_epsilon;
     Layer *layers;
     Norm final_norm; /* of pre-norm models */
@@ -54,8 +57,8 @@ typedef struct {
     int64_t rows;
     Matrix x;        /* [rows, d_model]: output of a layer, input of the next */
     Matrix sublayer; /* [rows, d_model]: input of a sub-layer, then its output */
-    Matrix wide;     /* [rows, ...]: queries, keys and values; or the inner layer of a
-                        feed-forward network */
+    Matrix wide;     /* [rows, ...]: queries, keys and values; gates and candidates of a
+                        recurrent unit; or the inner layer of a feed-forward network */
     Matrix heads;    /* [rows, num_heads * d_v]: output of all heads */
     int64_t max_keys;
     float *scores;  /* [workers, max(num_heads, CROSS_ROWS), max_keys] */

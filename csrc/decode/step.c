@@ -6,6 +6,7 @@
 #include "decode/attention.h"
 #include "parallel.h"
 #include "simd/prefetch.h"
+#include "simd/vec.h"
 
 #define MIN_ATTENDING_ROWS 16 /* of a part of parallel_for */
 
@@ -114,6 +115,64 @@ static void attend_to_past(const StepAttention *attention)
     add_and_norm(work, &layer->self_norm);
 }
 
+/* Compute a cell from that of the position before, NULL at the first one, and its
+ * output (Kim et al., 2019):
+ *
+ *   cell = forget * before + (1 - forget) * candidate,  forget = sigmoid(gate) */
+static void update_cell(const float *gate, const float *candidate, const float *before,
+                        int64_t width, float *cell, float *output)
+{
+    const vec zero = vec_set1(0.0f), one = vec_set1(1.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec_mask mask = vec_first(width - i);
+        const vec forget = vec_sigmoid(vec_load_masked(mask, gate + i));
+        const vec new = (one - forget) * vec_load_masked(mask, candidate + i);
+        const vec old = before ? vec_load_masked(mask, before + i) : zero;
+        const vec sum = vec_fma(forget, old, new);
+        vec_store_first(cell + i, width - i, sum);
+        vec_store_first(output + i, width - i, vec_max(zero, sum));
+    }
+}
+
+static float *cell_of(const StepAttention *recurrence, int64_t sentence, int64_t slot)
+{
+    const KvCache *cells = &recurrence->cache->self_keys;
+    return cells->data + recurrence->state->entries[sentence] * cells->entry_stride +
+           slot * cells->row_stride;
+}
+
+static void update_cell_rows(void *shared, int64_t first, int64_t end, int worker)
+{
+    const StepAttention *recurrence = shared;
+    const DecoderState *state = recurrence->state;
+    const Workspace *work = recurrence->work;
+    const int64_t width = work->stack->d_model;
+    (void)worker;
+    for (int64_t row = first; row < end; row++) {
+        const int64_t sentence = row / state->group;
+        const int64_t newest = state->lengths[sentence];
+        const int32_t *past = past_of(state, row);
+        const float *gate = row_of(&work->wide, row);
+        const float *before =
+            newest ? cell_of(recurrence, sentence, past[newest - 1]) : NULL;
+        update_cell(gate, gate + width, before, width,
+                    cell_of(recurrence, sentence, past[newest]),
+                    row_of(&work->sublayer, row));
+    }
+}
+
+/* The recurrent unit in place of self-attention. */
+static void recur(const StepAttention *recurrence)
+{
+    Workspace *work = recurrence->work;
+    const Layer *layer = recurrence->layer;
+    apply_linear(work, &layer->gate_candidate, sublayer_input(work, &layer->self_norm),
+                 &work->wide, 0);
+    parallel_for(update_cell_rows, (void *)recurrence, work->rows, MIN_ATTENDING_ROWS,
+                 work->num_threads);
+    add_and_norm(work, &layer->self_norm);
+}
+
 static void attend_to_source(const StepAttention *attention)
 {
     Workspace *work = attention->work;
@@ -139,7 +198,10 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
             .cache = state->layers + i,
             .sum_attention = state->attention && i == stack->num_layers - 1,
         };
-        attend_to_past(&attention);
+        if (stack->is_recurrent)
+            recur(&attention);
+        else
+            attend_to_past(&attention);
         attend_to_source(&attention);
         feed_forward(work, attention.layer);
     }
@@ -158,9 +220,9 @@ TD_INTERNAL td_status read_tokens(Workspace *work, td_decoder *decoder,
     if (!positions)
         return TD_OUT_OF_MEMORY;
     td_status status = take_slots(state, stack);
+    const int64_t past = stack->is_recurrent ? 0 : longest_past(state);
     if (!status)
-        status = begin_workspace(work, stack, rows,
-                                 max_i64(longest_past(state), state->max_source),
+        status = begin_workspace(work, stack, rows, max_i64(past, state->max_source),
                                  num_threads);
     if (status)
         return status;

@@ -295,6 +295,8 @@ typedef struct td_model_config {
     td_norm norm;
     td_scores scores;
     td_activation activation;
+    int is_recurrent;  /* 1: recurrent units (SSRU; Kim et al., 2019) in place of the
+                          decoder's self-attention */
     int output_bias;   /* 1: logits have a bias */
     int has_output;    /* 1: logits have a matrix of their own, 0: the target's embedding */
     double position_base; /* of the wavelengths of sinusoids; 0: 10,000, the paper's */
@@ -467,7 +469,8 @@ typedef struct td_decode_api {
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);
     /* Positions of a sentence whose keys and values fit into the allocated memory; 0
-     * for NULL. Restricted attention keeps only those of a neighbourhood. */
+     * for NULL. Restricted attention keeps only those of a neighbourhood, a recurrent
+     * unit one cell of each hypothesis. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 

@@ -68,6 +68,14 @@ static inline vec vec_exp(vec x)
     return vec_scale_pow2(sum, n);
 }
 
+/* 1 / (1 + e^-x), at least e^-80: no smaller one is needed, and denormals would be
+ * slow. NaN for NaN. */
+static inline vec vec_sigmoid(vec x)
+{
+    const vec one = vec_set1(1.0f);
+    return one / (one + vec_exp(vec_min(vec_set1(80.0f), vec_set1(0.0f) - x)));
+}
+
 /* 2^x with an error of about one unit in the last place; NaN for NaN. With eight lanes,
  * x must be below 128. */
 static inline vec vec_exp2(vec x)

@@ -140,6 +140,13 @@ static void every_configuration(const td_api *api)
     c.d_ff = 90;
     c.d_k = c.d_v = 33;
     model_is_near(api->decode, c);
+    c = tiny;
+    c.is_recurrent = 1;
+    model_is_near(api->decode, c);
+    c.d_model = 38;
+    c.norm = TD_PRE_NORM;
+    c.neighbourhood = 2; /* of the encoder */
+    model_is_near(api->decode, c);
 }
 
 /* A decoder computes the same after another has joined it. */

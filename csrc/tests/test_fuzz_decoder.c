@@ -51,6 +51,7 @@ static td_model_config random_config(void)
         .norm = (td_norm)pick(0, 1),
         .scores = (td_scores)pick(0, 2),
         .activation = (td_activation)pick(0, 1),
+        .is_recurrent = (int)pick(0, 1),
         .output_bias = (int)pick(0, 1),
         .has_output = (int)pick(0, 1),
         .position_base = (double)(pick(0, 1) * pick(2, 20000)),
@@ -293,11 +294,12 @@ static void random_calls_return_statuses(const td_api *api)
     CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50);
 }
 
-static void long_sources_and_targets_are_read(const td_api *api)
+static void long_sources_and_targets_are_read(const td_api *api, int is_recurrent)
 {
     td_model_config config = tiny_config();
     config.encoder_layers = config.decoder_layers = 1;
     config.neighbourhood = 3;
+    config.is_recurrent = is_recurrent;
     TinyModel *tiny = tiny_new(api->decode, config, 3);
     const int64_t lengths[] = {LONG, 1};
     td_decoder *decoder = NULL;
@@ -310,10 +312,20 @@ static void long_sources_and_targets_are_read(const td_api *api)
     CHECK_STATUS(api->decode->decoder_reorder(decoder, (int64_t[]){1}, 1, 1), TD_OK);
     for (int i = 0; i < 1000; i++)
         CHECK_STATUS(api->decode->decoder_step(decoder, ids, logits, 1), TD_OK);
-    /* A neighbourhood is kept, not all positions. */
+    /* A neighbourhood or a cell is kept, not all positions. */
     CHECK(api->decode->decoder_capacity(decoder) <= 128);
     api->decode->decoder_free(decoder);
     tiny_free(tiny);
+}
+
+static void long_sentences_are_read_with_attention(const td_api *api)
+{
+    long_sources_and_targets_are_read(api, 0);
+}
+
+static void long_sentences_are_read_with_a_recurrence(const td_api *api)
+{
+    long_sources_and_targets_are_read(api, 1);
 }
 
 static void nothing_is_no_handle(const td_api *api)
@@ -346,6 +358,7 @@ int main(void)
     for_each_isa(nothing_is_no_handle);
     for_each_isa(odd_models_are_refused);
     for_each_isa(random_calls_return_statuses);
-    for_each_isa(long_sources_and_targets_are_read);
+    for_each_isa(long_sentences_are_read_with_attention);
+    for_each_isa(long_sentences_are_read_with_a_recurrence);
     return check_result();
 }

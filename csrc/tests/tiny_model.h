@@ -78,9 +78,17 @@ static inline void add_layer(TinyModel *tiny, const char *kind, int64_t number)
     const td_model_config *c = &tiny->config;
     char prefix[64];
     snprintf(prefix, sizeof prefix, "%.20s_layers.%d.", kind, (int)number);
-    add_attention(tiny, prefix, "self_attention");
-    add_affine(tiny, prefix, "after_self_attention.norm", c->d_model, 1, 1.0f);
-    if (kind[0] == 'd') {
+    const int is_decoder = kind[0] == 'd';
+    if (is_decoder && c->is_recurrent) {
+        add_affine(tiny, prefix, "recurrence.forget_gate", c->d_model, c->d_model, 0.0f);
+        add_tensor(tiny, prefix, "recurrence.candidate.weight", c->d_model, c->d_model,
+                   0.0f);
+        add_affine(tiny, prefix, "after_recurrence.norm", c->d_model, 1, 1.0f);
+    } else {
+        add_attention(tiny, prefix, "self_attention");
+        add_affine(tiny, prefix, "after_self_attention.norm", c->d_model, 1, 1.0f);
+    }
+    if (is_decoder) {
         add_attention(tiny, prefix, "cross_attention");
         add_affine(tiny, prefix, "after_cross_attention.norm", c->d_model, 1, 1.0f);
     }
@@ -168,7 +176,7 @@ static inline void map_rows(const TinyModel *tiny, const char *prefix, const cha
     const float *bias = tensor_of(tiny, full, ".bias");
     for (int64_t row = 0; row < rows; row++)
         for (int64_t o = 0; o < outputs; o++) {
-            double sum = bias[first + o];
+            double sum = bias ? bias[first + o] : 0;
             for (int64_t i = 0; i < inputs; i++)
                 sum += weight[(first + o) * inputs + i] * x->x[row][i];
             y->x[row][o] = sum;
@@ -254,6 +262,25 @@ static inline void attend_rows(const TinyModel *tiny, const char *prefix,
     free(heads);
 }
 
+/* The recurrent unit: cells from position to position, of which y is the ReLU. */
+static inline void recur_rows(const TinyModel *tiny, const char *prefix, const Rows *x,
+                              int64_t rows, Rows *y)
+{
+    const int64_t width = tiny->config.d_model;
+    Rows *gate = malloc(sizeof *gate), *candidate = malloc(sizeof *candidate);
+    double cell[MAX_D] = {0};
+    map_rows(tiny, prefix, "recurrence.forget_gate", x, rows, width, 0, width, gate);
+    map_rows(tiny, prefix, "recurrence.candidate", x, rows, width, 0, width, candidate);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < width; i++) {
+            const double forget = 1 / (1 + exp(-gate->x[row][i]));
+            cell[i] = forget * cell[i] + (1 - forget) * candidate->x[row][i];
+            y->x[row][i] = fmax(cell[i], 0);
+        }
+    free(gate);
+    free(candidate);
+}
+
 static inline void feed_rows_forward(const TinyModel *tiny, const char *prefix,
                                      const Rows *x, int64_t rows, Rows *y)
 {
@@ -279,12 +306,14 @@ static inline void run_stack(const TinyModel *tiny, const char *kind, Rows *x,
     const td_model_config *c = &tiny->config;
     const int is_pre = c->norm == TD_PRE_NORM;
     const int64_t layers = memory ? c->decoder_layers : c->encoder_layers;
+    const int is_recurrent = memory && c->is_recurrent;
     Rows *input = malloc(sizeof *input), *change = malloc(sizeof *change);
     for (int64_t layer = 0; layer < layers; layer++)
         for (int sublayer = 0; sublayer < 3; sublayer++) {
-            static const char *const norms[] = {"after_self_attention.norm",
-                                                "after_cross_attention.norm",
-                                                "after_feed_forward.norm"};
+            const char *const norms[] = {is_recurrent ? "after_recurrence.norm"
+                                                      : "after_self_attention.norm",
+                                         "after_cross_attention.norm",
+                                         "after_feed_forward.norm"};
             char prefix[64], full[96];
             if (sublayer == 1 && !memory)
                 continue;
@@ -298,6 +327,8 @@ static inline void run_stack(const TinyModel *tiny, const char *kind, Rows *x,
                 feed_rows_forward(tiny, prefix, input, rows, change);
             else if (sublayer == 1)
                 attend_rows(tiny, full, input, rows, memory, keys, CROSS, change);
+            else if (is_recurrent)
+                recur_rows(tiny, prefix, input, rows, change);
             else
                 attend_rows(tiny, full, input, rows, input, rows,
                             memory ? DECODER : ENCODER, change);

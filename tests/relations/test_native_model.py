@@ -41,6 +41,8 @@ VARIANTS = [
     {"scores": "additive"},
     {"scores": "additive", "d_k": 20, "d_v": 12, "norm": "pre"},
     {"scores": "additive", "neighbourhood": 2, "num_heads": 3, "d_k": 6},
+    {"decoder_self_attention": "ssru"},
+    {"decoder_self_attention": "ssru", "d_model": 38, "norm": "pre", "d_k": 4},
 ]
 IS_TEXT = SOURCE != PAD
 LENGTHS = [len(ids) for ids in SOURCES]

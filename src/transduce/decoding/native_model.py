@@ -392,6 +392,7 @@ def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:
             "activation": (
                 loaded.TD_SILU if config.activation == "silu" else loaded.TD_RELU
             ),
+            "is_recurrent": config.decoder_self_attention == "ssru",
             "output_bias": config.output_bias,
             "has_output": not config.tied_output,
             "position_base": config.position_base,

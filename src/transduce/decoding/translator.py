@@ -589,7 +589,6 @@ class Translator:
             self.device == "cpu"
             and self.precision != "bf16"
             and isinstance(checkpoint.config, ModelConfig)
-            and checkpoint.config.decoder_self_attention != "ssru"
             and api() is not None
         )
 
