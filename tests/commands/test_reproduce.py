@@ -35,7 +35,7 @@ def test_table_1_is_measured_and_written(
     joined = "".join(printed.split())
     assert joined.endswith(f"Thereportisin{out}:table1.md,table1.html,table1.json.")
     assert {path.name for path in out.iterdir()} == {
-        "table1.md", "table1.html", "table1.json", "table1-paths.png",
+        ".made-by", "table1.md", "table1.html", "table1.json", "table1-paths.png",
         "table1-time-n.png", "table1-time-d.png", "table1-time-kr.png",
     }  # fmt: skip
     figures = json.loads((out / "table1.json").read_text())
@@ -185,6 +185,7 @@ class TestTable4:
         )
         assert "Treebank: Small Bank; split: its end." in " ".join(printed.split())
         assert {path.name for path in out.iterdir()} == {
+            ".made-by",
             "table4.md", "table4.html", "table4.json",
         }  # fmt: skip
         figures = json.loads((out / "table4.json").read_text())

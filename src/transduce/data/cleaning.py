@@ -10,20 +10,14 @@ time of the work, or up to 65 with all options.
 import gzip
 import json
 import math
-import os
 import re
-import signal
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from io import BufferedWriter
 from itertools import chain, islice
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -41,14 +35,10 @@ from transduce.data.cleaning_rules import (
     text_digest,
 )
 from transduce.data.corpus_files import CorpusFiles, require_files
-from transduce.data.worker_process import (
-    WorkerLostError,
-    WorkerProcess,
-    described_exit,
-)
+from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory
-from transduce.interruption import end_with_parent, signals_held, terminations
+from transduce.interruption import signals_held
 from transduce.machine import num_cores
 from transduce.metrics.perplexity import TargetScore
 from transduce.settings import require_between
@@ -66,9 +56,6 @@ CHUNK_PAIRS, CHUNK_BYTES = 5_000, 2_000_000
 """Pairs that a process judges at once, fewer if they are long."""
 CHUNKS_AHEAD = 4
 """Chunks for each process that may wait for it or for earlier ones."""
-FORKS = sys.platform == "linux"
-"""Whether the processes are forks, which need not import this package. Elsewhere a
-system has no forks, or its libraries do not support them."""
 BLOCK_ROWS = 100_000
 """Rows of the numbers on disk that are read at once."""
 PARTITION_ROWS = 250_000
@@ -102,6 +89,7 @@ DIGITS, DIGIT_BITS = 4, 16
 
 ScorePairs: TypeAlias = Callable[[Sequence[str], Sequence[str]], Sequence[TargetScore]]
 """Function that scores targets given sources, such as `Translator.score`."""
+_Worker: TypeAlias = "WorkerProcess[[_Chunk], _ChunkRows]"
 OnPairs: TypeAlias = Callable[[str, int], object]
 
 
@@ -477,8 +465,7 @@ def _judged(
         return
     with ThreadPoolExecutor(num_processes) as threads, ExitStack() as stack:
         idle = SimpleQueue[_Worker]()
-        # Processes that start before the threads cannot inherit a lock of theirs.
-        with signals_held():
+        with signals_held():  # no process is started that is not ended
             for _ in range(num_processes):
                 worker = _started(judge)
                 stack.callback(worker.end)  # it has no state to save
@@ -507,59 +494,14 @@ def _judged(
             ) from None
 
 
-def _started(judge: _ChunkJudge) -> "_Worker":
+def _started(judge: _ChunkJudge) -> _Worker:
     try:
-        return _Fork(judge) if FORKS else WorkerProcess(judge)
+        return WorkerProcess(judge)
     except OSError as error:
         raise RequestError(
             "A process that cleans must be started, but the system allows none "
             f"({error.strerror}); end others, or choose fewer processes: --processes 1"
         ) from None
-
-
-class _Fork:
-    """Fork of this process that judges chunks, one after the other."""
-
-    def __init__(self, judge: _ChunkJudge) -> None:
-        """Start the process; raise `OSError` if the system does not allow it."""
-        context: Any = get_context("fork")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_run_worker, args=(judge, theirs, os.getpid()), daemon=True
-        )
-        with warnings.catch_warnings():
-            # The worker uses no lock that another thread may hold during the fork.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        theirs.close()
-
-    def __call__(self, chunk: _Chunk) -> _ChunkRows:
-        """Judge a chunk; raise `WorkerLostError` if the process has ended."""
-        try:
-            self._connection.send(chunk)
-            return cast(_ChunkRows, self._connection.recv())
-        except (EOFError, OSError):
-            self._process.join()
-            raise WorkerLostError(described_exit(self._process.exitcode)) from None
-
-    def end(self) -> None:
-        """End the process, even within a call."""
-        self._process.kill()
-        self._process.join()
-
-
-_Worker: TypeAlias = _Fork | WorkerProcess[[_Chunk], _ChunkRows]
-
-
-def _run_worker(judge: _ChunkJudge, connection: Connection, parent: int) -> None:
-    """Judge the chunks that arrive, until the first process ends this one."""
-    # Signals reach all processes of a group; only the first one handles them.
-    for number in (signal.SIGINT, *terminations()):
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent(parent, signal.SIGKILL)
-    with suppress(EOFError, OSError):  # the first process has ended
-        while True:
-            connection.send(judge(connection.recv()))
 
 
 def _write_rows(

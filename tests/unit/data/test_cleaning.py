@@ -4,11 +4,9 @@ import gzip
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +19,7 @@ from hypothesis import strategies as st
 
 from transduce.data import cleaning
 from transduce.data.cleaning import CleaningReport, Scoring, clean_corpus
-from transduce.data.cleaning_rules import RULES, CleaningConfig, PairRules
+from transduce.data.cleaning_rules import RULES, CleaningConfig
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.worker_process import WorkerProcess
 from transduce.errors import CheckpointError, ConfigError, DataError, RequestError
@@ -116,7 +114,9 @@ def test_pairs_are_kept_in_order_and_the_others_have_reasons(clean, tmp_path) ->
     written = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert written["dropped"] == report.dropped
     assert written["settings"]["max_words"] == CleaningConfig().max_words
-    assert set(contents(out)) == {"my.en", "my.de", "dropped.jsonl", "report.json"}
+    assert set(contents(out)) == {
+        "my.en", "my.de", "dropped.jsonl", "report.json", ".made-by",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -517,24 +517,6 @@ def test_an_impossible_share_is_refused(worst: float) -> None:
 def test_a_killed_process_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test = os.getpid()
-
-    def judge(*_: object) -> None:
-        assert os.getpid() != test
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(PairRules, "judge", judge)
-    monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
-    files = corpus(tmp_path, PAIRS)
-    before = contents(tmp_path)
-    with pytest.raises(RequestError, match="A process that cleans was killed"):
-        clean_corpus(files, tmp_path / "out", num_processes=2)
-    assert contents(tmp_path) == before
-
-
-def test_a_killed_process_that_is_no_fork_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     judged = WorkerProcess.__call__
 
     def judged_by_a_killed_one(worker: Any, chunk: object) -> object:
@@ -543,7 +525,6 @@ def test_a_killed_process_that_is_no_fork_leaves_nothing(
 
     monkeypatch.setattr(WorkerProcess, "__call__", judged_by_a_killed_one)
     monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
-    monkeypatch.setattr(cleaning, "FORKS", False)
     files = corpus(tmp_path, PAIRS)
     before = contents(tmp_path)
     with pytest.raises(RequestError, match="A process that cleans was killed"):
@@ -551,16 +532,13 @@ def test_a_killed_process_that_is_no_fork_leaves_nothing(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("forks", [True, False])
 def test_a_process_that_cannot_be_started_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(*_: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(BaseProcess, "start", start)
     monkeypatch.setattr(WorkerProcess, "__init__", start)
-    monkeypatch.setattr(cleaning, "FORKS", forks)
     monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 2)
     files = corpus(tmp_path, PAIRS)
     before = contents(tmp_path)
@@ -569,18 +547,14 @@ def test_a_process_that_cannot_be_started_is_named(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("forks", ["True", "False"])
-def test_a_script_needs_no_guard_against_its_processes(
-    tmp_path: Path, forks: str
-) -> None:
-    """Without forks, as on macOS and Windows, too."""
+def test_a_script_needs_no_guard_against_its_processes(tmp_path: Path) -> None:
     files = corpus(tmp_path, PAIRS)
     clean_corpus(files, tmp_path / "expected", num_processes=1)
     (tmp_path / "script.py").write_text(
         "import transduce\n"
         "from transduce.data import cleaning\n"
         "print('begins')\n"
-        f"cleaning.CHUNK_PAIRS, cleaning.FORKS = 2, {forks}\n"
+        "cleaning.CHUNK_PAIRS = 2\n"
         "transduce.clean('my.en', 'my.de', 'out', num_processes=2)\n",
         encoding="utf-8",
     )
