@@ -29,7 +29,7 @@ from transduce.data.augmentation import CHUNK_PAIRS, PairAugmenter, largest_leng
 from transduce.data.batches import open_dataset
 from transduce.data.prepared_corpus import TRAINING
 from transduce.experiments.run_folder import settings_of
-from transduce.metrics.bleu import corpus_bleu
+from transduce.metrics.scores import corpus_bleu
 from transduce.text.augmentation import END, in_case, with_typos
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer

@@ -22,8 +22,7 @@ from machine import describe_machine
 
 from transduce.decoding.translator import Translator
 from transduce.machine import num_threads, use_threads
-from transduce.metrics.bleu import corpus_bleu
-from transduce.metrics.tokenization import choose_tokenization
+from transduce.metrics.scores import choose_tokenization, corpus_bleu
 from transduce.model_folder import ModelFolder, open_model
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs, read_text

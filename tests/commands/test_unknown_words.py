@@ -9,7 +9,7 @@ import pytest
 
 import transduce
 from transduce.cli import main
-from transduce.metrics.bleu import corpus_chrf
+from transduce.metrics.scores import corpus_chrf
 
 SOURCES = ["der Hund schläft", "die Katze schläft", "der Hund bellt", "ein Hund"] * 6
 TARGETS = ["the dog sleeps", "the cat sleeps", "the dog barks", "a dog"] * 6

@@ -25,15 +25,15 @@ from cyclopts import (
 )
 
 import transduce
-from transduce.cli.files import (
+from transduce.cli.help import PLAIN_HELP, PlainHelp, described
+from transduce.cli.terminal import (
+    BoundedConsole,
     discard_output,
     exiting_at_once_if_distributed,
     lasting_streams,
     open_closed_streams,
     print_message,
 )
-from transduce.cli.help import PLAIN_HELP, PlainHelp, described
-from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination
 

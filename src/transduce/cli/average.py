@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.files import Force, require_new_folder
+from transduce.cli.terminal import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import is_run, settings_of
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model

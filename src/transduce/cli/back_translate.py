@@ -9,9 +9,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files, Force, print_message
 from transduce.cli.lines import OutputKeptError
-from transduce.cli.terminal import ProgressDisplay, plain_console, program
+from transduce.cli.terminal import (
+    Files,
+    Force,
+    ProgressDisplay,
+    plain_console,
+    print_message,
+    program,
+)
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.errors import ConfigError, counted
 from transduce.experiments.synthetic_text import (

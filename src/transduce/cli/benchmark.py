@@ -9,11 +9,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.benchmark.decoding import (
+    Setting,
     decoding_table,
     measure_decoding,
     random_checkpoint,
 )
-from transduce.benchmark.decoding_systems import Setting
 from transduce.benchmark.training import (
     WARM_UP_ROUNDS,
     measure_training,

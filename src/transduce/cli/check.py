@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from transduce.cli.files import Files
 from transduce.cli.options import (
     Assignments,
     CorpusWords,
@@ -20,7 +19,7 @@ from transduce.cli.options import (
     run_config,
     text_files,
 )
-from transduce.cli.terminal import BoundedConsole, error_console
+from transduce.cli.terminal import BoundedConsole, Files, error_console
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import DataError, counted
 from transduce.experiments.corpus_check import (

@@ -10,9 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.status import Status
 
-from transduce.cli.files import Files, Force
 from transduce.cli.options import Assignments, text_files
-from transduce.cli.terminal import error_console, program
+from transduce.cli.terminal import Files, Force, error_console, program
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
 from transduce.errors import ConfigError, counted

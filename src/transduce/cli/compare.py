@@ -9,8 +9,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Force, require_new, writer
-from transduce.cli.terminal import error_console, table_console
+from transduce.cli.terminal import (
+    Force,
+    error_console,
+    require_new,
+    table_console,
+    writer,
+)
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (
     SIGNIFICANT_P,
@@ -23,7 +28,7 @@ from transduce.metrics.comparison import (
     Trials,
 )
 from transduce.metrics.comparison import compare as compare_systems
-from transduce.metrics.tokenization import (
+from transduce.metrics.scores import (
     Tokenization,
     Tokenize,
     choose_tokenization,

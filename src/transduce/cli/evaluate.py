@@ -8,23 +8,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
 from transduce.cli.lines import require_no_search, search_of, warn_of_other_language
+from transduce.cli.terminal import Files
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
-from transduce.metrics.bleu import (
+from transduce.metrics.scores import (
     BleuScore,
     ChrfScore,
+    Tokenization,
+    Tokenize,
+    choose_tokenization,
     corpus_bleu,
     corpus_chrf,
     paper_bleu,
     tokenized_bleu,
-)
-from transduce.metrics.tokenization import (
-    Tokenization,
-    Tokenize,
-    choose_tokenization,
 )
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import (

@@ -12,9 +12,14 @@ from transduce.analysis.head_survey import (
     survey_heads,
     tree_pairs,
 )
-from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import require_both
-from transduce.cli.terminal import error_console, finish_report
+from transduce.cli.terminal import (
+    Files,
+    Force,
+    error_console,
+    finish_report,
+    require_new_folder,
+)
 from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError

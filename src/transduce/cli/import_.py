@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from transduce.cli.export import proof_sentences
-from transduce.cli.files import Force, require_new_folder
+from transduce.cli.terminal import Force, require_new_folder
 from transduce.errors import packages_for
 from transduce.text.languages import LanguagesConfig
 

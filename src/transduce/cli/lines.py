@@ -21,8 +21,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 from cyclopts import Parameter
 
 import transduce
-from transduce.cli.files import (
+from transduce.cli.terminal import (
     STANDARD_OUTPUT,
+    counted_lines,
     is_standard_output,
     print_message,
     real_file,
@@ -31,7 +32,6 @@ from transduce.cli.files import (
     unwritable_as_data_error,
     writer,
 )
-from transduce.cli.terminal import counted_lines
 from transduce.decoding.translations import (
     Pace,
     Translation,

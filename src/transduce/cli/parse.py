@@ -8,7 +8,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.files import STANDARD_OUTPUT, Force, require_new, writer
 from transduce.cli.lines import (
     Destination,
     Origin,
@@ -16,7 +15,13 @@ from transduce.cli.lines import (
     search_of,
     source_lines,
 )
-from transduce.cli.terminal import counted_lines
+from transduce.cli.terminal import (
+    STANDARD_OUTPUT,
+    Force,
+    counted_lines,
+    require_new,
+    writer,
+)
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace

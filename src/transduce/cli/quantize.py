@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.cli.files import Force
+from transduce.cli.terminal import Force
 from transduce.decoding.quantization import quantize as quantize_model
 
 

@@ -13,9 +13,15 @@ from cyclopts import Parameter
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.measurement import describe_machine, matrix_rate
 from transduce.cli.data import DataDisplay
-from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import Assignments, changed_by_options
-from transduce.cli.terminal import ProgressDisplay, error_console, finish_report
+from transduce.cli.terminal import (
+    Files,
+    Force,
+    ProgressDisplay,
+    error_console,
+    finish_report,
+    require_new_folder,
+)
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
@@ -39,12 +45,12 @@ from transduce.experiments.table1 import measure_table1
 from transduce.experiments.table2 import (
     Table2,
     Target,
+    TrainedTable2,
     our_row,
+    trained_report,
     training_cost,
 )
 from transduce.experiments.table2 import as_report as table2_report
-from transduce.experiments.table2_results import TrainedTable2
-from transduce.experiments.table2_results import as_report as trained_report
 from transduce.experiments.table2_training import EXPERIMENT as TABLE2_RECORD
 from transduce.experiments.table2_training import (
     EnsembleRun,
@@ -64,16 +70,16 @@ from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
 from transduce.experiments.table3 import (
     Experiment,
     base_for,
+    collect,
     require_rows,
     row_runs,
 )
-from transduce.experiments.table3_report import as_report as table3_report
-from transduce.experiments.table3_report import collect
+from transduce.experiments.table3 import as_report as table3_report
 from transduce.experiments.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory
 from transduce.metrics.comparison import Trials
-from transduce.metrics.tokenization import Tokenize
+from transduce.metrics.scores import Tokenize
 from transduce.settings import require_between
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import LanguagesConfig, guess_all

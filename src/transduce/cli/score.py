@@ -7,7 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
     Origin,
@@ -15,10 +14,11 @@ from transduce.cli.lines import (
     language_of,
     warn_of_other_language,
 )
+from transduce.cli.terminal import Files, Force
 from transduce.decoding.translations import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
-from transduce.metrics.perplexity import TargetScore, perplexity
+from transduce.metrics.scores import TargetScore, perplexity
 from transduce.model_folder import model_sum
 from transduce.text.corpus import SentencePair, read_pairs
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from transduce.cli.files import Files, Force, require_new_folder
 from transduce.cli.options import refuse_trees, require_both
-from transduce.cli.terminal import program
+from transduce.cli.terminal import Files, Force, program, require_new_folder
 from transduce.data.corpus_files import (
     read_through,
     require_choice,

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from transduce.cli.files import Files, Force
 from transduce.cli.launching import (
     end_with_launcher,
     errors_printed_once,
@@ -34,7 +33,7 @@ from transduce.cli.options import (
     with_corpora,
     with_dev_sets,
 )
-from transduce.cli.terminal import ProgressDisplay
+from transduce.cli.terminal import Files, Force, ProgressDisplay
 from transduce.data.corpus_files import MAIN_DEV, CorpusFiles
 from transduce.data.mixture import CorpusConfig, CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus

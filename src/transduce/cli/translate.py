@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
     Form,
@@ -23,6 +22,7 @@ from transduce.cli.lines import (
     warn_of_other_language,
     write_translations,
 )
+from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
 from transduce.cli.options import require_both
-from transduce.cli.terminal import error_console, table_console
+from transduce.cli.terminal import Files, error_console, table_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, counted
-from transduce.experiments.tuning import (
+from transduce.experiments.dev_corpus import (
     Grid,
     Tuning,
     tune_parsing,
@@ -23,7 +22,7 @@ from transduce.experiments.tuning import (
     tuned,
 )
 from transduce.metrics.comparison import SIGNIFICANT_P
-from transduce.metrics.tokenization import Tokenize, choose_tokenization
+from transduce.metrics.scores import Tokenize, choose_tokenization
 from transduce.model_folder import find_model, write_search
 from transduce.report.report import Report, Section, Table, columns, show
 from transduce.search_config import SearchConfig

@@ -40,7 +40,7 @@ from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory
 from transduce.interruption import signals_held
 from transduce.machine import num_cores
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.settings import require_between
 from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
 from transduce.text.languages import LanguagesConfig, guess

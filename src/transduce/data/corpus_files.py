@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 
 from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
-from transduce.metrics.tokenization import Tokenize
+from transduce.metrics.scores import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Float64, Int32, Int64
 from transduce.decoding.native_search import NativeSearch
 from transduce.decoding.search import Decoder, log_likelihoods
 from transduce.machine import num_threads
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import QuantizedWeight
 from transduce.native import (

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from transduce.decoding.restrictions import Restrictions
 from transduce.errors import CheckpointError
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SamplingConfig
 from transduce.text.shortlist import Shortlist

@@ -40,7 +40,7 @@ from transduce.decoding.torch_decoder import (
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.model.embedding import OutputLayer, SharedEmbedding
 from transduce.model.transformer import Transformer
 from transduce.model_folder import ModelFolder, QuantizedWeight

@@ -30,7 +30,7 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.errors import RequestError, shortened
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.text.alignment import WordDictionary
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer, WordTokenizer

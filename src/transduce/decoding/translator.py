@@ -62,7 +62,7 @@ from transduce.decoding.translations import (
 )
 from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api

@@ -17,8 +17,7 @@ from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
 from transduce.files import atomic_directory
 from transduce.machine import describe_processor, num_threads, use_threads
-from transduce.metrics.bleu import corpus_bleu, corpus_chrf
-from transduce.metrics.tokenization import choose_tokenization
+from transduce.metrics.scores import choose_tokenization, corpus_bleu, corpus_chrf
 from transduce.model_folder import find_model, open_model
 from transduce.report.report import (
     Part,

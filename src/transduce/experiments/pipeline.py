@@ -87,7 +87,7 @@ from transduce.experiments.start_model import (
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
-from transduce.metrics.tokenization import choose_tokenization
+from transduce.metrics.scores import choose_tokenization
 from transduce.model_folder import (
     AVERAGED,
     BEST,

@@ -19,8 +19,7 @@ from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
 from transduce.files import atomic_directory, require_new_folder
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
-from transduce.metrics.bleu import BleuScore, corpus_bleu
-from transduce.metrics.tokenization import choose_tokenization
+from transduce.metrics.scores import BleuScore, choose_tokenization, corpus_bleu
 from transduce.text.corpus import read_text, write_lines
 from transduce.trees.trees import Tree
 

@@ -33,7 +33,7 @@ from transduce.decoding.translations import (
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.files import atomic_file, file_lock, read_json
-from transduce.metrics.gleu import sentence_gleu
+from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.settings import flattened

@@ -44,9 +44,13 @@ from transduce.experiments.run_processes import (
 )
 from transduce.files import read_json
 from transduce.machine import Precision
-from transduce.metrics.bleu import corpus_bleu, paper_bleu
 from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
-from transduce.metrics.tokenization import Tokenization, choose_tokenization
+from transduce.metrics.scores import (
+    Tokenization,
+    choose_tokenization,
+    corpus_bleu,
+    paper_bleu,
+)
 from transduce.text.corpus import read_text
 from transduce.text.languages import base as base_language
 from transduce.text.languages import is_unspaced

@@ -22,8 +22,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from transduce.errors import DataError
-from transduce.metrics.bleu import require_pairs
-from transduce.metrics.tokenization import Tokenization
+from transduce.metrics.scores import Tokenization, require_pairs
 from transduce.settings import MAX_WHOLE, require_between
 
 SEED_VARIABLE = "SACREBLEU_SEED"

@@ -32,16 +32,14 @@ from transduce.serving.admission import (
 from transduce.serving.request_queue import RequestQueue, in_thread
 from transduce.serving.served_models import (
     AUTO,
+    DocumentOptions,
     ServedModel,
+    TranslatedSegment,
     by_languages,
     by_name,
+    found_segments,
     is_auto,
     language_name,
-)
-from transduce.serving.translation import (
-    DocumentOptions,
-    TranslatedSegment,
-    found_segments,
     search_for,
     sources,
     split,

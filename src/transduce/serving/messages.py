@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from transduce.model.config import AttentionKind
-from transduce.serving.served_models import AUTO
-from transduce.serving.translation import Format
+from transduce.serving.served_models import AUTO, Format
 
 MAX_ALTERNATIVES = 10
 

@@ -23,7 +23,7 @@ from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, TransduceError
 from transduce.files import atomic_directory, read_json
-from transduce.metrics.perplexity import perplexity
+from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import unchanged_weights

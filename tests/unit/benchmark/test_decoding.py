@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from transduce.benchmark import decoding as decoding_speed
-from transduce.benchmark.decoding import measure_decoding, random_checkpoint
-from transduce.benchmark.decoding_systems import (
+from transduce.benchmark.decoding import (
     MOST_BATCHES,
     SENTENCES_OF_SEVERAL,
     DecodingTask,
     Setting,
+    measure_decoding,
+    random_checkpoint,
     warm_up,
 )
 from transduce.checkpoint import save_model

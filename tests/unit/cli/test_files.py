@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.files import discard_output, lasting_streams
+from transduce.cli.terminal import discard_output, lasting_streams
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
-from transduce.cli.files import exiting_at_once_if_distributed
+from transduce.cli.terminal import exiting_at_once_if_distributed
 from transduce.training.distributed import HAS_PROCESS_GROUP
 
 class Aborting:

@@ -24,7 +24,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.worker_process import WorkerProcess
 from transduce.errors import CheckpointError, ConfigError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.text.languages import LanguagesConfig
 
 PAIRS = [

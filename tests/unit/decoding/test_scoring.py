@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transduce.decoding.torch_model import score_targets
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import BOS, EOS

@@ -17,7 +17,7 @@ from transduce.experiments.table2 import (
     as_report,
     training_cost,
 )
-from transduce.metrics.bleu import corpus_bleu, paper_bleu
+from transduce.metrics.scores import corpus_bleu, paper_bleu
 from transduce.report.report import Report, Table, plain
 
 ROWS = {row.model: row for row in PAPER_ROWS}

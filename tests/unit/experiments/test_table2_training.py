@@ -17,7 +17,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
-from transduce.experiments.table2_results import TrainedTable2, as_report
+from transduce.experiments.table2 import TrainedTable2, trained_report
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
@@ -34,8 +34,8 @@ from transduce.experiments.table2_training import (
     system_runs,
     training_flops,
 )
-from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import Trials
+from transduce.metrics.scores import corpus_bleu
 from transduce.report.report import Report, Table, plain
 
 REFERENCES = [
@@ -252,7 +252,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> None:
-    report = as_report(table)
+    report = trained_report(table)
     rows = {plain(row[0]): list(map(plain, row)) for row in tables(report)[0].rows}
     assert set(rows) == {
         "GNMT", "Transformer (base model)", "GNMT Ensemble",

@@ -11,10 +11,16 @@ from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import DataError
 from transduce.experiments.run_processes import settings
-from transduce.experiments.table3 import Experiment, row_runs, scaled_base
-from transduce.experiments.table3_report import RowResult, Table3, collect
-from transduce.metrics.bleu import corpus_bleu
+from transduce.experiments.table3 import (
+    Experiment,
+    RowResult,
+    Table3,
+    collect,
+    row_runs,
+    scaled_base,
+)
 from transduce.metrics.comparison import SystemScore, Trials
+from transduce.metrics.scores import corpus_bleu
 
 REFERENCES = [
     "a dog runs over the green grass",

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import DataError
-from transduce.metrics.bleu import (
+from transduce.metrics.scores import (
     BleuScore,
     corpus_bleu,
     paper_bleu,

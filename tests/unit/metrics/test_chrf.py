@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import DataError
-from transduce.metrics.bleu import corpus_chrf
+from transduce.metrics.scores import corpus_chrf
 
 lines = st.text("ab äB.", max_size=12)
 corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=4)

@@ -15,7 +15,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce.errors import ConfigError, DataError
-from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import (
     FREQUENCY_BOUNDS,
     LENGTH_BOUNDS,
@@ -26,6 +25,7 @@ from transduce.metrics.comparison import (
     compare,
     paired_scores,
 )
+from transduce.metrics.scores import corpus_bleu
 
 WORDS = ["ein", "Hund", "läuft", "über", "das", "Feld", "und", "springt", "."]
 FEW = Trials(resamples=50, shuffles=60, seed=7)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transduce.metrics.gleu import mean_gleu, sentence_gleu
+from transduce.metrics.scores import mean_gleu, sentence_gleu
 
 
 def by_definition(hypothesis: list[int], reference: list[int]) -> float:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from transduce.metrics.perplexity import perplexity
+from transduce.metrics.scores import perplexity
 
 
 @pytest.mark.parametrize(

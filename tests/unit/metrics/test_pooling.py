@@ -4,8 +4,8 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from transduce.errors import DataError
-from transduce.metrics.bleu import corpus_bleu
 from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
+from transduce.metrics.scores import corpus_bleu
 
 REFERENCES = [
     "a dog runs over the green grass",

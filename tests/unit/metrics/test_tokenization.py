@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from transduce.errors import RequestError
-from transduce.metrics.bleu import corpus_bleu
-from transduce.metrics.tokenization import (
+from transduce.metrics.scores import (
     Tokenization,
     choose_tokenization,
+    corpus_bleu,
     require_tokenizer,
     tokenizer_of,
 )

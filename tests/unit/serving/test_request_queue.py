@@ -22,7 +22,7 @@ from transduce.errors import (
 from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 from transduce.serving.request_queue import Deadline, QueueConfig, RequestQueue
-from transduce.serving.translation import (
+from transduce.serving.served_models import (
     DocumentOptions,
     search_for,
     translate_documents,

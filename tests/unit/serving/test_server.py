@@ -8,7 +8,7 @@ import pytest
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.metrics.perplexity import TargetScore
+from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 
 EN_DE = {"source": "en", "target": "de"}

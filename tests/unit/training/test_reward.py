@@ -19,7 +19,7 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.sampler import ModelSampler, refinement_of
-from transduce.metrics.gleu import sentence_gleu
+from transduce.metrics.scores import sentence_gleu
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SamplingConfig

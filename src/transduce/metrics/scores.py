@@ -1,25 +1,123 @@
-"""BLEU (Papineni et al., 2002) by three protocols that must not be confused, and chrF.
+"""Scores of translations: BLEU and its tokenizers, chrF, GLEU, and perplexity.
 
-sacreBLEU computes all of them; the protocols differ in tokenization and smoothing.
-Compare only `corpus_bleu` with results that others report today. `paper_bleu` is the
-figure of the paper's Tables 2 and 3, about one point higher.
+BLEU (Papineni et al., 2002) has three protocols that must not be confused. sacreBLEU
+computes all of them; they differ in tokenization and smoothing. Compare only
+`corpus_bleu` with results that others report today. `paper_bleu` is the figure of the
+paper's Tables 2 and 3, about one point higher. BLEU compares words. The usual tokenizer
+(13a) splits at spaces, which yields whole clauses in Chinese, so every score names its
+tokenizer (Post, 2018).
+
+GLEU is the reward of GNMT (Wu et al., 2016, section 5). BLEU is a measure of a corpus:
+of one sentence it is 0 without a common 4-gram. GLEU counts 1- to 4-grams together, and
+is symmetric.
+
+sacreBLEU is imported by the functions that use it: translating, cleaning and training
+need other scores without it.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-
-from transduce.errors import DataError
-from transduce.metrics.tokenization import Tokenization
+from transduce.errors import DataError, RequestError, missing_package
+from transduce.text.languages import base, detect_by_script, english_name, is_unspaced
 
 if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesPunctNormalizer
+
+
+Tokenize = Literal[
+    "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "flores101",
+    "flores200", "spBLEU-1K", "spm",
+]  # fmt: skip
+"""Names of sacreBLEU's tokenizers; auto is the one for the language."""
+
+USUAL = "13a"
+BY_CHARACTERS = "char"
+BY_LANGUAGE = {
+    "zh": "zh", "yue": "zh", "wuu": "zh", "nan": "zh", "hak": "zh", "lzh": "zh",
+    "ja": "ja-mecab", "ko": "ko-mecab",
+}  # fmt: skip
+"""Tokenizers of languages that have their own."""
+EXTRAS = {"ja-mecab": ("mecab-python3", "ja"), "ko-mecab": ("mecab-ko", "ko")}
+"""Package that each tokenizer needs, and the extra that installs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenization:
+    """A tokenizer of sacreBLEU and why it was chosen."""
+
+    name: str = USUAL
+    reason: str = ""
+    """Reason for a tokenizer chosen by the detected script; otherwise empty."""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.reason}" if self.reason else self.name
+
+
+def choose_tokenization(
+    setting: Tokenize, language: str | None, references: Iterable[str]
+) -> Tokenization:
+    """Choose the given tokenizer, or else the language's, or else the script's.
+
+    The references are read only if the first two are unknown. `RequestError` if the
+    tokenizer's package or data is missing.
+    """
+    chosen = _chosen(setting, language, references)
+    require_tokenizer(chosen.name)
+    return chosen
+
+
+def _chosen(
+    setting: Tokenize, language: str | None, references: Iterable[str]
+) -> Tokenization:
+    if setting != "auto":
+        return Tokenization(name=setting)
+    if language is not None:
+        return Tokenization(name=tokenizer_of(language))
+    if (found := detect_by_script(references)) is None:
+        return Tokenization()
+    reason = f"as the references are in the script of {english_name(found)}"
+    return Tokenization(name=tokenizer_of(found), reason=reason)
+
+
+def tokenizer_of(language: str) -> str:
+    """Return 13a for languages with spaces, else the language's own, or char."""
+    language_alone = base(language)
+    if language_alone == "ko" or is_unspaced(language):
+        return BY_LANGUAGE.get(language_alone, BY_CHARACTERS)
+    return USUAL
+
+
+def require_tokenizer(name: str) -> None:
+    """Raise `RequestError` if a tokenizer cannot be used here."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    try:
+        BLEU(tokenize=name, force=True)
+    except (ImportError, RuntimeError, AssertionError) as error:
+        if name in EXTRAS:
+            task = f"BLEU with the tokenizer {name}"
+            message = missing_package(task, *EXTRAS[name])
+            hint = " Or choose another tokenizer, such as char."
+            raise RequestError(message + hint) from None
+        raise RequestError(_unusable(name, error)) from None
+    except OSError as error:  # sacreBLEU downloads its model once
+        raise RequestError(_unusable(name, error)) from None
+
+
+def _unusable(name: str, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"BLEU with the tokenizer {name} needs a model that sacreBLEU downloads and "
+        f"reads, but: {reason}; choose another tokenizer, such as char."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +167,8 @@ def corpus_bleu(
     tokenization: Tokenization | None = None,
 ) -> BleuScore:
     """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default."""
+    from sacrebleu.metrics.bleu import BLEU
+
     lowercase = {"mixed": False, "lower": True}[case]
     chosen = tokenization or Tokenization()
     metric = BLEU(lowercase=lowercase, tokenize=chosen.name, force=True)
@@ -165,13 +265,15 @@ def require_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
-def _multi_bleu(*, lowercase: bool) -> BLEU:
+def _multi_bleu(*, lowercase: bool) -> "BLEU":
+    from sacrebleu.metrics.bleu import BLEU
+
     return BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
 
 
 def _score(
     name: str,
-    metric: BLEU,
+    metric: "BLEU",
     hypotheses: Sequence[str],
     references: Sequence[str],
     steps: tuple[tuple[str, str], ...] = (),
@@ -216,9 +318,80 @@ class ChrfScore:
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> ChrfScore:
     """Score detokenized text as sacreBLEU does: chrF2, up to 6 characters, no words."""
+    from sacrebleu.metrics.chrf import CHRF
+
     require_pairs(hypotheses, references)
     metric = CHRF()
     score = metric.corpus_score(hypotheses, [references]).score
     return ChrfScore(
         name=f"chrF{metric.beta}", score=score, signature=str(metric.get_signature())
     )
+
+
+LONGEST_N_GRAM = 4
+"""Length of the longest n-grams."""
+
+
+def n_grams(tokens: Sequence[Hashable]) -> Counter[tuple[Hashable, ...]]:
+    """Count the 1- to 4-grams of a sentence."""
+    starts = [tokens[first:] for first in range(LONGEST_N_GRAM)]
+    return Counter(
+        gram
+        for longest in range(1, LONGEST_N_GRAM + 1)
+        for gram in zip(*starts[:longest], strict=False)
+    )
+
+
+def sentence_gleu(
+    hypothesis: Sequence[Hashable], reference: Sequence[Hashable]
+) -> float:
+    """Return the GLEU of a sentence of words or ids, from 0 to 1.
+
+    It is the smaller of the precision and the recall of 1- to 4-grams; 0 if one of the
+    sentences is empty.
+    """
+    return gleu_of_counts(n_grams(hypothesis), n_grams(reference))
+
+
+def gleu_of_counts(
+    hypothesis: Counter[tuple[Hashable, ...]], reference: Counter[tuple[Hashable, ...]]
+) -> float:
+    """Return the GLEU of counted n-grams, to count those of a reference only once."""
+    if not hypothesis or not reference:
+        return 0.0
+    matches = sum(min(count, reference[gram]) for gram, count in hypothesis.items())
+    # The larger of the numbers is the denominator of the smaller of the ratios.
+    return matches / max(hypothesis.total(), reference.total())
+
+
+def mean_gleu(texts: Sequence[str], references: Sequence[str]) -> float:
+    """Return the mean GLEU of sentences in percent, over words between spaces."""
+    pairs = zip(texts, references, strict=True)
+    scores = [sentence_gleu(text.split(), right.split()) for text, right in pairs]
+    return 100 * sum(scores) / max(len(scores), 1)
+
+
+def perplexity(log_probability: float, num_tokens: int) -> float:
+    """Return the perplexity per token; infinite if it overflows.
+
+    `log_probability` is a natural logarithm.
+    """
+    try:
+        return math.exp(-log_probability / num_tokens)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetScore:
+    """Log-probability of a target under a model, given its source."""
+
+    log_probability: float
+    """Natural logarithm, including the end token."""
+    num_tokens: int
+    """Number of tokens, including the end token."""
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token."""
+        return perplexity(self.log_probability, self.num_tokens)
