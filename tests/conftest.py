@@ -34,6 +34,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn import cross_entropy, layers
 from transduce.nn.native_operators import uses_amx
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
@@ -247,6 +248,28 @@ def trained_checkpoint(
         weights=model.state_dict(),
         tokenizer=tokenizer,
         step=config.steps,
+    )
+
+
+@pytest.fixture(scope="session")
+def tagged_checkpoint(corpus: tuple[list[str], list[str]]) -> Checkpoint:
+    """Random model of two target languages and of a corpus with a tag."""
+    torch.manual_seed(3)
+    lines = (line for pair in zip(*corpus, strict=True) for line in pair)
+    vocabulary = TokenizerConfig(vocab_size=330)
+    tokenizer = learn_tokenizer(lines, vocabulary, (">>de<<", ">>fr<<", "<law>"))
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=1, d_model=32, d_ff=64,
+        num_heads=4, d_k=8, d_v=8,
+    )  # fmt: skip
+    return Checkpoint(
+        config=config,
+        weights=Transformer(config).state_dict(),
+        tokenizer=tokenizer,
+        step=1,
+        search=SearchConfig(beam_size=2, extra_length=2),
+        source_language="en",
+        target_language="de",
     )
 
 

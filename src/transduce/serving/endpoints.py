@@ -52,6 +52,7 @@ from transduce.text.splitting import (
     sentences,
     split_text,
 )
+from transduce.text.tokenizer import tagged
 
 if TYPE_CHECKING:
     from transduce.analysis.sentence_attention import PairAttention
@@ -230,6 +231,7 @@ class Endpoints:
                 targets=model.targets,
                 source_name=language_name(model.source),
                 target_name=language_name(model.target),
+                target_names=list(map(language_name, model.targets)),
             )
             for model in self._models
         ]
@@ -241,9 +243,7 @@ class Endpoints:
         If an error occurs, the last line has an `error`.
         """
         message = await self._admission.admit(request, messages.StreamRequest)
-        model = by_name(self._translating, message.model)
-        if message.target is not None:
-            model = by_languages([model], AUTO, message.target)
+        model = _into(by_name(self._translating, message.model), message.target)
         queue = model.queue
         deadline = queue.deadline()
         options = _options(message, model)
@@ -279,10 +279,12 @@ class Endpoints:
     async def score(self, request: Request) -> list[messages.Score]:
         """Score given translations by their log-probability."""
         message = await self._admission.admit(request, messages.ScoreRequest)
-        queue = by_name(self._translating, message.model).queue
+        model = by_name(self._translating, message.model)
+        given = _tagged(message.source, model, message.target_language)
+        queue = model.queue
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline, MAX_SCORED_TOKENS)
-        slices = partial(queue.translator.score_stream, message.source, message.target)
+        slices = partial(queue.translator.score_stream, given, message.target)
         found = await while_connected(request, queue.run_in_slices(slices, deadline))
         return [
             messages.Score(
@@ -296,12 +298,14 @@ class Endpoints:
     async def attention(self, request: Request) -> Response:
         """Return the attention weights of a sentence and its translation or tree."""
         message = await self._admission.admit(request, messages.AttentionRequest)
-        queue = by_name(self._models, message.model).queue
+        model = by_name(self._models, message.model)
+        [source] = _tagged([message.source], model, message.target_language)
+        queue = model.queue
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline)
         with packages_for("/v1/attention"):
             from transduce.analysis.sentence_attention import attend
-        work = partial(attend, queue.translator, message.source, message.target)
+        work = partial(attend, queue.translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
         content = await in_thread(deadline, _attention_json, found, message.kind)
@@ -347,6 +351,19 @@ def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:
         "weights": weights.tolist(),
     }
     return json.dumps(content).encode()
+
+
+def _into(model: ServedModel, target: str | None) -> ServedModel:
+    """Return the model; `RequestError` if it has not this target language."""
+    return model if target is None else by_languages([model], AUTO, target)
+
+
+def _tagged(
+    sources: Sequence[str], model: ServedModel, language: str | None
+) -> list[str]:
+    """Return the sources with the tag of the target language, if there are several."""
+    tag = _into(model, language).tag_for(language or model.target)
+    return [tagged(each, tag, model.queue.translator.tokenizer) for each in sources]
 
 
 def _options(

@@ -16,6 +16,9 @@ Alternatives = Annotated[
 ModelNamed = Annotated[
     str | None, Field(description="Its name, if several are served: see /v1/models.")
 ]
+TargetLanguage = Annotated[
+    str | None, Field(description="Target language, of a model with several.")
+]
 SplitSentences = Annotated[
     bool,
     Field(
@@ -153,6 +156,7 @@ class Model(BaseModel):
     ]
     source_name: str
     target_name: str
+    target_names: Annotated[list[str], Field(description="Those of `targets`.")]
 
 
 class StreamRequest(RequestMessage):
@@ -160,10 +164,7 @@ class StreamRequest(RequestMessage):
 
     q: str
     model: ModelNamed = None
-    target: Annotated[
-        str | None,
-        Field(description="Target language, of a model with several."),
-    ] = None
+    target: TargetLanguage = None
     format: Format = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
@@ -249,6 +250,7 @@ class ScoreRequest(RequestMessage):
     source: Texts
     target: Texts
     model: ModelNamed = None
+    target_language: TargetLanguage = None
 
     @property
     def texts(self) -> list[str]:
@@ -272,6 +274,7 @@ class AttentionRequest(RequestMessage):
     target: str
     kind: AttentionKind = "encoder-decoder"
     model: ModelNamed = None
+    target_language: TargetLanguage = None
 
     @property
     def texts(self) -> list[str]:

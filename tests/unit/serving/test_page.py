@@ -1,6 +1,8 @@
 """The page in a browser."""
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +14,7 @@ from serving_client import RunningServer, running, served
 from transduce.analysis.attention_maps import word_starts
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import Translation
+from transduce.decoding.translator import Translator
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.server import examples
 
@@ -159,6 +162,65 @@ def test_the_direction_is_swapped(page: Page) -> None:
     page.keyboard.press("Alt+s")
     expect(page.locator("#model")).to_have_value("de-en")
     expect(page.locator("#source")).to_have_value(before or "")
+
+
+@pytest.fixture
+def multilingual(
+    browser: Browser, tagged_checkpoint: Checkpoint
+) -> Iterator[tuple[Page, Translator]]:
+    """The page of a model of two target languages, and one from one of them."""
+    back = replace(tagged_checkpoint, source_language="fr", target_language="en")
+    models = [served(tagged_checkpoint, "many"), served(back, "fr-en")]
+    models[1] = replace(models[1], tags={}, source="fr", target="en")
+    with running(models) as server:
+        for page in watched(browser, server):
+            yield page, Translator(tagged_checkpoint, "cpu")
+
+
+def test_the_target_language_of_a_model_is_chosen(
+    multilingual: tuple[Page, Translator],
+) -> None:
+    page, translator = multilingual
+    languages = page.locator("#language option")
+    expect(languages).to_have_text(["German", "French"])
+    expect(page.locator("#language")).to_have_value("de")
+    page.fill("#source", "one two")
+    page.select_option("#language", "fr")
+    [expected] = translator.into("fr").translate(["one two"])
+    assert expected.text != translator.into("de").translate(["one two"])[0].text
+    expect(page.locator("#target")).to_have_text(expected.text)
+    words = page.locator("#attention .word")  # the source that the model reads
+    expect(words.filter(has_text=">>fr<<")).to_have_count(1)
+
+
+def test_a_swap_chooses_the_model_and_the_language(
+    multilingual: tuple[Page, Translator],
+) -> None:
+    page, _ = multilingual
+    expect(page.locator("#swap")).to_be_hidden()  # no model from German
+    page.select_option("#language", "fr")
+    page.click("#swap")
+    expect(page.locator("#model")).to_have_value("fr-en")
+    expect(page.locator("#language-label")).to_be_hidden()
+    page.click("#swap")
+    expect(page.locator("#model")).to_have_value("many")
+    expect(page.locator("#language")).to_have_value("fr")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_choice_of_language_is_accessible_and_fits(
+    multilingual: tuple[Page, Translator], width: int
+) -> None:
+    page, _ = multilingual
+    page.set_viewport_size({"width": width, "height": 800})
+    page.fill("#source", "one two")
+    expect(page.locator("#attention .word").first).to_be_visible()
+    expect(page.get_by_label("Into")).to_be_visible()
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    if folder := os.environ.get("TRANSDUCE_PICTURES"):
+        page.screenshot(path=f"{folder}/languages-{width}.png", full_page=True)
 
 
 def test_the_translation_is_copied(page: Page) -> None:

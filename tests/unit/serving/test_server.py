@@ -479,3 +479,32 @@ def test_the_documentation_page_has_every_path_and_loads_nothing(
 def test_other_sites_may_not_read_answers(http: RunningServer) -> None:
     answer = http.post("/translate", {"q": "one", **EN_DE}, origin="http://evil.test")
     assert "access-control-allow-origin" not in map(str.lower, answer.headers)
+
+
+def test_a_model_of_several_languages_scores_and_attends_in_the_chosen_one(
+    tagged_checkpoint: Checkpoint,
+) -> None:
+    translator = Translator(tagged_checkpoint, "cpu")
+    pair = {"source": ["one"], "target": ["eins"]}
+    with running([served(tagged_checkpoint, "many")]) as server:
+        [model] = server.get("/v1/models").json
+        assert model["targets"] == ["de", "fr"]
+        assert model["target_names"] == ["German", "French"]
+        for language in ("de", "fr"):
+            expected = translator.into(language).score("one", "eins")
+            [found] = server.post(
+                "/v1/score", pair | {"target_language": language}
+            ).json
+            assert found["log_probability"] == pytest.approx(expected.log_probability)
+            one = {"source": "one", "target": "eins", "target_language": language}
+            keys = server.post("/v1/attention", one).json["keys"]
+            assert keys[0] == f">>{language}<<"
+        # Without a language, it is the first.
+        [found] = server.post("/v1/score", pair).json
+        expected = translator.into("de").score("one", "eins")
+        assert found["log_probability"] == pytest.approx(expected.log_probability)
+        for path in ("/v1/score", "/v1/attention"):
+            body = {"source": "one", "target": "eins", "target_language": "es"}
+            answer = server.post(path, body)
+            assert answer.status == 400
+            assert "en to de or fr" in answer.json["error"]

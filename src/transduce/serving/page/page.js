@@ -7,8 +7,9 @@ const PAUSE_MS = 250;
 const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
-const [source, target, model, swap, key, error, status, copy, layer, head] = [
-  "source", "target", "model", "swap", "key", "error", "status", "copy", "layer", "head",
+const [source, target, model, language, swap, key, error, status, copy, layer, head] = [
+  "source", "target", "model", "language", "swap", "key", "error", "status", "copy",
+  "layer", "head",
 ].map((id) => document.getElementById(id));
 
 let models = [];
@@ -50,7 +51,9 @@ async function ask(path, body, signal) {
 
 const askForAll = (signal) => isParser()
   ? ask("v1/parse", { q: source.value }, signal)
-  : ask("v1/translate", { q: source.value, alternatives: NUM_ALTERNATIVES }, signal);
+  : ask("v1/translate", {
+    q: source.value, alternatives: NUM_ALTERNATIVES, target: language.value || null,
+  }, signal);
 
 function explain(problem) {
   if (problem.name === "AbortError") return;
@@ -175,7 +178,9 @@ async function look(button, piece) {
   }
   const mine = looking = new AbortController();
   try {
-    const body = { source: piece.source, target: resultOf(piece) };
+    const body = {
+      source: piece.source, target: resultOf(piece), target_language: language.value || null,
+    };
     attention = await (await ask("v1/attention", body, mine.signal)).json();
     offerChoices();
     draw();
@@ -226,22 +231,40 @@ const isParser = () => chosenModel()?.task === "parse";
 
 const chosenModel = () => models.find((each) => each.name === model.value);
 
-const opposite = () => {
-  const now = chosenModel();
-  return models.find((each) => each.source === now?.target && each.target === now?.source);
-};
+const chosenTarget = () => language.value || chosenModel()?.target;
+
+const opposite = () => models.find((each) =>
+  each.source === chosenTarget() && each.targets.includes(chosenModel().source));
+
+// The target languages of a model that has several, with the wanted one chosen.
+function offerLanguages(wanted) {
+  const { targets, target_names: names } = chosenModel() ?? { targets: [] };
+  const isChoice = targets.length > 1;
+  document.getElementById("language-label").hidden = !isChoice;
+  language.replaceChildren(
+    ...(isChoice ? targets.map((each, i) => new Option(names[i], each)) : []));
+  if (isChoice) language.value = targets.includes(wanted) ? wanted : chosenModel().target;
+}
 
 function modelChosen() {
+  offerLanguages(language.value);
+  languageChosen();
+}
+
+function languageChosen() {
   swap.hidden = opposite() === undefined;
   document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
   work();
 }
 
 function swapDirection() {
-  if (!opposite()) return;
+  const other = opposite();
+  if (!other) return;
+  const wanted = chosenModel().source;
   source.value = target.textContent || source.value;
-  model.value = opposite().name;
-  modelChosen();
+  model.value = other.name;
+  offerLanguages(wanted);
+  languageChosen();
   source.focus();
 }
 
@@ -267,7 +290,8 @@ async function start() {
     return;
   }
   model.replaceChildren(...models.map((each) => {
-    const languages = `${each.source_name} → ${each.target_name}`;
+    const several = each.targets.length > 1 ? `${each.targets.length} languages` : "";
+    const languages = `${each.source_name} → ${several || each.target_name}`;
     if (each.task === "parse") return new Option(`${languages} (${each.name})`, each.name);
     return new Option(each.source_name === each.source ? each.name : languages, each.name);
   }));
@@ -290,6 +314,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 model.addEventListener("change", modelChosen);
+language.addEventListener("change", languageChosen);
 document.getElementById("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
   work();
