@@ -47,7 +47,7 @@ TESTS = (
     "tests/relations/test_devices.py",
     "tests/relations/test_graphed_decoder.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
-    "tests/unit/training/test_device_setup.py",
+    "tests/unit/training/test_hardware.py",
 )
 WARM_UP, MEASURED = 3, 6
 """Number of updates to warm up, and number to measure."""

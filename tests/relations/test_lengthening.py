@@ -24,7 +24,7 @@ from transduce.errors import ConfigError
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
-from transduce.training.distributed import Processes
+from transduce.training.hardware import Processes
 from transduce.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -27,7 +27,7 @@ from transduce.nn.native_operators import (
     tensor_pointer,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import Processes
+from transduce.training.hardware import Processes
 from transduce.training.trainer import StepReport, Trainer
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

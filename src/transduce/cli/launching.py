@@ -21,7 +21,7 @@ from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
 from transduce.settings import require_between
-from transduce.training.distributed import (
+from transduce.training.hardware import (
     LOST,
     Processes,
     ProcessLostError,

@@ -72,8 +72,12 @@ from transduce.machine import Precision
 from transduce.text.augmentation import SHARES, TextAugmentationConfig
 from transduce.text.languages import english_name
 from transduce.training.config import TrainingConfig
-from transduce.training.device_setup import MicroBatch
-from transduce.training.distributed import is_distributed, local_rank, process_group
+from transduce.training.hardware import (
+    MicroBatch,
+    is_distributed,
+    local_rank,
+    process_group,
+)
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1

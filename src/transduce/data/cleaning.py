@@ -31,10 +31,13 @@ from transduce.data.cleaning_rules import (
     NAMES,
     CleaningConfig,
     PairRules,
+)
+from transduce.data.corpus_files import (
+    CorpusFiles,
     pair_digests,
+    require_files,
     text_digest,
 )
-from transduce.data.corpus_files import CorpusFiles, require_files
 from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory

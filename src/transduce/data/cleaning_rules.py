@@ -12,15 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from hashlib import blake2b
 from html.entities import html5
 from operator import eq
 from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import UInt64
-
-from transduce.data.corpus_files import ANY_MARK, MARKS
+from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError
 from transduce.settings import require_between
 from transduce.text.languages import (
@@ -28,7 +24,6 @@ from transduce.text.languages import (
     english_name,
     script_letters,
 )
-from transduce.text.tokenizer import normalize
 
 RULES = {
     "not-text": "A line is not UTF-8, or holds a NUL byte.",
@@ -59,9 +54,6 @@ CODES = {rule: code for code, rule in enumerate(RULES, start=1)}
 """Numbers of the rules; 0 stands for a kept pair."""
 NAMES = ("kept", *RULES)
 """Names by number."""
-
-DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier that combines two digests; odd, so that no information is lost."""
 
 NOT_TEXT = re.compile(r"[\x00\udc80-\udcff]")
 """NUL, or a byte that is not UTF-8 as Python's `surrogateescape` decodes it."""
@@ -355,18 +347,6 @@ class PairRules:
                 continue
             return f"{side.name}: {shown(loop[1])} {loop[0]:,} times"
         return None
-
-
-def text_digest(text: str) -> int:
-    """64-bit digest of a text after normalization."""
-    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
-
-
-def pair_digests(
-    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
-) -> UInt64[np.ndarray, " pairs"]:
-    """Combine the digests of both sides."""
-    return source * DIGEST_FACTOR + target
 
 
 def invalid_byte(content: bytes) -> str:

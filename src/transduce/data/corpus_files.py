@@ -18,11 +18,15 @@ from os import PathLike
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, get_args
 
+import numpy as np
+from jaxtyping import UInt64
+
 from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
 from transduce.metrics.scores import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
+from transduce.text.tokenizer import normalize
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One file or several."""
@@ -490,3 +494,19 @@ def _text_pairs(
 ) -> Iterator[tuple[str, str]]:
     for source_line, target_line in aligned_lines(source, target):
         yield source_line.text(), target_line.text()
+
+
+DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplier that combines two digests; odd, so that no information is lost."""
+
+
+def text_digest(text: str) -> int:
+    """64-bit digest of a text after normalization."""
+    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
+
+
+def pair_digests(
+    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
+) -> UInt64[np.ndarray, " pairs"]:
+    """Combine the digests of both sides."""
+    return source * DIGEST_FACTOR + target

@@ -20,8 +20,7 @@ from transduce.data.batches import (
     Update,
     open_dataset,
 )
-from transduce.data.cleaning_rules import pair_digests
-from transduce.data.corpus_files import CorpusFiles, num_characters
+from transduce.data.corpus_files import CorpusFiles, num_characters, pair_digests
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
 from transduce.data.batches import Dataset, EncodedSide
-from transduce.data.cleaning_rules import code_points, invalid_byte, text_digest
-from transduce.data.corpus_files import MARKS, CorpusStatistics
+from transduce.data.cleaning_rules import code_points, invalid_byte
+from transduce.data.corpus_files import MARKS, CorpusStatistics, text_digest
 from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,

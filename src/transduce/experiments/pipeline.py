@@ -98,9 +98,8 @@ from transduce.model_folder import (
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
-from transduce.training.device_setup import MicroBatch, require_memory
-from transduce.training.distributed import ALONE, Processes
-from transduce.training.loss import GuidedAttention, word_beginnings
+from transduce.training.hardware import ALONE, MicroBatch, Processes, require_memory
+from transduce.training.loss import GuidedAttention, Refinement, word_beginnings
 from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -401,8 +400,9 @@ def resolved(
     require_memory(model, hardware)
     _require_consistent(files, config)
     _require_dev_language(files, config)
-    tokenizer = encoder.tokenizer if encoder else config.tokenizer
-    require_suitable(config.augmentation, tokenizer)
+    if config.augmentation.used:
+        tokenizer = encoder.tokenizer if encoder else config.tokenizer
+        require_suitable(config.augmentation, tokenizer)
     return config
 
 
@@ -576,7 +576,7 @@ class _Run:
             self._hardware,
             self._processes,
             self._guidance(),
-            refinement_of(self._config.training),
+            self._refinement(),
         )
         trainer.restore(state)
         return trainer
@@ -600,6 +600,11 @@ class _Run:
         )
         num_processes = default_processes(self._processes.count_here)
         return Augmentation(augment, num_processes, self._warn)
+
+    def _refinement(self) -> Refinement | None:
+        """Updates by reward at the end of the training, if the run has them."""
+        training = self._config.training
+        return None if training.reward == "none" else refinement_of(training)
 
     def _start(
         self, *, has_diverged: bool = False

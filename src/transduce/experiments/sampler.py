@@ -52,10 +52,8 @@ class ModelSampler:
         ]
 
 
-def refinement_of(config: TrainingConfig) -> Refinement | None:
-    """Return how a run's updates by reward sample and reward; None without them."""
-    if config.reward == "none":
-        return None
+def refinement_of(config: TrainingConfig) -> Refinement:
+    """Return how a run's updates by reward sample and reward."""
     sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
     return Refinement(
         sampler=ModelSampler(sampling),

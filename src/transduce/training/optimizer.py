@@ -18,7 +18,7 @@ from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
 from transduce.nn.orthogonalization import orthogonalized
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import ALONE, Processes
+from transduce.training.hardware import ALONE, Processes
 
 MOMENTUM = 0.95
 """Muon's decay of the mean of gradients (Jordan et al., 2024)."""

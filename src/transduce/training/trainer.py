@@ -29,13 +29,16 @@ from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import unchanged_weights
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.device_setup import (
+from transduce.training.hardware import (
+    ALONE,
     MicroBatch,
+    Processes,
+    Share,
     compile_layers,
     find_micro_batch,
     is_worth_compiling,
+    no_sync,
 )
-from transduce.training.distributed import ALONE, Processes, Share, no_sync
 from transduce.training.loss import (
     BatchLoss,
     GuidedAttention,

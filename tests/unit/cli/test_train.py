@@ -12,7 +12,7 @@ from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
-from transduce.training.device_setup import MicroBatch
+from transduce.training.hardware import MicroBatch
 
 RUN = PRESETS["base"]
 START = RunStart(

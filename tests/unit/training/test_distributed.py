@@ -7,8 +7,8 @@ import torch
 from torch import distributed
 
 from transduce.errors import ConfigError
-from transduce.training import distributed as module
-from transduce.training.distributed import (
+from transduce.training import hardware as module
+from transduce.training.hardware import (
     ALONE,
     Processes,
     ProcessLostError,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from transduce.nn import orthogonalization
-from transduce.training.distributed import Processes
+from transduce.training.hardware import Processes
 from transduce.training.optimizer import Muon
 
 CONVERGING = (2.0, -1.5, 0.5)

@@ -15,9 +15,9 @@ from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.sampler import refinement_of
 from transduce.model.sizes import update_flops
 from transduce.model.transformer import Transformer
-from transduce.training import device_setup as fitting_module
+from transduce.training import hardware as fitting_module
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import ALONE, Processes
+from transduce.training.hardware import ALONE, Processes
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,

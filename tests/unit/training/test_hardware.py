@@ -19,12 +19,12 @@ from transduce.nn.cross_entropy import Loss
 from transduce.nn.dropout import Dropout, dropout_in_use
 from transduce.nn.fuse import FusedAttention, fuse
 from transduce.training.config import TrainingConfig
-from transduce.training.device_setup import (
+from transduce.training.hardware import (
     MIN_UPDATES,
+    Processes,
     compile_layers,
     is_worth_compiling,
 )
-from transduce.training.distributed import Processes
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer
 
