@@ -7,9 +7,10 @@
  * restricted attention, a long translation needs no more slots than a neighbourhood;
  * only the lists grow.
  *
- * A recurrent unit has cells in place of keys: a slot holds the cells of one position in
- * all layers. A hypothesis reads the cells of the position before and writes those of
- * the newest one, so a cell is never copied, and only the newest positions need slots.
+ * A recurrent unit has cells in place of keys: a slot holds the cells of one position
+ * in all layers. A hypothesis reads the cells of the position before and writes those
+ * of the newest one, so a cell is never copied, and only the newest positions need
+ * slots.
  */
 #ifndef TRANSDUCE_DECODE_KV_CACHE_H
 #define TRANSDUCE_DECODE_KV_CACHE_H

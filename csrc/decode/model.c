@@ -92,9 +92,9 @@ enum {
     IF_PRE_NORM = 4,
     IF_LEARNED = 8,
     IF_BIAS = 16,
-    IF_SHARED = 32, /* source and target have one matrix */
-    IF_TARGET = 64, /* the target has its own matrix */
-    IF_TIED = 128,  /* logits have the matrix of the target's embedding */
+    IF_SHARED = 32,  /* source and target have one matrix */
+    IF_TARGET = 64,  /* the target has its own matrix */
+    IF_TIED = 128,   /* logits have the matrix of the target's embedding */
     IF_OUTPUT = 256, /* logits have their own matrix */
     IF_SELF_ATTENTION = 512,
     IF_RECURRENT = 1024, /* a recurrent unit is in place of self-attention */
@@ -302,14 +302,10 @@ static void free_stack(Stack *stack)
 {
     for (int64_t i = 0; stack->layers && i < stack->num_layers; i++) {
         Layer *layer = stack->layers + i;
-        Linear *maps[] = {&layer->query_key_value,
-                          &layer->self_output,
-                          &layer->gate_candidate,
-                          &layer->cross_query,
-                          &layer->cross_key_value,
-                          &layer->cross_output,
-                          &layer->inner,
-                          &layer->outer};
+        Linear *maps[] = {&layer->query_key_value, &layer->self_output,
+                          &layer->gate_candidate,  &layer->cross_query,
+                          &layer->cross_key_value, &layer->cross_output,
+                          &layer->inner,           &layer->outer};
         for (size_t k = 0; k < sizeof maps / sizeof *maps; k++)
             free_linear(maps[k]);
         free_norm(&layer->self_norm);
@@ -390,7 +386,8 @@ static td_status model_new(const td_model_config *config, td_model **model)
         return TD_OUT_OF_MEMORY;
     made->config = *config;
     made->loading = loading_new(config);
-    if (!made->loading || begin_stack(config, config->encoder_layers, 0, &made->encoder) ||
+    if (!made->loading ||
+        begin_stack(config, config->encoder_layers, 0, &made->encoder) ||
         begin_stack(config, config->decoder_layers, config->is_recurrent,
                     &made->decoder)) {
         model_free(made);

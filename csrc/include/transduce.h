@@ -106,6 +106,23 @@ typedef struct td_attention {
     float *workspace;       /* [num_threads, attention_workspace] */
 } td_attention;
 
+/* Cells and outputs of a recurrent unit (SSRU; Kim et al., 2019), position by position,
+ * between its two linear maps:
+ *
+ *   cell[t] = forget[t] cell[t - 1] + (1 - forget[t]) candidate[t]
+ *   output[t] = max(0, cell[t]), forget[t] = sigmoid(gate[t]), cell[-1] = 0
+ *
+ * All arrays are [sentences, length, width]. */
+typedef struct td_recurrence {
+    int64_t sentences, length, width; /* width: a multiple of 16 */
+    const float *gate, *candidate;    /* linear maps of the input */
+    float *forget, *cells;            /* stored for the backward pass; forget may be in
+                                         the place of gate */
+    float *output;
+    const float *grad_output;
+    float *grad_gate, *grad_candidate;
+} td_recurrence;
+
 /* y = LayerNorm(x + Dropout(addend)) (sections 3.1 and 5.4). The addend is masking.x in
  * the forward pass; its gradient is masking.y in the backward pass. */
 typedef struct td_layer_norm {
@@ -170,17 +187,20 @@ typedef struct td_stack {
     int64_t parts;         /* 1 to max(sentences, 1) */
     int64_t first_row;     /* number of the first row, if these are part of a batch */
     int64_t is_bf16;       /* 1: matrices are multiplied in bf16 */
+    int64_t is_recurrent;  /* 1: recurrent units (td_recurrence) are in the place of
+                              self-attention, and there is no self_mask */
     float epsilon;         /* of the layer norms */
     float scale;           /* of the scores of attention */
     td_dropout_rate dropout, attention_dropout, relu_dropout;
     td_mask self_mask, cross_mask;
     const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within
                               the sub-layer, two of the dropout of its output */
-    /* Pointers of all layers. A layer has self-attention, cross-attention if there is
-     * one, and feed-forward. A sub-layer has its linear maps (query, key_value and
-     * output; or inner and outer), then gain and bias of its layer norm. A linear map
-     * has weight [outputs, inputs], the weight packed forward and packed backward (each
-     * as large in bf16; NULL in fp32), and bias. */
+    /* Pointers of all layers. A layer has self-attention or a recurrent unit,
+     * cross-attention if there is one, and feed-forward. A sub-layer has its linear maps
+     * (query, key_value and output; gate and candidate; or inner and outer), then gain
+     * and bias of its layer norm. A linear map has weight [outputs, inputs], the weight
+     * packed forward and packed backward (each as large in bf16; NULL in fp32), and
+     * bias; candidate has no bias. */
     void **weights;
     void **grad_weights; /* [parts, as many as weights]; packed weights are not read */
     const float *x;      /* [sentences, length, d_model] */
@@ -224,6 +244,11 @@ typedef struct td_nn_api {
     td_status (*attention_forward)(const td_attention *attention, int num_threads);
     /* Compute grad_query and grad_key_value. */
     td_status (*attention_backward)(const td_attention *attention, int num_threads);
+
+    /* Compute forget, cells and output. */
+    td_status (*recurrence_forward)(const td_recurrence *recurrence, int num_threads);
+    /* Compute grad_gate and grad_candidate. */
+    td_status (*recurrence_backward)(const td_recurrence *recurrence, int num_threads);
 
     /* Draw masks and apply them: y = Dropout(x). */
     td_status (*dropout_forward)(const td_masking *masking, int num_threads);

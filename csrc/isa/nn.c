@@ -10,6 +10,7 @@
 #include "gemm/pack_bf16.c"
 #include "gemm/amx_bf16.c"
 #include "nn/linear.c"
+#include "nn/recurrence.c"
 #include "nn/output_loss.c"
 #include "nn/stack_layout.c"
 #include "nn/stack.c"
@@ -23,6 +24,8 @@ const td_nn_api TD_NAME(td_nn) = {
     .attention_workspace = td_attention_workspace,
     .attention_forward = td_attention_forward,
     .attention_backward = td_attention_backward,
+    .recurrence_forward = td_recurrence_forward,
+    .recurrence_backward = td_recurrence_backward,
     .dropout_forward = td_dropout_forward,
     .dropout_backward = td_dropout_backward,
     .layer_norm_workspace = td_layer_norm_workspace,

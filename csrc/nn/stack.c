@@ -5,6 +5,7 @@
 #include "nn/attention.h"
 #include "nn/layer_norm.h"
 #include "nn/linear.h"
+#include "nn/recurrence.h"
 #include "nn/stack_layout.h"
 #include "parallel.h"
 #include "sizes.h"
@@ -75,11 +76,12 @@ static void add_and_normalize(const td_stack *s, int64_t sublayer, Activations x
     layer_norm_forward(norm, s->num_threads);
 }
 
-/* Write the gradient of x to grad_x, and that of the addend to work->grad_addend. */
+/* Write the gradients of x and of the addend, which is in bf16 if it has panels. */
 static void add_and_normalize_backward(const td_stack *s, NormStates states,
                                        const float *gain, const float *grad_y,
-                                       float *grad_x, float *grad_gain,
-                                       float *grad_bias, const StackWorkspace *work)
+                                       float *grad_x, Activations grad_addend,
+                                       float *grad_gain, float *grad_bias,
+                                       const StackWorkspace *work)
 {
     td_layer_norm norm = layer_norm_of(s, states, gain);
     norm.grad_y = grad_y;
@@ -87,8 +89,8 @@ static void add_and_normalize_backward(const td_stack *s, NormStates states,
     norm.grad_gain = grad_gain;
     norm.grad_bias = grad_bias;
     norm.workspace = work->layer_norm;
-    norm.masking.y = work->grad_addend.fp32;
-    norm.bf16_grad_addend = work->grad_addend.bf16;
+    norm.masking.y = grad_addend.fp32;
+    norm.bf16_grad_addend = grad_addend.bf16;
     layer_norm_backward(norm, s->num_threads);
 }
 
@@ -167,8 +169,8 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     const int64_t rows = num_rows(s), memory_rows = s->sentences * in.keys;
     Activations grad_key_value = work->grad_key_value;
     grad_key_value.bf16.rows = memory_rows;
-    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x, grad->gain,
-                               grad->bias, work);
+    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
+                               work->grad_addend, grad->gain, grad->bias, work);
     linear_backward((LinearBackward){.linear = output_map(s, w),
                                      .grad = output_map(s, grad),
                                      .rows = rows,
@@ -208,6 +210,83 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
                     threads);
 }
 
+static LinearMap gate_map(const td_stack *s, const RecurrenceWeights *w)
+{
+    return (LinearMap){w->gate, s->d_model, s->d_model};
+}
+
+static LinearMap candidate_map(const td_stack *s, const RecurrenceWeights *w)
+{
+    const LinearWeights weights = {w->candidate, w->packed_forward, w->packed_backward,
+                                   NULL};
+    return (LinearMap){weights, s->d_model, s->d_model};
+}
+
+static td_recurrence recurrence_of(const td_stack *s, RecurrenceStates states)
+{
+    return (td_recurrence){.sentences = s->sentences,
+                           .length = s->length,
+                           .width = s->d_model,
+                           .gate = states.gate,
+                           .candidate = states.candidate,
+                           .forget = states.gate,
+                           .cells = states.cells};
+}
+
+static void recur(const td_stack *s, const RecurrenceWeights *w, Activations x,
+                  int64_t sublayer, RecurrenceStates states, Activations y,
+                  const StackWorkspace *work)
+{
+    const int threads = s->num_threads;
+    linear_forward(gate_map(s, w), x, num_rows(s), NULL, only_fp32(states.gate),
+                   threads);
+    linear_forward(candidate_map(s, w), x, num_rows(s), NULL,
+                   only_fp32(states.candidate), threads);
+    td_recurrence recurrence = recurrence_of(s, states);
+    recurrence.output = work->addend;
+    recurrence_forward(recurrence, threads);
+    add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
+}
+
+static void recur_backward(const td_stack *s, const RecurrenceWeights *w,
+                           const RecurrenceWeights *grad, Activations x,
+                           RecurrenceStates states, const float *grad_y, float *grad_x,
+                           const StackWorkspace *work)
+{
+    const int threads = s->num_threads;
+    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
+                               only_fp32(work->grad_output), grad->gain, grad->bias,
+                               work);
+    td_recurrence recurrence = recurrence_of(s, states);
+    recurrence.grad_output = work->grad_output;
+    recurrence.grad_gate = work->grad_gate.fp32;
+    recurrence.grad_candidate = work->grad_candidate.fp32;
+    recurrence_backward(recurrence, threads);
+    round_activations(work->grad_gate, s->d_model, threads);
+    round_activations(work->grad_candidate, s->d_model, threads);
+    linear_backward((LinearBackward){.linear = gate_map(s, w),
+                                     .grad = gate_map(s, grad),
+                                     .rows = num_rows(s),
+                                     .x = x,
+                                     .grad_y = work->grad_gate,
+                                     .grad_x = only_fp32(grad_x),
+                                     .accumulates = 1,
+                                     .packed_x = work->packed_x,
+                                     .transposed = work->transposed},
+                    threads);
+    linear_backward((LinearBackward){.linear = candidate_map(s, w),
+                                     .grad = candidate_map(s, grad),
+                                     .rows = num_rows(s),
+                                     .x = x,
+                                     .grad_y = work->grad_candidate,
+                                     .grad_x = only_fp32(grad_x),
+                                     .accumulates = 1,
+                                     .packed_x = work->packed_x,
+                                     .is_x_packed = 1,
+                                     .transposed = work->transposed},
+                    threads);
+}
+
 static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activations x,
                          int64_t sublayer, FeedForwardStates states, Activations y,
                          const StackWorkspace *work)
@@ -227,8 +306,8 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
                                   float *grad_x, const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x, grad->gain,
-                               grad->bias, work);
+    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
+                               work->grad_addend, grad->gain, grad->bias, work);
     linear_backward((LinearBackward){.linear = outer_map(s, w),
                                      .grad = outer_map(s, grad),
                                      .rows = num_rows(s),
@@ -256,15 +335,24 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
 
 /* ---- Layers -------------------------------------------------------------------- */
 
+/* Output of the first sub-layer. */
+static Activations first_output(const td_stack *s, const LayerStates *states)
+{
+    return s->is_recurrent ? states->recurrence.norm.y : states->self_attention.norm.y;
+}
+
 /* Compute a layer; returns its output. */
 static Activations layer_forward(const td_stack *s, int64_t layer, Activations x,
                                  const StackWorkspace *work)
 {
     const LayerWeights w = weights_of_layer(s, s->weights, layer);
     const LayerStates states = states_of_layer(s, layer);
-    Activations y = states.self_attention.norm.y;
-    attend(s, w.self_attention, self_attention_inputs(s, x, layer),
-           states.self_attention, y, work);
+    Activations y = first_output(s, &states);
+    if (w.recurrence)
+        recur(s, w.recurrence, x, layer * num_sublayers(s), states.recurrence, y, work);
+    else
+        attend(s, w.self_attention, self_attention_inputs(s, x, layer),
+               states.self_attention, y, work);
     if (s->memory_length > 0) {
         x = y;
         y = states.cross_attention.norm.y;
@@ -295,8 +383,8 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     const int has_memory = s->memory_length > 0;
     const Activations x =
         is_first ? inputs_of(s).x : states_of_layer(s, layer - 1).feed_forward.norm.y;
-    const Activations attended =
-        has_memory ? states.cross_attention.norm.y : states.self_attention.norm.y;
+    const Activations first = first_output(s, &states);
+    const Activations attended = has_memory ? states.cross_attention.norm.y : first;
     float *grad_x = other_buffer(work, grad_y);
     feed_forward_backward(s, w.feed_forward, grad.feed_forward, attended,
                           states.feed_forward, grad_y, grad_x, work);
@@ -305,15 +393,18 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
         grad_x = other_buffer(work, grad_y);
         /* The last layer, which is the first here, writes grad_memory; others add. */
         attend_backward(s, w.cross_attention, grad.cross_attention,
-                        cross_attention_inputs(s, states.self_attention.norm.y, layer),
-                        states.cross_attention, grad_y, grad_x, s->grad_memory,
-                        !is_last, work);
+                        cross_attention_inputs(s, first, layer), states.cross_attention,
+                        grad_y, grad_x, s->grad_memory, !is_last, work);
     }
     grad_y = grad_x;
     grad_x = is_first ? s->grad_x : other_buffer(work, grad_y);
-    attend_backward(s, w.self_attention, grad.self_attention,
-                    self_attention_inputs(s, x, layer), states.self_attention, grad_y,
-                    grad_x, grad_x, 1, work);
+    if (w.recurrence)
+        recur_backward(s, w.recurrence, grad.recurrence, x, states.recurrence, grad_y,
+                       grad_x, work);
+    else
+        attend_backward(s, w.self_attention, grad.self_attention,
+                        self_attention_inputs(s, x, layer), states.self_attention,
+                        grad_y, grad_x, grad_x, 1, work);
     return grad_x;
 }
 
@@ -397,6 +488,13 @@ static int is_attention_valid(const AttentionWeights *w, enum Need need)
            is_linear_valid(&w->output, need) && w->gain && w->bias;
 }
 
+static int is_recurrence_valid(const RecurrenceWeights *w, enum Need need)
+{
+    return is_linear_valid(&w->gate, need) && w->candidate && w->gain && w->bias &&
+           (need < PACKED_FORWARD || w->packed_forward) &&
+           (need < PACKED_BOTH || w->packed_backward);
+}
+
 static int is_feed_forward_valid(const FeedForwardWeights *w, enum Need need)
 {
     return is_linear_valid(&w->inner, need) && is_linear_valid(&w->outer, need) &&
@@ -407,8 +505,9 @@ static int are_weights_valid(const td_stack *s, void **weights, enum Need need)
 {
     for (int64_t layer = 0; weights && layer < s->layers; layer++) {
         const LayerWeights w = weights_of_layer(s, weights, layer);
-        if (!is_attention_valid(w.self_attention, need) ||
-            (s->memory_length > 0 && !is_attention_valid(w.cross_attention, need)) ||
+        if ((w.self_attention && !is_attention_valid(w.self_attention, need)) ||
+            (w.recurrence && !is_recurrence_valid(w.recurrence, need)) ||
+            (w.cross_attention && !is_attention_valid(w.cross_attention, need)) ||
             !is_feed_forward_valid(w.feed_forward, need))
             return 0;
     }
@@ -444,8 +543,13 @@ TD_INTERNAL td_status td_stack_pack(const td_stack *s)
         return TD_BAD_ARGUMENT;
     for (int64_t layer = 0; layer < s->layers; layer++) {
         const LayerWeights w = weights_of_layer(s, s->weights, layer);
-        pack_attention(s, w.self_attention);
-        if (s->memory_length > 0)
+        if (w.self_attention)
+            pack_attention(s, w.self_attention);
+        if (w.recurrence) {
+            pack_weights(gate_map(s, w.recurrence), s->num_threads);
+            pack_weights(candidate_map(s, w.recurrence), s->num_threads);
+        }
+        if (w.cross_attention)
             pack_attention(s, w.cross_attention);
         pack_weights(inner_map(s, w.feed_forward), s->num_threads);
         pack_weights(outer_map(s, w.feed_forward), s->num_threads);
@@ -460,7 +564,7 @@ TD_INTERNAL td_status td_stack_forward(const td_stack *stack)
         return status;
     td_stack own = *stack;
     if (is_missing(own.y, own.sentences) ||
-        is_missing(own.self_mask.data, own.sentences) ||
+        is_missing(own.self_mask.data, own.is_recurrent ? 0 : own.sentences) ||
         is_missing(own.cross_mask.data, own.sentences * own.memory_length))
         return TD_BAD_ARGUMENT;
     parallel_for(forward_parts, &own, own.parts, 1, own.num_threads);

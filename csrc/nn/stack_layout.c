@@ -10,6 +10,7 @@
 
 enum {
     ATTENTION_POINTERS = sizeof(AttentionWeights) / sizeof(void *),
+    RECURRENCE_POINTERS = sizeof(RecurrenceWeights) / sizeof(void *),
     FEED_FORWARD_POINTERS = sizeof(FeedForwardWeights) / sizeof(void *)
 };
 
@@ -18,9 +19,21 @@ TD_INTERNAL int64_t num_sublayers(const td_stack *s)
     return s->memory_length > 0 ? 3 : 2;
 }
 
+/* Pointers of the first sub-layer. */
+static int64_t num_first_weights(const td_stack *s)
+{
+    return s->is_recurrent ? RECURRENCE_POINTERS : ATTENTION_POINTERS;
+}
+
+/* Pointers of cross-attention, if there is one. */
+static int64_t num_cross_weights(const td_stack *s)
+{
+    return s->memory_length > 0 ? ATTENTION_POINTERS : 0;
+}
+
 TD_INTERNAL int64_t num_layer_weights(const td_stack *s)
 {
-    return (num_sublayers(s) - 1) * ATTENTION_POINTERS + FEED_FORWARD_POINTERS;
+    return num_first_weights(s) + num_cross_weights(s) + FEED_FORWARD_POINTERS;
 }
 
 TD_INTERNAL int64_t num_rows(const td_stack *s) { return s->sentences * s->length; }
@@ -29,11 +42,14 @@ TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
                                           int64_t layer)
 {
     void **own = weights + layer * num_layer_weights(s);
-    void **feed_forward = own + (num_sublayers(s) - 1) * ATTENTION_POINTERS;
+    void **cross = own + num_first_weights(s);
+    void **feed_forward = cross + num_cross_weights(s);
     return (LayerWeights){
-        (const AttentionWeights *)own,
-        (const AttentionWeights *)(own + ATTENTION_POINTERS),
-        (const FeedForwardWeights *)feed_forward,
+        .self_attention = s->is_recurrent ? NULL : (const AttentionWeights *)own,
+        .recurrence = s->is_recurrent ? (const RecurrenceWeights *)own : NULL,
+        .cross_attention =
+            s->memory_length > 0 ? (const AttentionWeights *)cross : NULL,
+        .feed_forward = (const FeedForwardWeights *)feed_forward,
     };
 }
 
@@ -80,10 +96,24 @@ static AttentionStates take_attention_states(const td_stack *s, int64_t keys,
     return states;
 }
 
+static RecurrenceStates take_recurrence_states(const td_stack *s, Arena *arena)
+{
+    const int64_t count = num_rows(s) * s->d_model;
+    RecurrenceStates states;
+    states.gate = take_floats(arena, count);
+    states.candidate = take_floats(arena, count);
+    states.cells = take_floats(arena, count);
+    states.norm = take_norm_states(s, arena);
+    return states;
+}
+
 static LayerStates take_layer_states(const td_stack *s, Arena *arena)
 {
     LayerStates states = {0};
-    states.self_attention = take_attention_states(s, s->length, arena);
+    if (s->is_recurrent)
+        states.recurrence = take_recurrence_states(s, arena);
+    else
+        states.self_attention = take_attention_states(s, s->length, arena);
     if (s->memory_length > 0)
         states.cross_attention = take_attention_states(s, s->memory_length, arena);
     states.feed_forward.hidden = take_factor(s, arena, num_rows(s), s->d_ff);
@@ -138,6 +168,14 @@ static StackWorkspace take_stack_workspace(const td_stack *s, Arena *arena)
     work.grad_key_value =
         take_factor(s, arena, memory_rows, s->heads * (s->d_k + s->d_v));
     work.grad_hidden = take_factor(s, arena, rows, s->d_ff);
+    if (s->is_recurrent) {
+        const int64_t count = rows * s->d_model;
+        work.grad_gate.fp32 = take_floats(arena, count);
+        work.grad_gate.bf16 = take_bf16_panels(s, arena, rows, s->d_model);
+        work.grad_candidate.fp32 = take_floats(arena, count);
+        work.grad_candidate.bf16 = take_bf16_panels(s, arena, rows, s->d_model);
+        work.grad_output = take_floats(arena, count);
+    }
     work.attention =
         take_floats(arena, s->num_threads * attention_workspace(&attention));
     work.layer_norm = take_floats(arena, layer_norm_workspace(&norm));

@@ -21,9 +21,18 @@ typedef struct {
     float *gain, *bias;
 } FeedForwardWeights;
 
-/* Pointers of one layer. */
 typedef struct {
-    const AttentionWeights *self_attention, *cross_attention;
+    LinearWeights gate;
+    float *candidate; /* [d_model, d_model], which has no bias */
+    td_bf16 *packed_forward, *packed_backward; /* candidate, as in LinearWeights */
+    float *gain, *bias;
+} RecurrenceWeights;
+
+/* Pointers of one layer. One of the first two is NULL. */
+typedef struct {
+    const AttentionWeights *self_attention;
+    const RecurrenceWeights *recurrence;
+    const AttentionWeights *cross_attention; /* NULL in the encoder */
     const FeedForwardWeights *feed_forward;
 } LayerWeights;
 
@@ -44,12 +53,20 @@ typedef struct {
 } AttentionStates;
 
 typedef struct {
+    float *gate;      /* [rows, d_model], then its sigmoid */
+    float *candidate; /* [rows, d_model] */
+    float *cells;     /* [rows, d_model] */
+    NormStates norm;
+} RecurrenceStates;
+
+typedef struct {
     Activations hidden; /* [rows, d_ff] */
     NormStates norm;
 } FeedForwardStates;
 
 typedef struct {
     AttentionStates self_attention, cross_attention;
+    RecurrenceStates recurrence;
     FeedForwardStates feed_forward;
 } LayerStates;
 
@@ -68,11 +85,14 @@ typedef struct {
     Activations grad_query;     /* [rows, heads * d_k] */
     Activations grad_key_value; /* [memory rows, heads * (d_k + d_v)] */
     Activations grad_hidden;    /* [rows, d_ff] */
-    float *attention;           /* [threads, attention_workspace] */
-    float *layer_norm;          /* [layer_norm_workspace] */
-    td_bf16 *packed_x;          /* of a LinearBackward */
-    td_bf16 *transposed;        /* of a LinearBackward */
-    uint8_t *mask_bits;         /* of a Relu: [rows, d_ff / 8] */
+    /* Of recurrent units, in fp32 and as panels: [rows, d_model] each. */
+    Activations grad_gate, grad_candidate;
+    float *grad_output;  /* of recurrent units: [rows, d_model] */
+    float *attention;    /* [threads, attention_workspace] */
+    float *layer_norm;   /* [layer_norm_workspace] */
+    td_bf16 *packed_x;   /* of a LinearBackward */
+    td_bf16 *transposed; /* of a LinearBackward */
+    uint8_t *mask_bits;  /* of a Relu: [rows, d_ff / 8] */
 } StackWorkspace;
 
 /* Number of sub-layers of each layer. */

@@ -41,18 +41,23 @@ typedef struct {
     int64_t x_size, memory_size;
 } TestStack;
 
-static void add_linear(TestStack *t, int64_t outputs, int64_t inputs)
+static void add_matrix(TestStack *t, int64_t outputs, int64_t inputs)
 {
     const int64_t n = t->num_weights;
-    t->num_weights += 4;
+    t->num_weights += 3;
     t->sizes[n] = outputs * inputs;
     t->sizes[n + 1] = t->sizes[n + 2] = 0;
-    t->sizes[n + 3] = outputs;
     t->weights[n] = random_floats(outputs * inputs);
     for (int64_t i = 0; i < outputs * inputs; i++)
         ((float *)t->weights[n])[i] *= 0.3f;
     t->weights[n + 1] = t->weights[n + 2] = NULL;
-    t->weights[n + 3] = random_floats(outputs);
+}
+
+static void add_linear(TestStack *t, int64_t outputs, int64_t inputs)
+{
+    add_matrix(t, outputs, inputs);
+    t->sizes[t->num_weights] = outputs;
+    t->weights[t->num_weights++] = random_floats(outputs);
 }
 
 static void add_norm(TestStack *t)
@@ -68,6 +73,13 @@ static void add_attention(TestStack *t)
     add_linear(t, HEADS * D_K, D_MODEL);
     add_linear(t, HEADS * (D_K + D_V), D_MODEL);
     add_linear(t, D_MODEL, HEADS * D_V);
+    add_norm(t);
+}
+
+static void add_recurrence(TestStack *t)
+{
+    add_linear(t, D_MODEL, D_MODEL);
+    add_matrix(t, D_MODEL, D_MODEL);
     add_norm(t);
 }
 
@@ -90,7 +102,8 @@ static void allocate(const td_api *api, TestStack *t)
 }
 
 static void make_stack(const td_api *api, TestStack *t, int64_t sentences,
-                       int64_t memory_length, uint32_t num_dropped, int parts)
+                       int64_t memory_length, uint32_t num_dropped, int parts,
+                       int is_recurrent)
 {
     const td_dropout_rate rate = {num_dropped, 65536.0f / (float)(65536 - num_dropped)};
     memset(t, 0, sizeof *t);
@@ -105,6 +118,7 @@ static void make_stack(const td_api *api, TestStack *t, int64_t sentences,
                           .d_v = D_V,
                           .memory_length = memory_length,
                           .kept_layers = LAYERS,
+                          .is_recurrent = is_recurrent,
                           .parts = parts,
                           .epsilon = 1e-5f,
                           .scale = 0.25f,
@@ -119,7 +133,10 @@ static void make_stack(const td_api *api, TestStack *t, int64_t sentences,
     t->x_size = sentences * s->length * D_MODEL;
     t->memory_size = sentences * memory_length * D_MODEL;
     for (int layer = 0; layer < LAYERS; layer++) {
-        add_attention(t);
+        if (is_recurrent)
+            add_recurrence(t);
+        else
+            add_attention(t);
         if (memory_length > 0)
             add_attention(t);
         add_linear(t, D_FF, D_MODEL);
@@ -129,7 +146,8 @@ static void make_stack(const td_api *api, TestStack *t, int64_t sentences,
     s->x = random_floats(t->x_size);
     s->memory = random_floats(t->memory_size);
     s->grad_y = random_floats(t->x_size);
-    s->self_mask = (td_mask){random_mask(sentences * 25), 25, 5};
+    if (!is_recurrent)
+        s->self_mask = (td_mask){random_mask(sentences * 25), 25, 5};
     s->cross_mask = (td_mask){random_mask(sentences * memory_length), memory_length, 0};
     allocate(api, t);
 }
@@ -174,13 +192,13 @@ static void check_direction(const td_api *api, TestStack *t, const char *name,
         FAIL("the derivative of %s is %g instead of %g", name, by_gradient, found);
 }
 
-static void gradients_are_those_of_differences(const td_api *api)
+static void gradients_are_near_differences(const td_api *api, int is_recurrent)
 {
     api->nn->use_sgemm((void *)(uintptr_t)sgemm);
     for (int64_t memory_length = 0; memory_length <= 7; memory_length += 7)
         for (uint32_t num_dropped = 0; num_dropped <= 9000; num_dropped += 9000) {
             TestStack t;
-            make_stack(api, &t, 3, memory_length, num_dropped, 1);
+            make_stack(api, &t, 3, memory_length, num_dropped, 1, is_recurrent);
             run(api, &t);
             check_direction(api, &t, "x", (float *)t.stack.x, t.stack.grad_x, t.x_size);
             if (memory_length > 0)
@@ -194,11 +212,21 @@ static void gradients_are_those_of_differences(const td_api *api)
         }
 }
 
-static void parts_give_the_same(const td_api *api)
+static void gradients_are_those_of_differences(const td_api *api)
+{
+    gradients_are_near_differences(api, 0);
+}
+
+static void gradients_of_recurrences_are_those_of_differences(const td_api *api)
+{
+    gradients_are_near_differences(api, 1);
+}
+
+static void parts_give_the_same_stack(const td_api *api, int is_recurrent)
 {
     TestStack one, several;
-    make_stack(api, &one, 7, 4, 5000, 1);
-    make_stack(api, &several, 7, 4, 5000, 3);
+    make_stack(api, &one, 7, 4, 5000, 1, is_recurrent);
+    make_stack(api, &several, 7, 4, 5000, 3, is_recurrent);
     run(api, &one);
     run(api, &several);
     check_equal("y", several.stack.y, one.stack.y, one.x_size);
@@ -215,6 +243,12 @@ static void parts_give_the_same(const td_api *api)
     release_arrays();
 }
 
+static void parts_give_the_same(const td_api *api)
+{
+    parts_give_the_same_stack(api, 0);
+    parts_give_the_same_stack(api, 1);
+}
+
 static double relative_error(const float *one, const float *other, int64_t count)
 {
     double difference = 0.0, length = 1e-9;
@@ -225,11 +259,11 @@ static double relative_error(const float *one, const float *other, int64_t count
     return sqrt(difference / length);
 }
 
-static void bf16_differs_by_rounding(const td_api *api)
+static void bf16_stack_differs_by_rounding(const td_api *api, int is_recurrent)
 {
     TestStack exact, rounded;
-    make_stack(api, &exact, 7, 4, 5000, 1);
-    make_stack(api, &rounded, 7, 4, 5000, 1);
+    make_stack(api, &exact, 7, 4, 5000, 1, is_recurrent);
+    make_stack(api, &rounded, 7, 4, 5000, 1, is_recurrent);
     rounded.stack.is_bf16 = 1;
     for (int64_t n = 0; n + 3 < rounded.num_weights; n++)
         if (!rounded.sizes[n + 1] && rounded.sizes[n])
@@ -250,10 +284,16 @@ static void bf16_differs_by_rounding(const td_api *api)
     release_arrays();
 }
 
+static void bf16_differs_by_rounding(const td_api *api)
+{
+    bf16_stack_differs_by_rounding(api, 0);
+    bf16_stack_differs_by_rounding(api, 1);
+}
+
 static void no_sentences_have_no_gradients(const td_api *api)
 {
     TestStack t;
-    make_stack(api, &t, 0, 4, 0, 1);
+    make_stack(api, &t, 0, 4, 0, 1, 0);
     run(api, &t);
     for (int64_t n = 0; n < t.num_weights; n++)
         for (int64_t i = 0; i < t.sizes[n]; i++)
@@ -264,7 +304,7 @@ static void no_sentences_have_no_gradients(const td_api *api)
 static void bad_arguments_are_refused(const td_api *api)
 {
     TestStack t;
-    make_stack(api, &t, 3, 4, 0, 1);
+    make_stack(api, &t, 3, 4, 0, 1, 0);
     enum { COUNT = 18 };
     td_stack bad[COUNT];
     for (int i = 0; i < COUNT; i++)
@@ -301,13 +341,17 @@ static void bad_arguments_are_refused(const td_api *api)
     t.weights[0] = weight;
     t.grads[3] = NULL;
     CHECK_STATUS(api->nn->stack_backward(&t.stack), TD_BAD_ARGUMENT);
+    make_stack(api, &t, 3, 4, 0, 1, 1);
+    CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_OK);
+    t.weights[4] = NULL; /* of the candidate */
+    CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_BAD_ARGUMENT);
     release_arrays();
 }
 
 static void without_blas_fp32_is_unsupported(const td_api *api)
 {
     TestStack t;
-    make_stack(api, &t, 3, 0, 0, 1);
+    make_stack(api, &t, 3, 0, 0, 1, 0);
     api->nn->use_sgemm(NULL);
     CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_UNSUPPORTED);
     release_arrays();
@@ -316,6 +360,7 @@ static void without_blas_fp32_is_unsupported(const td_api *api)
 int main(void)
 {
     for_each_isa(gradients_are_those_of_differences);
+    for_each_isa(gradients_of_recurrences_are_those_of_differences);
     for_each_isa(parts_give_the_same);
     for_each_isa(bf16_differs_by_rounding);
     for_each_isa(no_sentences_have_no_gradients);

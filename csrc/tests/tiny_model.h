@@ -80,7 +80,8 @@ static inline void add_layer(TinyModel *tiny, const char *kind, int64_t number)
     snprintf(prefix, sizeof prefix, "%.20s_layers.%d.", kind, (int)number);
     const int is_decoder = kind[0] == 'd';
     if (is_decoder && c->is_recurrent) {
-        add_affine(tiny, prefix, "recurrence.forget_gate", c->d_model, c->d_model, 0.0f);
+        add_affine(tiny, prefix, "recurrence.forget_gate", c->d_model, c->d_model,
+                   0.0f);
         add_tensor(tiny, prefix, "recurrence.candidate.weight", c->d_model, c->d_model,
                    0.0f);
         add_affine(tiny, prefix, "after_recurrence.norm", c->d_model, 1, 1.0f);
@@ -310,10 +311,9 @@ static inline void run_stack(const TinyModel *tiny, const char *kind, Rows *x,
     Rows *input = malloc(sizeof *input), *change = malloc(sizeof *change);
     for (int64_t layer = 0; layer < layers; layer++)
         for (int sublayer = 0; sublayer < 3; sublayer++) {
-            const char *const norms[] = {is_recurrent ? "after_recurrence.norm"
-                                                      : "after_self_attention.norm",
-                                         "after_cross_attention.norm",
-                                         "after_feed_forward.norm"};
+            const char *const norms[] = {
+                is_recurrent ? "after_recurrence.norm" : "after_self_attention.norm",
+                "after_cross_attention.norm", "after_feed_forward.norm"};
             char prefix[64], full[96];
             if (sublayer == 1 && !memory)
                 continue;

@@ -33,6 +33,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
     ResidualConnection,
 )
+from transduce.model.recurrence import SSRU
 from transduce.model.transformer import Memory
 from transduce.nn.dropout import (
     Dropout,
@@ -50,6 +51,7 @@ from transduce.nn.layers import (
     native_attention,
 )
 from transduce.nn.linear import Linear, linear
+from transduce.nn.recurrence import FusedSSRU
 
 Model = TypeVar("Model")
 
@@ -239,8 +241,8 @@ class FusedEncoderStack(EncoderStack):
         mask: Bool[Tensor, "#batch 1 #queries source"],
     ) -> Float[Tensor, "batch source d_model"]:
         if is_one_call(self, x, None):
-            mask = _self_mask(self, x, mask)
-            return layer_stack(x, mask, None, layers_of(self), weights_of(self))
+            own_mask = _self_mask(self, x, mask)
+            return layer_stack(x, own_mask, None, layers_of(self), weights_of(self))
         return super().forward(x, mask)
 
 
@@ -269,6 +271,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SharedEmbedding: FusedEmbedding,
     MultiHeadAttention: FusedAttention,
     RestrictedSelfAttention: FusedRestrictedSelfAttention,
+    SSRU: FusedSSRU,
     ResidualConnection: FusedResidual,
     EncoderStack: FusedEncoderStack,
     DecoderStack: FusedDecoderStack,
@@ -296,11 +299,10 @@ def is_one_call(
 
 
 def _is_supported(layer: Layer) -> bool:
-    """Whether a layer is of the paper's kind, and its weights are unpacked."""
+    """Whether the native library has this kind of layer, and its weights are unpacked."""
     network = layer.feed_forward
     return (
-        not isinstance(layer, RecurrentDecoderLayer)
-        and all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
+        all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
         and network.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
         and _attention_of(layer).scores != "additive"
@@ -309,8 +311,7 @@ def _is_supported(layer: Layer) -> bool:
 
 def _is_in_blocks(stack: Stack, x: Float[Tensor, "batch length d_model"]) -> bool:
     """Whether self-attention is restricted and the sequences longer than a window."""
-    [first, *_] = stack
-    attention = _attention_of(first)
+    attention = _self_attention_of(stack)
     return isinstance(attention, RestrictedSelfAttention) and not attention.band.covers(
         x.size(1)
     )
@@ -320,13 +321,15 @@ def _self_mask(
     stack: Stack,
     x: Float[Tensor, "batch length d_model"],
     mask: Bool[Tensor, "#batch 1 #length length"] | None,
-) -> Bool[Tensor, "#batch 1 #length length"]:
-    """Return the mask of self-attention in sequences no longer than a window."""
-    [first, *_] = stack
-    attention = _attention_of(first)
+) -> Bool[Tensor, "#batch 1 #length length"] | None:
+    """Return the mask of self-attention in sequences no longer than a window.
+
+    Recurrent units have none.
+    """
+    attention = _self_attention_of(stack)
     if isinstance(attention, RestrictedSelfAttention):
         return attention.whole_mask(mask, x.size(1), x.size(1), x.device)
-    assert mask is not None
+    assert (mask is None) == (attention is None)
     return mask
 
 
@@ -366,7 +369,14 @@ def layers_of(stack: Stack) -> Layers:
         attention_dropout=dropout_in_use(attention.dropout),
         relu_dropout=dropout_in_use(network.dropout),
         norm_epsilon=residual.norm.eps,
+        is_recurrent=isinstance(first, RecurrentDecoderLayer),
     )
+
+
+def _self_attention_of(stack: Stack) -> MultiHeadAttention | None:
+    """Return the self-attention of the first layer; None for recurrent units."""
+    [first, *_] = stack
+    return None if isinstance(first, RecurrentDecoderLayer) else first.self_attention
 
 
 def _attention_of(layer: Layer) -> MultiHeadAttention:
@@ -392,14 +402,20 @@ def weights_of(stack: Stack) -> list[Tensor]:
 
 
 def _layer_weights(layer: Layer) -> Iterable[Tensor]:
-    assert not isinstance(layer, RecurrentDecoderLayer)
-    parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
-    if isinstance(layer, DecoderLayer):
+    parts: list[nn.Linear | nn.LayerNorm]
+    if isinstance(layer, RecurrentDecoderLayer):
+        unit = layer.recurrence
+        parts = [unit.forget_gate, unit.candidate, layer.after_recurrence.norm]
+    else:
+        parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
+    if isinstance(layer, DecoderLayer | RecurrentDecoderLayer):
         parts += [*_maps(layer.cross_attention), layer.after_cross_attention.norm]
     network = layer.feed_forward
     parts += [network.inner, network.outer, layer.after_feed_forward.norm]
     for part in parts:
-        yield from (part.weight, part.bias)
+        yield part.weight
+        if part.bias is not None:
+            yield part.bias
 
 
 def _maps(attention: MultiHeadAttention) -> list[nn.Linear | nn.LayerNorm]:

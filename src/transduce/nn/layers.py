@@ -175,6 +175,8 @@ class Layers:
     attention_dropout: float
     relu_dropout: float
     norm_epsilon: float
+    is_recurrent: bool = False
+    """Whether recurrent units are in the place of self-attention."""
 
 
 def has_layer_stack(
@@ -183,9 +185,11 @@ def has_layer_stack(
     layers: Layers,
 ) -> bool:
     """Whether the native stack exists for these inputs and is the fastest."""
-    keys = [x] if memory is None else [x, memory.states]
+    keys = [] if layers.is_recurrent else [x]
+    keys += [] if memory is None else [memory.states]
     return (
         all(each.dtype == torch.float32 for each in (x, *keys))
+        and x.size(1) > 0
         and x.size(-1) % MASK_MULTIPLE == 0
         and layers.d_ff % ROW_MULTIPLE == 0
         and all(_has_attention(x, each, layers) for each in keys)
@@ -214,7 +218,7 @@ def _fits_amx(layers: Layers) -> bool:
 
 def layer_stack(
     x: Float[Tensor, "batch queries d_model"],
-    mask: Bool[Tensor, "#batch 1 #queries queries"],
+    mask: Bool[Tensor, "#batch 1 #queries queries"] | None,
     memory: Memory | None,
     layers: Layers,
     weights: Sequence[Tensor],
@@ -222,8 +226,10 @@ def layer_stack(
     """Return the output of the last layer for the input x.
 
     `weights` has those of each layer, sub-layer by sub-layer: for attention the maps of
-    queries, of keys and values, and of outputs; for the feed-forward network its inner
-    and outer map; and then the norm. Each weight is followed by its bias.
+    queries, of keys and values, and of outputs; for a recurrent unit the forget gate
+    and the candidate; for the feed-forward network its inner and outer map; and then
+    the norm. Each weight is followed by its bias, which the candidate lacks. Recurrent
+    units have no mask.
     """
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     kept = layers.count if torch.is_grad_enabled() else 1
@@ -238,7 +244,7 @@ class _LayerStack(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         memory: Tensor | None,
         memory_mask: Tensor | None,
         layers: Layers,
@@ -316,6 +322,7 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: Layers) -> Any:
             "d_k": layers.heads.d_k,
             "d_v": layers.heads.d_v,
             "memory_length": 0 if memory is None else memory.size(1),
+            "is_recurrent": layers.is_recurrent,
             "parts": threads if threads <= most else 1,
             "epsilon": layers.norm_epsilon,
             "scale": layers.heads.scale,
@@ -339,13 +346,11 @@ def _require_shapes(stack: Any, weights: Sequence[Tensor]) -> None:
         *norm,
     ]
     feed_forward = [(d_ff, d_model), (d_ff,), (d_model, d_ff), (d_model,), *norm]
-    layer = attention * (_num_sublayers(stack) - 1) + feed_forward
+    recurrence = [(d_model, d_model), (d_model,), (d_model, d_model), *norm]
+    first = recurrence if stack.is_recurrent else attention
+    cross = attention if stack.memory_length > 0 else []
+    layer = first + cross + feed_forward
     assert [tuple(weight.shape) for weight in weights] == layer * stack.layers
-
-
-def _num_sublayers(stack: Any) -> int:
-    """Return the number of sub-layers of each layer."""
-    return 3 if stack.memory_length > 0 else 2
 
 
 def _draw_seeds(stack: Any) -> Any:
@@ -353,10 +358,13 @@ def _draw_seeds(stack: Any) -> Any:
 
     They are drawn in the order of separate layers; a rate of 0 draws none.
     """
-    attention = [stack.attention_dropout, stack.dropout]
-    feed_forward = [stack.relu_dropout, stack.dropout]
-    layer = attention * (_num_sublayers(stack) - 1) + feed_forward
-    is_drawn = [rate.num_dropped > 0 for rate in layer * stack.layers for _ in range(2)]
+    of_output = stack.dropout.num_dropped
+    attention = [stack.attention_dropout.num_dropped, of_output]
+    feed_forward = [stack.relu_dropout.num_dropped, of_output]
+    first = [0, of_output] if stack.is_recurrent else attention
+    cross = attention if stack.memory_length > 0 else []
+    layer = first + cross + feed_forward
+    is_drawn = [dropped > 0 for dropped in layer * stack.layers for _ in range(2)]
     drawn = iter(draw_seeds(sum(is_drawn)))
     return ffi.new("uint32_t[]", [next(drawn) if each else 0 for each in is_drawn])
 

@@ -1,0 +1,18 @@
+/* Recurrent unit (SSRU; Kim et al., 2019) of training: its cells, forward and backward,
+ * between the products of all positions with its matrices. */
+#ifndef TRANSDUCE_NN_RECURRENCE_H
+#define TRANSDUCE_NN_RECURRENCE_H
+
+#include "isa/name.h"
+#include "transduce.h"
+
+/* As the td_ functions, but without checks of the arguments. */
+TD_INTERNAL void recurrence_forward(td_recurrence recurrence, int num_threads);
+TD_INTERNAL void recurrence_backward(td_recurrence recurrence, int num_threads);
+
+TD_INTERNAL td_status td_recurrence_forward(const td_recurrence *recurrence,
+                                            int num_threads);
+TD_INTERNAL td_status td_recurrence_backward(const td_recurrence *recurrence,
+                                             int num_threads);
+
+#endif
