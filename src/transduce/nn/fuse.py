@@ -299,7 +299,7 @@ def is_one_call(
 
 
 def _is_supported(layer: Layer) -> bool:
-    """Whether the native library has this kind of layer, and its weights are unpacked."""
+    """Whether the native library has this kind of layer, with unpacked weights."""
     network = layer.feed_forward
     return (
         all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
