@@ -78,7 +78,8 @@ def random_model(config: MarianConfig) -> MarianMTModel:
         if "embed_positions" not in name:
             mean = 1.0 if "norm.weight" in name else 0.0
             torch.nn.init.normal_(weight, mean, std=0.5)
-    model.model.shared.weight.data[config.pad_token_id] = 0
+    if config.share_encoder_decoder_embeddings:
+        model.model.shared.weight.data[config.pad_token_id] = 0
     torch.nn.init.normal_(model.final_logits_bias)
     model.final_logits_bias[:, config.pad_token_id] = 0
     model.final_logits_bias[:, config.eos_token_id] = END_BIAS
@@ -101,3 +102,63 @@ def change_settings(path: Path, **settings: object) -> None:
     content = {**json.loads(path.read_text(encoding="utf-8")), **settings}
     left = {name: value for name, value in content.items() if value != "left out"}
     path.write_text(json.dumps(left), encoding="utf-8")
+
+
+UNTIED: dict[str, dict[str, object]] = {
+    "two vocabularies": {"share_encoder_decoder_embeddings": False},
+    "two vocabularies, nothing tied": {
+        "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False,
+    },
+    "two embeddings": {"share_encoder_decoder_embeddings": False},
+    "nothing tied": {
+        "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Settings of folders with several matrices of embeddings, by a description."""
+
+
+def write_untied_folder(folder: Path, name: str) -> Path:
+    """Write a folder with the settings of `UNTIED`."""
+    has_two = name.startswith("two vocabularies")
+    first = write_marian_folder(folder)
+    settings = json.loads((first / "config.json").read_text(encoding="utf-8"))
+    target_vocab_size = vocab_size = settings["vocab_size"]
+    if has_two:
+        vocab_size, target_vocab_size = split_vocabulary(folder)
+    (folder / "model.safetensors").unlink()
+    # Hugging Face needs padding with one id in both.
+    start = 99 if has_two else target_vocab_size - 1
+    config = MarianConfig(
+        **{
+            **settings, **UNTIED[name], "vocab_size": vocab_size,
+            "decoder_vocab_size": target_vocab_size, "pad_token_id": start,
+            "decoder_start_token_id": start,
+        }
+    )  # fmt: skip
+    random_model(config).save_pretrained(folder)
+    return folder
+
+
+def split_vocabulary(folder: Path) -> tuple[int, int]:
+    """Give each language a vocabulary of its own, of different sizes."""
+    sizes = []
+    for side, language, name in (
+        ("source", LANGUAGES[:1], "vocab.json"),
+        ("target", (), "target_vocab.json"),
+    ):
+        model = sentencepiece.SentencePieceProcessor(
+            model_file=str(folder / f"{side}.spm")
+        )
+        ordinary = map(model.id_to_piece, range(3, model.get_piece_size()))
+        pieces = ["</s>", "<unk>", *language, *ordinary]
+        # Of sources, some pieces are missing, as is allowed.
+        pieces = [*pieces[:99], "<pad>", *pieces[99 : 140 if side == "source" else 149]]
+        ids = {piece: i for i, piece in enumerate(pieces)}
+        (folder / name).write_text(json.dumps(ids), encoding="utf-8")
+        sizes.append(len(ids))
+    MarianTokenizer(
+        *(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")),
+        target_vocab_file=str(folder / "target_vocab.json"),
+        separate_vocabs=True,
+    ).save_pretrained(folder)
+    return sizes[0], sizes[1]

@@ -31,11 +31,12 @@ from transduce.interop.export import (
     Proof,
     Stack,
     decoder,
+    embedding_names,
     encoder,
     prove,
-    require_one_vocabulary,
     require_plain_attention,
     require_short,
+    require_text,
 )
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
 from transduce.model.embedding import sinusoids
@@ -54,7 +55,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
     fails.
     """
-    require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require_text(TARGET, checkpoint)
     require_plain_attention(TARGET, checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)
@@ -98,7 +99,7 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
         activation=ACTIVATIONS[config.activation],
     )
     spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces[: config.target_vocab_size])
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_PIECES[BOS]
     spec.config.eos_token = SPECIAL_PIECES[EOS]
     spec.config.unk_token = SPECIAL_PIECES[PAD]  # required by the library; never used
@@ -108,11 +109,14 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
         spec.config.add_attribute(side, getattr(checkpoint, side))
     _fill_stack(spec.encoder, encoder(checkpoint))
     _fill_stack(spec.decoder, decoder(checkpoint))
-    embedding = checkpoint.weights["embedding.weight"].numpy()
-    spec.encoder.embeddings[0].weight = embedding
-    spec.decoder.embeddings.weight = embedding
-    output = "embedding" if config.tied_output else "output"
-    spec.decoder.projection.weight = checkpoint.weights[f"{output}.weight"].numpy()
+    source, target, output = embedding_names(checkpoint)
+    weights = {
+        name: checkpoint.weights[f"{name}.weight"].numpy()
+        for name in {source, target, output}
+    }
+    spec.encoder.embeddings[0].weight = weights[source]
+    spec.decoder.embeddings.weight = weights[target]
+    spec.decoder.projection.weight = weights[output]
     if config.output_bias:
         spec.decoder.projection.bias = checkpoint.weights[f"{output}.bias"].numpy()
     positions = _positions(checkpoint).numpy()

@@ -39,12 +39,13 @@ from transduce.interop.export import (
     Layer,
     Proof,
     decoder,
+    embedding_names,
     encoder,
     prove,
     require,
-    require_one_vocabulary,
     require_plain_attention,
     require_short,
+    require_text,
 )
 from transduce.interop.portable_tokenizer import (
     HuggingFaceTokenizer,
@@ -73,25 +74,26 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     fails.
     """
     logging.disable_progress_bar()
-    require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require_text(TARGET, checkpoint)
     require(
         TARGET,
         checkpoint.transformer_config,
         norm="post",
         positions="sinusoidal",
         position_base=10_000.0,
-        tied_output=True,
     )
     require_plain_attention(TARGET, checkpoint.transformer_config)
     _require_small_epsilon(checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     ids = range(checkpoint.transformer_config.vocab_size)
+    target_ids = ids[: checkpoint.transformer_config.target_vocab_size]
 
     with atomic_directory(folder, "export to marian") as new:
         _write_tokenizer(checkpoint.tokenizer, new)
         _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)
-        model, tokenizer = HuggingFaceModel(new, ids), HuggingFaceTokenizer(new, ids)
+        model = HuggingFaceModel(new, ids, target_ids)
+        tokenizer = HuggingFaceTokenizer(new, ids, target_ids)
         return prove(model, tokenizer, checkpoint, sentences)
 
 
@@ -164,6 +166,10 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
     """Return the settings of a post-norm model with sinusoids and these sizes."""
     return MarianConfig(
         vocab_size=config.vocab_size,
+        decoder_vocab_size=config.target_vocab_size or config.vocab_size,
+        # The library ties the output with both embeddings, or no two of them.
+        share_encoder_decoder_embeddings=_is_shared(config),
+        tie_word_embeddings=config.tied_output,
         d_model=config.d_model,
         encoder_layers=config.num_layers,
         decoder_layers=config.num_decoder_layers,
@@ -186,11 +192,25 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
     )
 
 
+def _is_shared(config: ModelConfig) -> bool:
+    return config.target_vocab_size is None and config.tied_output
+
+
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    order = halved(checkpoint.transformer_config.d_model)
-    yield "model.shared.weight", checkpoint.weights["embedding.weight"][:, order]
-    if checkpoint.transformer_config.output_bias:
-        yield "final_logits_bias", checkpoint.weights["embedding.bias"][None]
+    config, names = checkpoint.transformer_config, embedding_names(checkpoint)
+    order = halved(config.d_model)
+    source, target, output = (
+        checkpoint.weights[f"{name}.weight"][:, order] for name in names
+    )
+    if _is_shared(config):
+        yield "model.shared.weight", source
+    else:
+        yield "model.encoder.embed_tokens.weight", source
+        yield "model.decoder.embed_tokens.weight", target
+    if not config.tied_output:
+        yield "lm_head.weight", output
+    if config.output_bias:
+        yield "final_logits_bias", checkpoint.weights[f"{names[-1]}.bias"][None]
     for name, stack in (
         ("encoder", encoder(checkpoint)),
         ("decoder", decoder(checkpoint)),
@@ -263,33 +283,41 @@ def _fast_tokenizer(tokenizer: SubwordTokenizer) -> PreTrainedTokenizerFast:
 
 
 class HuggingFaceModel:
-    """`MarianMTModel` of a folder, for proofs; `ids` maps our ids to its own."""
+    """`MarianMTModel` of a folder, for proofs.
 
-    def __init__(self, folder: Path, ids: Sequence[int]) -> None:
+    The ids of sources and of targets map this package's ids to its own.
+    """
+
+    def __init__(
+        self, folder: Path, source_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> None:
         logging.disable_progress_bar()
         self._model = MarianMTModel.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
         ).eval()
-        self._ids = torch.tensor(ids)
+        self._source_ids = torch.tensor(source_ids)
+        self._target_ids = torch.tensor(target_ids)
         # Rows of the embeddings may have no id here.
-        unused = set(range(self._model.config.vocab_size)) - set(ids)
-        never = {ids[PAD], ids[BOS], *unused} - {ids[EOS]}
+        unused = set(range(self._model.lm_head.out_features)) - set(target_ids)
+        never = {target_ids[PAD], target_ids[BOS], *unused} - {target_ids[EOS]}
         self._model.generation_config = GenerationConfig(
-            pad_token_id=ids[PAD],
-            eos_token_id=ids[EOS],
-            decoder_start_token_id=ids[BOS],
+            pad_token_id=target_ids[PAD],
+            eos_token_id=target_ids[EOS],
+            decoder_start_token_id=target_ids[BOS],
             bad_words_ids=[[i] for i in sorted(never)],
         )
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
         output = self._model.generate(
-            self._ids[[*source, EOS]][None],
+            self._source_ids[[*source, EOS]][None],
+            # All of it is source, even if padding there has the id of a piece.
+            attention_mask=torch.ones(1, len(source) + 1, dtype=torch.long),
             max_new_tokens=min(max_length, self._model.config.max_position_embeddings),
             return_dict_in_generate=True,
             output_logits=True,
         )
-        ours = {theirs: i for i, theirs in enumerate(self._ids.tolist())}
+        ours = {theirs: i for i, theirs in enumerate(self._target_ids.tolist())}
         return GreedyOutput(
             ids=[ours[i] for i in output.sequences[0, 1:].tolist()],
-            logits=torch.cat(output.logits)[:, self._ids],
+            logits=torch.cat(output.logits)[:, self._target_ids],
         )

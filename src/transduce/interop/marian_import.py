@@ -4,11 +4,12 @@ Marian's model differs from the paper's in the order of its dimensions, since it
 sinusoids have all sines before all cosines, and in settings that `ModelConfig` records:
 activation, biases and the layer norm's epsilon. The import permutes dimensions and ids
 into this package's order. A token that is both padding and start of the target becomes
-two, and neither is ever generated. Of the search settings, beam size, length penalty
-and early stopping are kept.
+two, and neither is ever generated.
 
 The tokenizer is either SentencePiece's, in source.spm, target.spm and vocab.json, or
-one that `transduce export --to marian` wrote, in tokenizer.json.
+one that `transduce export --to marian` wrote, in tokenizer.json. Two vocabularies,
+vocab.json of sources and target_vocab.json, become their union: pieces of the target
+first, and then those of the source only.
 """
 
 import json
@@ -43,6 +44,7 @@ from transduce.interop.marian import (
 from transduce.interop.portable_tokenizer import (
     SOURCE,
     TARGET,
+    TARGET_VOCABULARY,
     VOCABULARY,
     HuggingFaceTokenizer,
     Piece,
@@ -57,9 +59,12 @@ from transduce.settings import shown
 from transduce.text.languages import LanguagesConfig, canonical, is_known
 from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
-from transduce.text.vocabulary import BOS, PAD, SPECIAL_PIECES
+from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 TOKENIZER, ADDED = "tokenizer_config.json", "added_tokens.json"
+SEPARATE = "separate_vocabs"
+"""Setting of a tokenizer with two vocabularies."""
+END = SPECIAL_PIECES[EOS]
 MAX_PADDING = 255
 """Most rows of embeddings behind the pieces."""
 TARGET_TOKEN = re.compile(r">>[^<>]+<<")
@@ -74,23 +79,29 @@ FIXED = {
     "add_final_layer_norm": False,
     "static_position_embeddings": True,
     "scale_embedding": True,
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
 }
 """Settings with only one supported value."""
+SHARED, TIED = "share_encoder_decoder_embeddings", "tie_word_embeddings"
+"""Whether source and target have one embedding, and whether the output has its."""
 NOT_SAID = {
     "model_type": None,
     "scale_embedding": False,
     "dropout": 0.1,
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
+    SHARED: True,
+    TIED: True,
 }
 """Defaults of the library that differ from the supported values."""
 EQUAL = {
     "decoder_attention_heads": "encoder_attention_heads",
     "decoder_ffn_dim": "encoder_ffn_dim",
-    "decoder_vocab_size": "vocab_size",
 }
+
+
+Vocabularies = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+"""Pieces of two vocabularies, or none of one, and Marian's ids of sources and of
+targets, all by this package's ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +109,13 @@ class MarianSettings:
     """Settings of a Marian model."""
 
     model: ModelConfig
-    """Model settings; whether the output has a bias depends on the weights."""
+    """Model settings; some about embeddings and output depend on the weights."""
     ids: tuple[int, ...]
-    """Marian's ids, by this package's ids."""
+    """Marian's ids of sources, by this package's ids."""
+    target_ids: tuple[int, ...]
+    """Marian's ids of targets, by this package's ids."""
+    vocabulary: tuple[str, ...]
+    """Pieces of both vocabularies by this package's ids; empty if there is one."""
     max_positions: int
     """Maximum length of a sentence in tokens."""
     search: SearchConfig | None
@@ -108,14 +123,20 @@ class MarianSettings:
     languages: LanguagesConfig
     """Languages that the folder names; None where it names none."""
     vocab_size: int
-    """Rows of Marian's embeddings; those behind its pieces are left out here."""
+    """Rows of Marian's embedding of sources; those behind its pieces are left out."""
+    target_vocab_size: int
+    """Rows of Marian's embedding of targets."""
+    is_shared: bool
+    """Whether source and target have one embedding there."""
+    is_tied: bool
+    """Whether the output has the embedding of the target."""
     added: Mapping[str, int]
     """Ids of tokens that were added to the pieces."""
 
     @property
     def has_double(self) -> bool:
         """Whether one token has two special roles, which need two ids here."""
-        return len(set(self.ids)) < len(self.ids)
+        return len(set(self.target_ids)) < len(self.target_ids)
 
 
 def read_settings(folder: Path) -> MarianSettings:
@@ -131,21 +152,140 @@ def read_settings(folder: Path) -> MarianSettings:
     for name, other in EQUAL.items():
         if content.get(name) is not None:
             _require_one_of((content.get(other),), content, name, path)
+    is_shared, is_tied = (_flag(content, name, path) for name in (SHARED, TIED))
     added = read_added_tokens(folder)
-    ids = _ids(content, added, folder)
+    has_two = _has_two_vocabularies(folder)
+    if has_two and (is_shared or added):
+        raise RequestError(
+            f"{path}: a model of two vocabularies must have `{SHARED}` = false and no "
+            f"{ADDED}, but has not; such a model cannot be imported."
+        )
+    vocab_size = whole(content, "vocab_size", path)
+    target_vocab_size = _target_vocab_size(content, path, has_two=has_two)
+    vocabulary, ids, target_ids = (
+        _two_vocabularies(content, folder)
+        if has_two
+        else _one_vocabulary(content, added, folder)
+    )
     try:
-        model = _model(content, len(ids), path)
+        model = replace(_model(content, len(ids), path), tied_output=is_tied)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return MarianSettings(
         model=model,
         ids=ids,
+        target_ids=target_ids,
+        vocabulary=vocabulary,
         max_positions=whole(content, "max_position_embeddings", path),
-        search=read_search(folder, ids),
+        search=read_search(folder, target_ids),
         languages=_read_languages(folder),
-        vocab_size=whole(content, "vocab_size", path),
+        vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
+        is_shared=is_shared,
+        is_tied=is_tied,
         added=added,
     )
+
+
+def _flag(content: Mapping[str, object], name: str, path: Path) -> bool:
+    value = content[name]
+    if not isinstance(value, bool):
+        raise CheckpointError(
+            f"{path}: `{name}` must be true or false, but is {shown(value)}."
+        )
+    return value
+
+
+def _target_vocab_size(
+    content: Mapping[str, object], path: Path, *, has_two: bool
+) -> int:
+    """Return the rows of the target's embedding, which one vocabulary determines."""
+    if not has_two and content.get("decoder_vocab_size") is not None:
+        known = (content.get("vocab_size"),)
+        _require_one_of(known, content, "decoder_vocab_size", path)
+    return whole(content, "decoder_vocab_size" if has_two else "vocab_size", path)
+
+
+def _has_two_vocabularies(folder: Path) -> bool:
+    is_separate = _read_if_sound(folder / TOKENIZER).get(SEPARATE) is True
+    if is_separate == (folder / TARGET_VOCABULARY).is_file():
+        return is_separate
+    raise RequestError(
+        f"{folder}: a model of two vocabularies must have {TARGET_VOCABULARY}, and "
+        f"`{SEPARATE}` = true in {TOKENIZER}, but has only one of them; such a model "
+        "cannot be imported."
+    )
+
+
+def _one_vocabulary(
+    content: Mapping[str, object], added: Mapping[str, int], folder: Path
+) -> Vocabularies:
+    """Return Marian's ids by this package's: the three special ones first.
+
+    Embeddings may have more rows than there are pieces, as of a multiple of 64.
+    """
+    path = folder / SETTINGS
+    special = [whole(content, name, path, least=0) for name in SPECIAL]
+    vocab_size = whole(content, "vocab_size", path)
+    if max(special) >= vocab_size:
+        raise CheckpointError(
+            f"{path}: special ids must be below the vocabulary's size {vocab_size}, "
+            f"but one is {max(special)}."
+        )
+    num_pieces = vocab_size
+    if (folder / VOCABULARY).is_file():
+        num_pieces = len({**_read_if_sound(folder / VOCABULARY), **added})
+    is_padded = 0 <= vocab_size - num_pieces <= MAX_PADDING
+    known = range(max(num_pieces, max(special) + 1) if is_padded else vocab_size)
+    ids = (*special, *(i for i in known if i not in special))
+    return (), ids, ids
+
+
+def _two_vocabularies(content: Mapping[str, object], folder: Path) -> Vocabularies:
+    """Return the union of both vocabularies, and the ids of sources and of targets.
+
+    Pieces of the target only are unknown to the source.
+    """
+    path = folder / SETTINGS
+    source = _read_pieces(folder / VOCABULARY, whole(content, "vocab_size", path))
+    most = whole(content, "decoder_vocab_size", path)
+    target = _read_pieces(folder / TARGET_VOCABULARY, most)
+    special = [whole(content, name, path, least=0) for name in SPECIAL]
+    if max(special) >= len(target):
+        raise CheckpointError(
+            f"{path}: special ids must be below the number of pieces {len(target)} of "
+            f"{TARGET_VOCABULARY}, but one is {max(special)}."
+        )
+    source_ids = {piece: i for i, piece in enumerate(source)}
+    if not {END, UNKNOWN} <= source_ids.keys():
+        raise RequestError(
+            f"{folder / VOCABULARY}: must hold {END} and {UNKNOWN}, but does not; such "
+            "a model cannot be imported."
+        )
+    others = [i for i in range(len(target)) if i not in special]
+    of_both = [target[i] for i in others]
+    known = {END, SPECIAL_PIECES[PAD], *target}
+    of_both += [piece for piece in source if piece not in known]
+    unknown, end = source_ids[UNKNOWN], source_ids[END]
+    padding = source_ids.get(SPECIAL_PIECES[PAD], end)
+    rows = (source_ids.get(piece, unknown) for piece in of_both)
+    return (
+        (*(target[i] for i in special), *of_both),
+        (padding, padding, end, *rows),
+        (*special, *others),
+    )
+
+
+def _read_pieces(path: Path, most: int) -> list[str]:
+    """Read pieces by Marian's ids, at most as many as there are rows of embeddings."""
+    ids = read_json(path)
+    is_sound = sorted(map(repr, ids.values())) == sorted(map(repr, range(len(ids))))
+    if not is_sound or not 0 <= most - len(ids) <= MAX_PADDING:
+        raise CheckpointError(
+            f"{path}: must give the ids from 0 on to one piece each, {most} at most, "
+            "but does not; the file is of another model."
+        )
+    return sorted(ids, key=ids.__getitem__)
 
 
 def _read_languages(folder: Path) -> LanguagesConfig:
@@ -223,29 +363,6 @@ def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
     return float(rate)
 
 
-def _ids(
-    content: Mapping[str, object], added: Mapping[str, int], folder: Path
-) -> tuple[int, ...]:
-    """Return Marian's ids by this package's: the three special ones first.
-
-    Embeddings may have more rows than there are pieces, as of a multiple of 64.
-    """
-    path = folder / SETTINGS
-    special = [whole(content, name, path, least=0) for name in SPECIAL]
-    vocab_size = whole(content, "vocab_size", path)
-    if max(special) >= vocab_size:
-        raise CheckpointError(
-            f"{path}: special ids must be below the vocabulary's size {vocab_size}, "
-            f"but one is {max(special)}."
-        )
-    num_pieces = vocab_size
-    if (folder / VOCABULARY).is_file():
-        num_pieces = len({**_read_if_sound(folder / VOCABULARY), **added})
-    is_padded = 0 <= vocab_size - num_pieces <= MAX_PADDING
-    known = range(max(num_pieces, max(special) + 1) if is_padded else vocab_size)
-    return (*special, *(i for i in known if i not in special))
-
-
 def read_added_tokens(folder: Path) -> dict[str, int]:
     """Read tokens that were added to the pieces of vocab.json, with their ids.
 
@@ -278,20 +395,12 @@ def _require_one_of(
         )
 
 
-TARGET_VOCABULARY = "target_vocab.json"
-
-
 def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
     """Read the tokenizer, with this package's ids.
 
     Raises `RequestError` if it cannot be imported, `CheckpointError` if a file is
     damaged.
     """
-    if (folder / TARGET_VOCABULARY).exists():
-        raise RequestError(
-            f"{folder}: source and target must have one vocabulary, but there is a "
-            f"{TARGET_VOCABULARY}; such a model cannot be imported."
-        )
     missing = [n for n in (SOURCE, TARGET, VOCABULARY) if not (folder / n).is_file()]
     if not missing:
         return _sentence_pieces(folder, settings)
@@ -318,8 +427,10 @@ def _vocabulary(
     path: Path, settings: MarianSettings, kinds: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return the pieces by this package's ids."""
-    pieces = _pieces(path, settings)
-    _, start, _, *others = (pieces[i] for i in settings.ids)
+    if not (names := settings.vocabulary):
+        pieces = _pieces(path, settings)
+        names = tuple(pieces[i] for i in settings.ids)
+    _, start, _, *others = names
     # Symbols such as "<s>" decode to nothing.
     named = ("" if kinds.get(piece) == Piece.CONTROL else piece for piece in others)
     vocabulary = (*SPECIAL_PIECES, *named)
@@ -363,15 +474,17 @@ def _own(path: Path) -> SubwordTokenizer:
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
-EMBEDDINGS = (
-    "model.shared.weight", "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight", "lm_head.weight",
-)  # fmt: skip
-"""Names of the shared matrix; each may be present or absent."""
+BOTH, OUTPUT = "model.shared.weight", "lm_head.weight"
+READ = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+"""Names of the embeddings of source and target."""
+EMBEDDINGS = (BOTH, *READ, OUTPUT)
+"""Names of the matrices of embeddings; of those that are one, some may be absent."""
 POSITIONS = (
     "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight",
 )  # fmt: skip
 BIAS = "final_logits_bias"
+WRITTEN = ("embedding", "target_embedding", "output")
+"""Names of matrices here that the output may have."""
 OPTIONAL = {*EMBEDDINGS, *POSITIONS, BIAS}
 READING = {
     "self_attention.project_query": ("self_attn.q_proj",),
@@ -409,10 +522,12 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     _require_names_and_shapes(theirs, settings, path)
     _require_sinusoids(theirs, settings.model, path)
     order = halved(settings.model.d_model).argsort()
-    rows = torch.tensor(settings.ids)
-    ours = {"embedding.weight": _embedding(theirs, path)[rows][:, order]}
+    ours = {
+        f"{name}.weight": matrix[:, order]
+        for name, matrix in _embeddings(theirs, settings, path).items()
+    }
     if (bias := _bias(theirs, settings)) is not None:
-        ours["embedding.bias"] = bias
+        ours[f"{list(ours)[-1].removesuffix('.weight')}.bias"] = bias
     layers = {
         "encoder": settings.model.num_layers,
         "decoder": settings.model.num_decoder_layers,
@@ -447,7 +562,9 @@ def _require_names_and_shapes(
     """Raise `CheckpointError` unless names and shapes are those of the library's
     model."""
     config = marian_config(settings.model, settings.max_positions)
-    config.vocab_size = config.decoder_vocab_size = settings.vocab_size
+    config.vocab_size = settings.vocab_size
+    config.decoder_vocab_size = settings.target_vocab_size
+    config.share_encoder_decoder_embeddings = settings.is_shared
     with torch.device("meta"):
         expected = MarianMTModel(config).state_dict()
     for name in sorted({*expected, *theirs} - (OPTIONAL - theirs.keys())):
@@ -477,11 +594,37 @@ def _require_sinusoids(
                 )
 
 
-def _embedding(theirs: Mapping[str, Tensor], path: Path) -> Tensor:
-    found = {name: theirs[name] for name in EMBEDDINGS if name in theirs}
+def _embeddings(
+    theirs: Mapping[str, Tensor], settings: MarianSettings, path: Path
+) -> dict[str, Tensor]:
+    """Return the matrices of source, target and output by this package's names.
+
+    One that is equal to an earlier one has no name. That of the output is the last.
+    """
+    tied = (OUTPUT,) if settings.is_tied else ()
+    source_names: tuple[str, ...] = READ[:1]
+    target_names: tuple[str, ...] = (*READ[1:], *tied)
+    if settings.is_shared:
+        source_names = target_names = (BOTH, *READ, *tied)
+    source = _one_matrix(theirs, source_names, path)[torch.tensor(settings.ids)]
+    rows = torch.tensor(settings.target_ids)
+    target = _one_matrix(theirs, target_names, path)[rows]
+    found = {"embedding": source}
+    if settings.vocabulary or not torch.equal(source, target):
+        found["target_embedding"] = target
+    if not settings.is_tied:
+        found["output"] = _one_matrix(theirs, (OUTPUT,), path)[rows]
+    return found
+
+
+def _one_matrix(
+    theirs: Mapping[str, Tensor], names: Sequence[str], path: Path
+) -> Tensor:
+    """Return the matrix that has these names, some of which may be absent."""
+    found = {name: theirs[name] for name in names if name in theirs}
     if not found:
         raise CheckpointError(
-            f"{path}: must hold `{EMBEDDINGS[0]}`, but does not; the file is damaged."
+            f"{path}: must hold `{names[0]}`, but does not; the file is damaged."
         )
     [(first, embedding), *others] = found.items()
     for name, other in others:
@@ -495,8 +638,8 @@ def _embedding(theirs: Mapping[str, Tensor], path: Path) -> Tensor:
 
 def _bias(theirs: Mapping[str, Tensor], settings: MarianSettings) -> Tensor | None:
     """Return the output bias; None if it is zero and no token was split in two."""
-    bias = theirs.get(BIAS, torch.zeros(1, settings.vocab_size))[0]
-    bias = bias[torch.tensor(settings.ids)]
+    bias = theirs.get(BIAS, torch.zeros(1, settings.target_vocab_size))[0]
+    bias = bias[torch.tensor(settings.target_ids)]
     if settings.has_double:
         # A split token would count twice; tokens never generated have no probability.
         bias[[PAD, BOS]] = NEVER
@@ -544,11 +687,27 @@ def import_model(
 def _checkpoint(
     origin: Path, settings: MarianSettings, given: LanguagesConfig
 ) -> Checkpoint:
-    weights = read_weights(origin, settings)
+    weights, tokenizer = (
+        read_weights(origin, settings),
+        read_tokenizer(origin, settings),
+    )
+    target_vocab_size = None
+    if "target_embedding.weight" in weights:
+        target_vocab_size = len(settings.target_ids)
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise RequestError(
+                f"{origin}: a model with two embeddings must have {SOURCE} and "
+                f"{TARGET}, but has not; such a model cannot be imported."
+            )
+        tokenizer = replace(tokenizer, target_vocab_size=target_vocab_size)
     return Checkpoint(
-        config=replace(settings.model, output_bias="embedding.bias" in weights),
+        config=replace(
+            settings.model,
+            target_vocab_size=target_vocab_size,
+            output_bias=any(f"{name}.bias" in weights for name in WRITTEN),
+        ),
         weights=weights,
-        tokenizer=read_tokenizer(origin, settings),
+        tokenizer=tokenizer,
         step=0,
         search=settings.search,
         source_language=given.source or settings.languages.source,
@@ -561,8 +720,8 @@ def _theirs(
 ) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
     try:
         return (
-            HuggingFaceModel(origin, settings.ids),
-            HuggingFaceTokenizer(origin, settings.ids),
+            HuggingFaceModel(origin, settings.ids, settings.target_ids),
+            HuggingFaceTokenizer(origin, settings.ids, settings.target_ids),
         )
     except Exception as error:  # the library raises bare exceptions
         reason = " ".join(str(error).split())

@@ -32,8 +32,8 @@ from transduce.interop.export import (
     Proof,
     prove,
     require,
-    require_one_vocabulary,
     require_short,
+    require_text,
 )
 from transduce.interop.portable_tokenizer import write_portable
 from transduce.model.attention import RestrictedSelfAttention
@@ -53,7 +53,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     Raises `RequestError` for a parser or an unsupported tokenizer, `ProofError` if the
     proof fails.
     """
-    require_one_vocabulary(TARGET, checkpoint.transformer_config)
+    require_text(TARGET, checkpoint)
     require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
@@ -98,7 +98,9 @@ class StepGraph(nn.Module):
         past: list[Tensor],
     ) -> tuple[Tensor, ...]:
         model, position = self.model, past[0].size(2)
-        x = model.embedding(last_ids) + model.positions(position, 1, last_ids.device)
+        x = model.output_embedding(last_ids) + model.positions(
+            position, 1, last_ids.device
+        )
         grown: list[Tensor] = []
         for i, layer in enumerate(_decoder_layers(model)):
             pair = slice(2 * i, 2 * i + 2)

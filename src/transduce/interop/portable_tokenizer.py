@@ -7,7 +7,7 @@ Face's library reads the files for a proof.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -39,38 +39,53 @@ from transduce.text.vocabulary import (
 )
 
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
+TARGET_VOCABULARY = "target_vocab.json"
+"""Vocabulary of targets, if it is another."""
 Piece = ModelProto.SentencePiece
 
 
 class HuggingFaceTokenizer:
-    """Tokenizer of a Hugging Face folder; `ids` maps this package's ids to its own."""
+    """Tokenizer of a Hugging Face folder, for proofs.
 
-    def __init__(self, folder: Path, ids: Sequence[int]) -> None:
+    The ids of sources and of targets map this package's ids to its own.
+    """
+
+    def __init__(
+        self, folder: Path, source_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        self._ids = ids
-        self._ours = {theirs: i for i, theirs in enumerate(ids)}
+        self._source_ids = source_ids
+        self._target_ids = target_ids
+        # Several pieces may have the id of the unknown one, which comes first.
+        self._ours_of_source, self._ours_of_target = (
+            {theirs: i for i, theirs in reversed([*enumerate(ids)])}
+            for ids in (source_ids, target_ids)
+        )
 
     def encode_source(self, text: str) -> list[int]:
-        return self._encode(text=text)
+        return self._encode(self._ours_of_source, text=text)
 
     def encode_target(self, text: str) -> list[int]:
-        return self._encode(text_target=text)
+        return self._encode(self._ours_of_target, text_target=text)
+
+    def known_to_source(self, ids: list[int]) -> list[int]:
+        return [self._ours_of_source[self._source_ids[i]] for i in ids]
 
     def decode(self, ids: list[int]) -> str:
         text = self._tokenizer.decode(
-            [self._ids[i] for i in ids],
+            [self._target_ids[i] for i in ids],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
         return " ".join(text.split())
 
-    def _encode(self, **text: str) -> list[int]:
+    def _encode(self, ours: Mapping[int, int], **text: str) -> list[int]:
         found = self._tokenizer(
             **text, add_special_tokens=False, split_special_tokens=True
         )
-        return [self._ours[i] for i in found["input_ids"]]
+        return [ours[i] for i in found["input_ids"]]
 
 
 def write_files(
@@ -79,20 +94,31 @@ def write_files(
     """Write the files into an existing folder; return their reader for the proof."""
     (folder / SOURCE).write_bytes(_proto(tokenizer.source).SerializeToString())
     (folder / TARGET).write_bytes(_proto(tokenizer.target).SerializeToString())
-    ids = {piece: i for i, piece in enumerate(tokenizer.vocabulary)}
-    (folder / VOCABULARY).write_text(
-        json.dumps(ids, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-    )
+    num_targets = tokenizer.target_vocab_size or tokenizer.vocab_size
+    has_two = tokenizer.target_vocab_size is not None
+    _write_vocabulary(tokenizer.vocabulary, folder / VOCABULARY)
+    if has_two:
+        targets = tokenizer.vocabulary[:num_targets]
+        _write_vocabulary(targets, folder / TARGET_VOCABULARY)
     MarianTokenizer(
         source_spm=str(folder / SOURCE),
         target_spm=str(folder / TARGET),
         vocab=str(folder / VOCABULARY),
+        target_vocab_file=str(folder / TARGET_VOCABULARY) if has_two else None,
+        separate_vocabs=has_two,
         unk_token=UNKNOWN,
         eos_token=SPECIAL_PIECES[EOS],
         pad_token=SPECIAL_PIECES[PAD],
         split_special_tokens=True,  # a user's "</s>" is text
     ).save_pretrained(folder)
-    return HuggingFaceTokenizer(folder, range(tokenizer.vocab_size))
+    ids = range(tokenizer.vocab_size)
+    return HuggingFaceTokenizer(folder, ids, ids[:num_targets])
+
+
+def _write_vocabulary(pieces: Sequence[str], path: Path) -> None:
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    text = json.dumps(ids, ensure_ascii=False, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def read_proto(path: Path) -> ModelProto:
@@ -193,6 +219,9 @@ class _FileTokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         return self.encode_source(text)
+
+    def known_to_source(self, ids: list[int]) -> list[int]:
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)

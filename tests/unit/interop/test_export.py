@@ -167,6 +167,9 @@ class Impostor:
     def encode_source(self, text):
         return self._tokenizer.encode(text) if self._ids is None else self._ids
 
+    def known_to_source(self, ids):
+        return ids
+
     def encode_target(self, text):
         return self._tokenizer.encode(text)
 

@@ -111,7 +111,7 @@ SEARCHES = [
         {"early_stopping": "never"},
         SearchConfig(beam_size=4, **{**THEIR_USUAL, "patience": None}),
     ),
-    ({"num_beams": "left out"}, None),
+    ({"num_beams": "left out"}, SearchConfig()),
 ]
 
 
@@ -119,7 +119,7 @@ SEARCHES = [
 def test_an_imported_model_keeps_marians_search(changes, expected, folder):
     folders.change_settings(folder / "generation_config.json", **changes)
     # The library's limit of 96 tokens counts the start token.
-    limited = expected and replace(expected, max_length=95)
+    limited = replace(expected, max_length=95)
     assert read_settings(folder).search == limited
 
 

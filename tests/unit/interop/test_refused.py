@@ -32,8 +32,6 @@ REFUSED_SETTINGS = [
     ({"add_final_layer_norm": True}, "`add_final_layer_norm` must be false"),
     ({"scale_embedding": False}, "`scale_embedding` must be true, but is false"),
     ({"scale_embedding": "left out"}, "`scale_embedding` must be true, but is false"),
-    ({"tie_word_embeddings": False}, "`tie_word_embeddings` must be true"),
-    ({"share_encoder_decoder_embeddings": False}, "`share_encoder_decoder_embedd"),
     ({"activation_function": "gelu"}, '"relu" or "silu" or "swish", but is "gelu"'),
     ({"decoder_ffn_dim": 24}, "`decoder_ffn_dim` must be 20, but is 24"),
     ({"decoder_attention_heads": 4}, "`decoder_attention_heads` must be 2, but is 4"),
@@ -205,9 +203,16 @@ def test_weights_of_other_shapes_are_refused(edit, error, message, folder, refus
     refuses(error, f"^{path}: {message}")
 
 
-def test_separate_vocabularies_are_refused(folder, refuses):
+def test_a_folder_without_its_own_output_is_refused(folder, refuses):
+    folders.change_settings(folder / "config.json", tie_word_embeddings=False)
+    refuses(CheckpointError, "must hold `lm_head.weight`, but does not")
+
+
+def test_a_second_vocabulary_without_its_setting_is_refused(folder, refuses):
     shutil.copy(folder / "vocab.json", folder / "target_vocab.json")
-    refuses(RequestError, "source and target must have one vocabulary, but there is a")
+    refuses(
+        RequestError, "a model of two vocabularies must have target_vocab.json, and"
+    )
 
 
 @pytest.mark.parametrize(
