@@ -382,7 +382,7 @@ class _Source:
     def read(cls, translator: Translator, text: str) -> "_Source":
         if translator.symbols is not None:
             text = " ".join(map(without_brackets, penn_words(text)))
-        (ids,) = translator.tokenizer.encode_sources([text])
+        (ids,) = translator.source_ids([text])
         _require_length(ids, "source")
         return cls(text=normalize(text), ids=ids)
 

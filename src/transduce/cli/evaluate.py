@@ -44,6 +44,7 @@ def evaluate(
     language: Annotated[
         str | None, Parameter(name=("--target-language", "--language"))
     ] = None,
+    tag: str | None = None,
     tokenize: Tokenize = "auto",
     beam_size: int | None = None,
     length_penalty: float | None = None,
@@ -73,6 +74,8 @@ def evaluate(
         Target language as a BCP 47 tag, which selects the tokenizer, and the language
         into which a model of several target languages translates. By default the
         model's, otherwise that of the reference's ending (.de, .zh).
+    tag
+        Tag of a corpus of the training, such as bt for <bt>, before each source.
     tokenize
         sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
         ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a. If the
@@ -97,6 +100,7 @@ def evaluate(
         for each core, or OMP_NUM_THREADS, at most 16.
     """
     options = {
+        "tag": tag,
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "device": device,
@@ -113,7 +117,11 @@ def evaluate(
     translator = None
     if model is not None:
         translator = load(
-            model, device=device, precision=precision, num_processes=processes
+            model,
+            device=device,
+            precision=precision,
+            num_processes=processes,
+            tag=tag,
         )
         if language is not None and translator.target_languages:
             translator = translator.into(language)

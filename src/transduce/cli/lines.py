@@ -69,10 +69,10 @@ def warn_of_other_language(
         print(f"Warning: {error}", file=sys.stderr)
 
 
-def language_of(translator: Translator) -> Origin:
-    """Return the tag of the target language, if one of several is chosen."""
-    tag = translator.language_tag
-    return {"language_tag": tag} if tag else {}
+def tags_of(translator: Translator) -> Origin:
+    """Return the tags of the target language and of a corpus that are chosen."""
+    tags = {"language_tag": translator.language_tag, "tag": translator.corpus_tag}
+    return {name: tag for name, tag in tags.items() if tag}
 
 
 FORMAT = 1

@@ -13,8 +13,8 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    language_of,
     source_lines,
+    tags_of,
     warn_of_other_language,
     write_translations,
 )
@@ -42,6 +42,7 @@ def sample(
     seed: int = 1,
     extra_length: int = 50,
     target_language: str | None = None,
+    tag: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
@@ -85,6 +86,8 @@ def sample(
     target_language
         Language to translate into, of a model with several target languages: its tag,
         such as >>de<<, is put before each line that does not begin with one.
+    tag
+        Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl
         Write one JSON object per line, with scores and tokens.
     device
@@ -115,6 +118,7 @@ def sample(
         precision=precision,
         num_processes=processes,
         target_language=target_language,
+        tag=tag,
     )
     if input is not None:
         warn_of_other_language(model, "source", translator.source_language, [input])
@@ -126,7 +130,7 @@ def sample(
             "sampling": asdict(config),
             "device": translator.device,
             "precision": translator.precision,
-            **language_of(translator),
+            **tags_of(translator),
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

@@ -11,7 +11,7 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
-    language_of,
+    tags_of,
     warn_of_other_language,
 )
 from transduce.cli.terminal import Files, Force
@@ -33,6 +33,7 @@ def score(
     force: Force = False,
     resume: Resume = False,
     target_language: str | None = None,
+    tag: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
 ) -> None:
@@ -60,6 +61,8 @@ def score(
     target_language
         Language to translate into, of a model with several target languages: its tag,
         such as >>de<<, is put before each line that does not begin with one.
+    tag
+        Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl
         Write one JSON object per line, and one for the total.
     device
@@ -67,7 +70,7 @@ def score(
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
-    translator = load(model, device=device, target_language=target_language)
+    translator = load(model, device=device, target_language=target_language, tag=tag)
     warn_of_other_language(model, "source", translator.source_language, source)
     if translator.language_tag or not translator.target_languages:
         known = translator.target_language
@@ -79,7 +82,7 @@ def score(
             "model": model_sum(model),
             "jsonl": jsonl,
             "device": translator.device,
-            **language_of(translator),
+            **tags_of(translator),
         }
 
     with destination.opened(origin, WINDOW_LINES) as out:

@@ -13,12 +13,12 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    language_of,
     printed_warnings,
     require_shortlist,
     search_of,
     shortlist_origin,
     source_lines,
+    tags_of,
     warn_of_other_language,
     write_translations,
 )
@@ -57,6 +57,7 @@ def translate(
     shortlist: bool | None = None,
     nbest: int | None = None,
     target_language: str | None = None,
+    tag: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
@@ -136,6 +137,8 @@ def translate(
     target_language
         Language to translate into, of a model with several target languages: its tag,
         such as >>de<<, is put before each line that does not begin with one.
+    tag
+        Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl
         Write one JSON object per line, with scores and tokens.
     device
@@ -165,6 +168,7 @@ def translate(
         precision=precision,
         num_processes=processes,
         target_language=target_language,
+        tag=tag,
     )
     if input is not None:
         warn_of_other_language(model, "source", translator.source_language, [input])
@@ -202,7 +206,7 @@ def translate(
             "prefixes": prefixes is not None,
             "device": translator.device,
             "precision": translator.precision,
-            **language_of(translator),
+            **tags_of(translator),
             **shortlist_origin(config, translator.shortlist),
         }
 

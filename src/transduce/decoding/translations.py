@@ -33,7 +33,7 @@ from transduce.errors import RequestError, shortened
 from transduce.metrics.scores import TargetScore
 from transduce.text.alignment import WordDictionary
 from transduce.text.splitting import is_within_word, space_between, split_long
-from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
 from transduce.text.vocabulary import EOS, LANGUAGE_TAG, UNKNOWN_IDS
 
 MAX_SOURCE_TOKENS = 250
@@ -120,13 +120,15 @@ def encode_lines(
     window: Sequence[tuple[int, tuple[str, str]]],
     tokenizer: Tokenizer,
     language: str | None = None,
+    tag: str = "",
 ) -> list[list[Part]]:
     """Return the parts of each line, given as its number, source and prefix.
 
     Sources that are too long are split at ends of sentences of the language, a BCP 47
-    tag, or at smaller units.
+    tag, or at smaller units. Each part has the tag of a corpus before it, if one is
+    given.
     """
-    sources = tokenizer.encode_sources([source for _, (source, _) in window])
+    sources = encode_with_tag([source for _, (source, _) in window], tag, tokenizer)
     texts = [prefix for _, (_, prefix) in window]
     prefixes: Iterable[list[int]] = repeat([], len(window))
     if any(texts):
@@ -140,21 +142,30 @@ def encode_lines(
             0,
             source,
             prefix,
-            source_words=_words(text, tokenizer),
+            source_words=_words(text, tokenizer, tag),
             prefix_words=_words(prefix_text, tokenizer),
         )
-        is_long = len(source) > MAX_SOURCE_TOKENS
-        lines.append(split(whole, text, tokenizer, language) if is_long else [whole])
+        is_long = len(source) - bool(tag) > MAX_SOURCE_TOKENS
+        lines.append(
+            split(whole, text, tokenizer, language, tag) if is_long else [whole]
+        )
     return lines
 
 
-def _words(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
+def _words(text: str, tokenizer: Tokenizer, tag: str = "") -> tuple[str, ...]:
     """Return the word of each token, if the vocabulary is of words."""
-    return tuple(tokenizer.split(text)) if isinstance(tokenizer, WordTokenizer) else ()
+    if not isinstance(tokenizer, WordTokenizer):
+        return ()
+    words = tokenizer.split(text)
+    return (tag, *words) if tag and words else tuple(words)
 
 
 def split(
-    whole: Part, text: str, tokenizer: Tokenizer, language: str | None = None
+    whole: Part,
+    text: str,
+    tokenizer: Tokenizer,
+    language: str | None = None,
+    tag: str = "",
 ) -> list[Part]:
     """Split a source with this text; the first part keeps the prefix."""
     code = tokenizer.language(text)
@@ -164,7 +175,7 @@ def split(
         return list(map(len, tokenizer.encode_sources(texts)))
 
     texts = split_long(rest, MAX_SOURCE_TOKENS, count_tokens, language)
-    sources = tokenizer.encode_sources([code + text for text in texts])
+    sources = encode_with_tag([code + text for text in texts], tag, tokenizer)
     return [
         Part(
             line=whole.line,
@@ -172,7 +183,7 @@ def split(
             source=source,
             prefix=[] if i else whole.prefix,
             continues_word=is_within_word(rest, start),
-            source_words=_words(text, tokenizer),
+            source_words=_words(text, tokenizer, tag),
             prefix_words=() if i else whole.prefix_words,
         )
         for i, (source, text, start) in enumerate(

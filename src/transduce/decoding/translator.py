@@ -69,12 +69,18 @@ from transduce.native import api
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
-from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
+from transduce.text.tokenizer import (
+    Tokenizer,
+    WordTokenizer,
+    encode_with_tag,
+    tagged,
+)
 from transduce.text.vocabulary import (
     BOS,
     EOS,
     PAD,
     UNKNOWN_IDS,
+    find_corpus_tag,
     find_language_tag,
     languages_of,
 )
@@ -104,6 +110,10 @@ class Translator:
 
     Several threads may use one translator at the same time.
     """
+
+    corpus_tag: str = ""
+    """Tag of a corpus before each source, such as <bt>; empty for none. See
+    `with_tag`."""
 
     def __init__(
         self,
@@ -193,6 +203,21 @@ class Translator:
         other = copy(self)
         other.language_tag = find_language_tag(language, tags)
         [other.target_language] = languages_of([other.language_tag])
+        return other
+
+    def with_tag(self, tag: str) -> "Translator":
+        """Return a translator that puts the tag of a corpus before each source.
+
+            transduce.load("runs/mixed").with_tag("law").translate("The court sits.")
+
+        The model then translates as it learned from the corpora with this tag
+        (`tokenizer.corpus_tags` has all). It shares the weights with this one. Raises
+        `RequestError`, which names the tags of the model, if this is none of them.
+        """
+        found = find_corpus_tag(tag, self.tokenizer.corpus_tags)
+        self.get_ready()
+        other = copy(self)
+        other.corpus_tag = found
         return other
 
     @property
@@ -486,7 +511,7 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        source_ids = self.tokenizer.encode_sources(list(map(self.tagged, sources)))
+        source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(
             self.models[0], source_ids, target_ids, batch_positions(self.device)
@@ -537,6 +562,11 @@ class Translator:
     def tagged(self, source: str) -> str:
         """Return a source with the tag of the target language that `into` has set."""
         return tagged(source, self.language_tag, self.tokenizer)
+
+    def source_ids(self, sources: Sequence[str]) -> list[list[int]]:
+        """Encode sources, with the tags that `into` and `with_tag` have set."""
+        texts = list(map(self.tagged, sources))
+        return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
 
     def require_translation(self) -> None:
         """Raise `RequestError` if the first model parses."""
@@ -660,7 +690,9 @@ class Translator:
         """Yield the translation of each source and prefix, window by window."""
         tagged = ((self.tagged(source), prefix) for source, prefix in pairs)
         for window in pace.windows(zip(count(pace.first_line), tagged)):
-            lines = encode_lines(window, self.tokenizer, self.source_language)
+            lines = encode_lines(
+                window, self.tokenizer, self.source_language, self.corpus_tag
+            )
             parts = list(chain.from_iterable(lines))
             yield from join_lines(
                 lines, self._translations(parts, task, pace.on_step), pace.on_line
@@ -814,6 +846,7 @@ def load(
     precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
     target_language: str | None = None,
+    tag: str | None = None,
 ) -> Translator:
     """Load a translator or a parser from a model folder or a run folder.
 
@@ -839,6 +872,8 @@ def load(
         core, or OMP_NUM_THREADS, at most 16.
     target_language
         Language to translate into, of a model with several (`Translator.into`).
+    tag
+        Tag of a corpus before each source (`Translator.with_tag`).
 
     Raises
     ------
@@ -848,13 +883,15 @@ def load(
         `device`, `precision` or `num_processes` is not one of the values above.
     RequestError
         The device is not available or cannot compute in the precision, the models have
-        different tokenizers or languages, or they have no such target language.
+        different tokenizers or languages, or they have no such target language or tag.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
     on = choose_device(device)
     number = default_processes(on) if num_processes is None else num_processes
     translator = Translator(first, on, *rest, precision=precision, num_processes=number)
-    return translator if target_language is None else translator.into(target_language)
+    if target_language is not None:
+        translator = translator.into(target_language)
+    return translator if tag is None else translator.with_tag(tag)
 
 
 def choose_device(name: str) -> str:

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.decoding.parser import Parse
+from transduce.decoding.translator import Translator
 from transduce.errors import OverdueError, TransduceError, packages_for
 from transduce.model.config import AttentionKind
 from transduce.serving import messages
@@ -232,6 +233,7 @@ class Endpoints:
                 source_name=language_name(model.source),
                 target_name=language_name(model.target),
                 target_names=list(map(language_name, model.targets)),
+                tags=list(model.queue.translator.tokenizer.corpus_tags),
             )
             for model in self._models
         ]
@@ -251,7 +253,7 @@ class Endpoints:
         texts = sources(segments, options, queue)
         await queue.require_short(texts, deadline)
         search = search_for(queue.translator.search, message.alternatives)
-        futures = queue.submit(texts, search, deadline)
+        futures = queue.submit(texts, search, deadline, options.corpus_tag)
         found = translated_segments(
             queue, segments, futures, message.format, message.alternatives, deadline
         )
@@ -284,7 +286,8 @@ class Endpoints:
         queue = model.queue
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline, MAX_SCORED_TOKENS)
-        slices = partial(queue.translator.score_stream, given, message.target)
+        translator = _with_tag(model, message.tag)
+        slices = partial(translator.score_stream, given, message.target)
         found = await while_connected(request, queue.run_in_slices(slices, deadline))
         return [
             messages.Score(
@@ -305,7 +308,8 @@ class Endpoints:
         await queue.require_short(message.texts, deadline)
         with packages_for("/v1/attention"):
             from transduce.analysis.sentence_attention import attend
-        work = partial(attend, queue.translator, source, message.target)
+        translator = _with_tag(model, message.tag)
+        work = partial(attend, translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
         content = await in_thread(deadline, _attention_json, found, message.kind)
@@ -374,7 +378,14 @@ def _options(
         language=model.language,
         splits_lines=message.split_sentences,
         tag=model.tag_for(message.target or model.target),
+        corpus_tag=_with_tag(model, message.tag).corpus_tag,
     )
+
+
+def _with_tag(model: ServedModel, tag: str | None) -> Translator:
+    """Return the model's translator with a tag; `RequestError` if it has no such."""
+    translator = model.queue.translator
+    return translator if tag is None else translator.with_tag(tag)
 
 
 def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:

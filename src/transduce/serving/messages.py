@@ -19,6 +19,9 @@ ModelNamed = Annotated[
 TargetLanguage = Annotated[
     str | None, Field(description="Target language, of a model with several.")
 ]
+CorpusTag = Annotated[
+    str | None, Field(description="A tag of the training, before each source.")
+]
 SplitSentences = Annotated[
     bool,
     Field(
@@ -70,6 +73,7 @@ class TranslateRequest(RequestMessage):
     q: Annotated[str | list[str], Field(description="Text, or several.")]
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
+    tag: CorpusTag = None
     format: Format = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
@@ -157,6 +161,7 @@ class Model(BaseModel):
     source_name: str
     target_name: str
     target_names: Annotated[list[str], Field(description="Those of `targets`.")]
+    tags: Annotated[list[str], Field(description="Tags of its training's corpora.")]
 
 
 class StreamRequest(RequestMessage):
@@ -165,6 +170,7 @@ class StreamRequest(RequestMessage):
     q: str
     model: ModelNamed = None
     target: TargetLanguage = None
+    tag: CorpusTag = None
     format: Format = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
@@ -251,6 +257,7 @@ class ScoreRequest(RequestMessage):
     target: Texts
     model: ModelNamed = None
     target_language: TargetLanguage = None
+    tag: CorpusTag = None
 
     @property
     def texts(self) -> list[str]:
@@ -275,6 +282,7 @@ class AttentionRequest(RequestMessage):
     kind: AttentionKind = "encoder-decoder"
     model: ModelNamed = None
     target_language: TargetLanguage = None
+    tag: CorpusTag = None
 
     @property
     def texts(self) -> list[str]:

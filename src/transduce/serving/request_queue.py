@@ -94,10 +94,13 @@ class _Task(Protocol[Found]):
 @dataclass(frozen=True, slots=True)
 class _Translate:
     search: SearchConfig
+    tag: str
 
     def __call__(
         self, translator: Translator, sentences: list[str], pace: Pace
     ) -> Iterable[Translation]:
+        if self.tag:
+            translator = translator.with_tag(self.tag)
         return translator.translate_stream(sentences, self.search, None, pace)
 
 
@@ -230,17 +233,19 @@ class RequestQueue:
         sentences: Sequence[str],
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
+        tag: str = "",
     ) -> list[Future[Translation]]:
         """Enqueue sentences; return a future of each translation.
 
-        By default, the search is the model's own and the deadline that of a new
-        request. Raises `BusyError` if too many sentences wait, `TooLongError` if these
-        alone are too many, `RequestError` if the model is a parser or `sentences` is a
-        string. A future raises `OverdueError` if its sentence was not started in time,
-        and `TimeLimitError` if it was started, but took too long.
+        A tag is one of `Translator.with_tag`. By default, the search is the model's own
+        and the deadline that of a new request. Raises `BusyError` if too many sentences
+        wait, `TooLongError` if these alone are too many, `RequestError` if the model is
+        a parser or `sentences` is a string. A future raises `OverdueError` if its
+        sentence was not started in time, and `TimeLimitError` if it was started, but
+        took too long.
         """
         self.translator.require_translation()
-        task = _Translate(search or self.translator.search)
+        task = _Translate(search or self.translator.search, tag)
         return self._submit(sentences, task, deadline)
 
     def submit_to_parser(
@@ -262,6 +267,7 @@ class RequestQueue:
         sentences: Sequence[str],
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
+        tag: str = "",
     ) -> list[Translation]:
         """Translate sentences in order.
 
@@ -269,7 +275,7 @@ class RequestQueue:
         """
         deadline = deadline or self.deadline()
         await self.require_short(sentences, deadline)
-        futures = self.submit(sentences, search, deadline)
+        futures = self.submit(sentences, search, deadline, tag)
         try:
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:

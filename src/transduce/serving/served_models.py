@@ -276,6 +276,8 @@ class DocumentOptions:
     """Whether a line of text, or a block of HTML, is split into sentences."""
     tag: str = ""
     """Tag of the target language before each sentence; empty for none."""
+    corpus_tag: str = ""
+    """Tag of a corpus before each sentence; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +335,7 @@ async def translate_documents(
     every = [each for segments in split_documents for each in segments]
     search = search_for(queue.translator.search, num_alternatives)
     texts = sources(every, options, queue)
-    found = await queue.translate(texts, search, deadline)
+    found = await queue.translate(texts, search, deadline, options.corpus_tag)
     marked = [each for each in every if each.is_sentence]
     pairs = list(zip(marked, found, strict=True))
     links = await _links(queue, pairs, num_alternatives, deadline)

@@ -20,7 +20,13 @@ import tokenizers
 from tokenizers import models
 
 from transduce.errors import CheckpointError
-from transduce.text.vocabulary import EOS, LANGUAGE_TAG, is_tag, language_tags
+from transduce.text.vocabulary import (
+    EOS,
+    LANGUAGE_TAG,
+    corpus_tags,
+    is_tag,
+    language_tags,
+)
 
 UNKNOWN = "<unk>"
 """Piece that stands for all others; it decodes to nothing."""
@@ -151,6 +157,11 @@ class SentencePieceTokenizer:
     def language_tags(self) -> tuple[str, ...]:
         """Tags of target languages in the vocabulary, such as >>de<<."""
         return language_tags(self._ids)
+
+    @property
+    def corpus_tags(self) -> tuple[str, ...]:
+        """Tags of corpora in the vocabulary, such as <bt>."""
+        return corpus_tags(self._ids)
 
     def tag_id(self, tag: str) -> int | None:
         """Return the id of a tag; None if the vocabulary has no such tag."""

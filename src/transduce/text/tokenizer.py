@@ -42,6 +42,7 @@ from transduce.text.vocabulary import (
     UNKNOWN_PIECES,
     TokenizerConfig,
     TokenizerKind,
+    corpus_tags,
     is_tag,
     language_tags,
 )
@@ -170,6 +171,11 @@ class SubwordTokenizer:
     def language_tags(self) -> tuple[str, ...]:
         """Tags of target languages in the vocabulary, such as >>de<<."""
         return language_tags(self._tags)
+
+    @property
+    def corpus_tags(self) -> tuple[str, ...]:
+        """Tags of corpora in the vocabulary, such as <bt>."""
+        return corpus_tags(self._tags)
 
     def tag_id(self, tag: str) -> int | None:
         """Return the id of a tag; None if the vocabulary has no such tag."""
@@ -306,6 +312,22 @@ def tagged(source: str, tag: str, tokenizer: Tokenizer) -> str:
     if not tag or not source.strip() or tokenizer.language(source):
         return source
     return f"{tag} {source}"
+
+
+def encode_with_tag(
+    sources: Sequence[str], tag: str, tokenizer: Tokenizer
+) -> list[list[int]]:
+    """Encode sources, with the tag of a corpus before each one that is not empty.
+
+    No text gives the tag's token. It comes before the tag of a target language, as in
+    training. An empty tag is none.
+    """
+    encoded = tokenizer.encode_sources(sources)
+    if not tag:
+        return encoded
+    tag_id = tokenizer.tag_id(tag)
+    assert tag_id is not None
+    return [[tag_id, *ids] if ids else ids for ids in encoded]
 
 
 def own_target_size(tokenizer: Tokenizer) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from transduce.errors import ConfigError, RequestError
-from transduce.settings import require_between
+from transduce.settings import require_between, shown
 from transduce.text.languages import best_match, canonical, english_name
 
 TokenizerKind = Literal["bpe", "word-piece", "word", "character"]
@@ -120,6 +120,32 @@ def is_tag(piece: str) -> bool:
 def language_tags(pieces: Iterable[str]) -> tuple[str, ...]:
     """Return the tags of target languages among the pieces of a vocabulary."""
     return tuple(piece for piece in pieces if LANGUAGE_TAG.fullmatch(piece))
+
+
+def corpus_tags(pieces: Iterable[str]) -> tuple[str, ...]:
+    """Return the tags of corpora among the pieces of a vocabulary."""
+    return tuple(p for p in pieces if is_tag(p) and not LANGUAGE_TAG.fullmatch(p))
+
+
+def find_corpus_tag(name: str, tags: Sequence[str]) -> str:
+    """Return the tag of a corpus, given with or without its angle brackets.
+
+    Raises `RequestError`, which names the tags that there are, if it is none of them.
+    """
+    for tag in (name, f"<{name}>"):
+        if tag in tags:
+            return tag
+    if not tags:
+        raise RequestError(
+            "A tag must be one of the model's, but this model has none, so that "
+            f"{shown(name)} cannot be chosen; leave the tag out."
+        )
+    more = len(tags) - MOST_NAMED
+    others = f" and {more} others" if more > 0 else ""
+    raise RequestError(
+        f"The tag must be one of the model's, but is {shown(name)}; it has "
+        f"{', '.join(tags[:MOST_NAMED])}{others}."
+    )
 
 
 def find_language_tag(
