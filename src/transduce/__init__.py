@@ -1,5 +1,7 @@
 """The system of "Attention Is All You Need" (Vaswani et al., 2017) as a tool."""
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
     from transduce.search_config import SamplingConfig, SearchConfig
 
     __version__: str
+
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    # Threads of GCC's OpenMP wait for the next operator in a loop, by default for some
+    # milliseconds, in which neither another program nor another thread has their cores.
+    # OpenMP reads the variable when PyTorch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __all__ = [
     "SamplingConfig",

@@ -9,7 +9,13 @@ from typing import get_args
 import torch
 
 from transduce.errors import ConfigError, RequestError
-from transduce.machine import PROC, Precision, memory_groups, proc_bytes
+from transduce.machine import (
+    PROC,
+    Precision,
+    memory_groups,
+    proc_bytes,
+    respect_cpu_quota,
+)
 
 WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
@@ -65,7 +71,7 @@ def choose_hardware(
     `number` selects one of several GPUs. Precision "auto" is bf16 where a model of
     `width` d_model trains faster than in fp32. Raises `ConfigError` for an unknown
     name, `RequestError` for a missing device. Choosing CUDA turns off cuDNN's attention
-    in this process.
+    in this process; choosing a CPU applies a CPU quota to the number of threads.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -89,6 +95,7 @@ def choose_hardware(
         precision = "bf16" if is_faster else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if device == "cpu":
+        respect_cpu_quota()
         return Hardware(device=torch.device(device), dtype=dtype)
     if number >= torch.cuda.device_count():
         raise RequestError(

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ctypes import c_void_p
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+
+from transduce.errors import counted
 
 Precision = Literal["auto", "fp32", "bf16"]
 """Precision of the matrix products of training."""
@@ -26,13 +28,18 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of `mallopt`, from glibc's malloc.h."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-"""Linux control groups: limits of containers and cluster jobs."""
+"""Usual folder of Linux control groups: limits of containers and cluster jobs."""
 
 PROC = Path("/proc")
 """Linux process information."""
 
 CORES = Path("/sys/devices/system/cpu")
 """Linux information on each hardware thread."""
+MOUNT_ROOT, MOUNT_FOLDER = 3, 4
+"""Fields of a line of `/proc/self/mountinfo`."""
+MOST_BRIEF_SPINS = 10_000
+"""Spins that take less than a millisecond on any processor; a pause of up to 140 cycles
+is between two."""
 MATRIX_FLAGS = (
     "avx2",
     "avx_vnni",
@@ -87,24 +94,70 @@ class _MemoryGroup:
 
 def memory_groups() -> Iterator[_MemoryGroup]:
     """Yield the control groups of this process that limit memory, inner to outer."""
-    path = PROC / "self" / "cgroup"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in lines:
-        _, kinds, group = line.split(":", 2)
-        if not kinds:
-            root, limit = CONTROL_GROUPS, "memory.max"
-            usage, cache = "memory.current", "inactive_file"
-        elif "memory" in kinds.split(","):
-            root, limit = CONTROL_GROUPS / "memory", "memory.limit_in_bytes"
-            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+    for folder, version in _control_groups("memory", PROC):
+        if version == 2:
+            limit, usage, cache = "memory.max", "memory.current", "inactive_file"
+        else:
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        with suppress(OSError, ValueError):  # missing, or without a limit
+            most = int((folder / limit).read_text(encoding="ascii"))
+            yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
+
+
+def _control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
+    """Yield folder and version of this process's control groups, inner to outer.
+
+    `kind` is the controller, such as "cpu". Folders may be missing: a container may see
+    only the outermost group, which is then its own.
+    """
+    mounts = _group_mounts(proc)
+    for line in _lines(proc / "self" / "cgroup"):
+        _, _, rest = line.partition(":")
+        kinds, _, group = rest.partition(":")
+        if group and not kinds:
+            version, usual, found = 2, CONTROL_GROUPS, mounts.get("")
+        elif kind in kinds.split(","):
+            version, usual, found = 1, CONTROL_GROUPS / kind, mounts.get(kind)
         else:
             continue
-        # A container may see only the outermost group, which is then its own.
-        for each in (Path(group), *Path(group).parents):
-            folder = root / each.relative_to("/")
-            with suppress(OSError, ValueError):  # missing, or without a limit
-                most = int((folder / limit).read_text(encoding="ascii"))
-                yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
+        root, folder = found or (Path("/"), usual)
+        inside = Path(group)
+        if ".." in inside.parts or not inside.is_relative_to(root):
+            inside = root  # of another namespace
+        below = inside.relative_to(root)
+        for each in (below, *below.parents):
+            yield folder / each, version
+
+
+def _group_mounts(proc: Path) -> dict[str, tuple[Path, Path]]:
+    """Return group and folder of each mount of control groups, by controller.
+
+    Version 2 has one mount for all controllers, named "".
+    """
+    mounts: dict[str, tuple[Path, Path]] = {}
+    for line in _lines(proc / "self" / "mountinfo"):
+        mount, _, system = line.partition(" - ")
+        fields, (kind, *options) = mount.split(" "), system.split(" ")
+        if kind not in ("cgroup", "cgroup2") or len(fields) <= MOUNT_FOLDER:
+            continue
+        group, folder = (_unescaped(fields[i]) for i in (MOUNT_ROOT, MOUNT_FOLDER))
+        names = [""] if kind == "cgroup2" else options[-1].split(",")
+        mounts |= {name: (Path(group), Path(folder)) for name in names}
+    return mounts
+
+
+def _unescaped(path: str) -> str:
+    """Decode spaces and the like, which mountinfo writes as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _lines(path: Path) -> list[str]:
+    """Read the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def memory_of_children() -> int:
@@ -119,11 +172,73 @@ def memory_of_children() -> int:
     return num_bytes
 
 
-def num_cores() -> int | None:
-    """Return the number of hardware threads this process may use; None if unknown."""
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Number of cores that this process may use, and what limits it."""
+
+    number: int
+    """At least 1."""
+    limit: str | None = None
+    """"affinity", a CPU quota, a variable of the environment, or None: no limit."""
+
+
+def num_cores() -> int:
+    """Return the number of hardware threads that affinity and CPU quota allow."""
+    return usable_cores(environment={}).number
+
+
+def usable_cores(
+    proc: Path = PROC, environment: Mapping[str, str] = os.environ
+) -> Cores:
+    """Return the number of threads to compute with, and what limits it.
+
+    It is the smallest of the cores in the process's affinity, the CPU quotas of its
+    control groups (of containers and cluster jobs), rounded up, and OMP_NUM_THREADS.
+    """
+    present = os.cpu_count() or 1
+    limits = [Cores(present)]
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+        limits.append(Cores(len(os.sched_getaffinity(0)), "affinity"))
+    if (quota := cpu_quota(proc)) < present:
+        several = "core" if quota == 1 else "cores"
+        limits.append(Cores(math.ceil(quota), f"CPU quota of {quota:.3g} {several}"))
+    limits += _chosen_threads(environment)
+    return min(limits, key=lambda cores: cores.number)  # the first of equal ones
+
+
+def cpu_quota(proc: Path = PROC) -> float:
+    """Return the cores whose time this process may use; infinite without a quota.
+
+    Control groups limit it (`cpu.max`, or `cpu.cfs_quota_us` in version 1), also those
+    around the process's own.
+    """
+    quotas = [math.inf]
+    for folder, version in _control_groups("cpu", proc):
+        # A file is missing, malformed, or says "max", which means no limit.
+        with suppress(OSError, ValueError, OverflowError):
+            if version == 2:
+                text = (folder / "cpu.max").read_text(encoding="ascii")
+            else:
+                files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                text = " ".join(
+                    (folder / file).read_text(encoding="ascii") for file in files
+                )
+            quota, period = map(int, text.split())
+            if quota > 0 and period > 0:
+                quotas.append(quota / period)
+    return min(quotas)
+
+
+def _chosen_threads(environment: Mapping[str, str]) -> Iterator[Cores]:
+    """Yield the number of threads that the environment sets, if any.
+
+    It may be the first of a list, whose other numbers are those of nested loops.
+    """
+    for name in READ_BY_PYTORCH:
+        first = environment.get(name, "").split(",")[0].strip()
+        if re.fullmatch(r"0*[1-9]\d{0,8}", first, re.ASCII):
+            yield Cores(int(first), name)
+            return
 
 
 def num_whole_cores() -> int | None:
@@ -175,7 +290,7 @@ class WaitingMeter:
         """Estimate from the load average of the last minute; 0 without one."""
         if not hasattr(os, "getloadavg"):
             return 0.0
-        return max(1 - (num_cores() or 1) / max(os.getloadavg()[0], 1e-9), 0.0)
+        return max(1 - num_cores() / max(os.getloadavg()[0], 1e-9), 0.0)
 
 
 def keep_freed_memory() -> None:
@@ -238,19 +353,34 @@ def may_have_gpu() -> bool:
     return not builds or any(build != "None" for build in builds)
 
 
-READ_BY_PYTORCH = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
-"""Environment variables that PyTorch reads once, when it is loaded."""
+READ_BY_PYTORCH = "MKL_NUM_THREADS", "OMP_NUM_THREADS"
+"""Environment variables that PyTorch reads once, when it is loaded; the first that is
+set counts."""
 
 
 def gomp_parallel() -> int | None:
-    """Return the address of `GOMP_parallel` in PyTorch's OpenMP; None if not GCC's.
+    """Return the address of `GOMP_parallel` in PyTorch's OpenMP, or None.
 
-    With it, the native library shares PyTorch's threads; without, it starts its own.
+    With it, the native library computes on PyTorch's threads; without, on threads of
+    its own, which it does not wait for when they are late. PyTorch's are better only if
+    they spin for long after each operator, and so occupy the cores (`spins_briefly`),
+    and exist only in GCC's OpenMP.
     """
-    library = _openmp()
-    if library is None:
+    if spins_briefly(os.environ) or (library := _openmp()) is None:
         return None
     return ctypes.cast(library.GOMP_parallel, c_void_p).value
+
+
+def spins_briefly(environment: Mapping[str, str]) -> bool:
+    """Return whether the threads of GCC's OpenMP sleep soon after an operator.
+
+    The environment must be that of the time when PyTorch is loaded.
+    """
+    policy = environment.get("OMP_WAIT_POLICY", "").strip().lower()
+    spins = environment.get("GOMP_SPINCOUNT", "").strip()
+    if re.fullmatch(r"\d{1,9}", spins, re.ASCII):
+        return int(spins) <= MOST_BRIEF_SPINS
+    return policy == "passive"
 
 
 def num_threads() -> int:
@@ -260,16 +390,53 @@ def num_threads() -> int:
     return _Threads.number or _default_threads()
 
 
+def threads_limit() -> str | None:
+    """Return what limits `num_threads`: affinity, a CPU quota or a variable."""
+    cores = usable_cores()
+    return cores.limit if cores.number == num_threads() else None
+
+
+def describe_threads() -> str:
+    """Describe the number of threads and its limit: "1 thread (OMP_NUM_THREADS)"."""
+    limit = threads_limit()
+    return counted(num_threads(), "thread") + (f" ({limit})" if limit else "")
+
+
 def use_threads(number: int) -> None:
     """Set the number of threads, also of PyTorch, whether loaded now or later."""
     _Threads.number = number
     if (torch := _loaded_torch()) is not None:
         torch.set_num_threads(number)
         return
+    _Threads.written = str(number)
     for name in READ_BY_PYTORCH:
-        os.environ[name] = str(number)
+        os.environ[name] = _Threads.written
     if (library := _openmp()) is not None:
         library.omp_set_num_threads(number)
+
+
+def respect_cpu_quota(proc: Path = PROC) -> None:
+    """Reduce the number of threads, also of PyTorch, to what the CPU quota allows.
+
+    PyTorch does not know quotas: in a container with a quota of one core on a machine
+    of 64, it would start 64 threads, which then wait for each other.
+    """
+    if (quota := cpu_quota(proc)) == math.inf:
+        return
+    if (torch := _loaded_torch()) is not None:
+        before = torch.get_num_threads()
+    else:
+        chosen = next(_chosen_threads(os.environ), None)
+        before = num_cores() + 1 if chosen is None else chosen.number
+    if math.ceil(quota) < before:
+        use_threads(min(num_threads(), math.ceil(quota)))
+
+
+def are_threads_chosen() -> bool:
+    """Return whether the environment that this process got sets a number of threads."""
+    return any(
+        os.environ.get(name) not in (None, _Threads.written) for name in READ_BY_PYTORCH
+    )
 
 
 def _loaded_torch() -> ModuleType | None:
@@ -282,6 +449,8 @@ class _Threads:
     """Number of threads set by `use_threads`, for this process."""
 
     number: int | None = None
+    written: str | None = None
+    """What `use_threads` has written to the environment."""
 
 
 def leave_a_core() -> None:
@@ -290,22 +459,14 @@ def leave_a_core() -> None:
     If another program needs a core, threads on all cores would spin until the thread
     that lost its core catches up.
     """
-    if "OMP_NUM_THREADS" not in os.environ:
+    if not are_threads_chosen():
         use_threads(max(num_threads() - 1, 1))
 
 
 @cache
 def _default_threads() -> int:
-    """Return one thread per core, or what the environment sets.
-
-    MKL_NUM_THREADS takes precedence over OMP_NUM_THREADS, as in PyTorch.
-    """
-    library = _openmp()
-    most = num_cores() if library is None else library.omp_get_max_threads()
-    for name in READ_BY_PYTORCH if library is None else ("MKL_NUM_THREADS",):
-        with suppress(KeyError, ValueError):
-            most = int(os.environ[name]) or most
-    return max(min(filter(None, [most, num_whole_cores()]), default=1), 1)
+    """Return one thread per core, or what the environment sets."""
+    return min(filter(None, [usable_cores().number, num_whole_cores()]))
 
 
 @cache

@@ -1,8 +1,11 @@
-"""The number of threads is the same without PyTorch as with it."""
+"""The number of threads: by affinity, CPU quota and environment, as PyTorch's."""
 
+import json
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,10 +13,45 @@ import torch
 
 from transduce.machine import (
     READ_BY_PYTORCH,
+    Cores,
+    cpu_quota,
     leave_a_core,
     num_threads,
+    respect_cpu_quota,
+    spins_briefly,
+    usable_cores,
     use_threads,
 )
+
+PRESENT = os.cpu_count() or 1
+AFFINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else PRESENT
+VERSION_2 = "31 23 0:28 / {} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+VERSION_1 = "32 31 0:29 / {} rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """Return a stand-in for `/proc` whose files are written by `limited`."""
+    (tmp_path / "self").mkdir()
+    return tmp_path
+
+
+def limited(
+    proc: Path, mounts: str, groups: str, files: dict[str, str], folder: str = "groups"
+) -> Path:
+    """Write the control groups of this process, and the files of their folders.
+
+    Mounts have the place of `folder` in braces.
+    """
+    (proc / "self" / "mountinfo").write_text(
+        f"29 1 8:1 / / rw - ext4 /dev/sda rw\n{mounts.format(proc / folder)}\n"
+    )
+    (proc / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = proc / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return proc
 
 
 def told_by(program: str, **variables: str) -> str:
@@ -59,6 +97,7 @@ def test_a_partly_loaded_pytorch_is_not_queried(monkeypatch) -> None:
     for name in READ_BY_PYTORCH:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr("transduce.machine._Threads.number", None)
+    monkeypatch.setattr("transduce.machine._Threads.written", None)
     use_threads(1)
     assert num_threads() == before == 1
 
@@ -100,3 +139,219 @@ def test_a_chosen_number_of_threads_is_kept(monkeypatch):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "groups", "files", "expected"),
+    [
+        (VERSION_2, "0::/a/b\n", {"a/b/cpu.max": "150000 100000\n"}, 1.5),
+        (VERSION_2, "0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, math.inf),
+        # The smallest of nested quotas counts.
+        (
+            VERSION_2,
+            "0::/a/b\n",
+            {"a/b/cpu.max": "400000 100000", "a/cpu.max": "50000 50000"},
+            1.0,
+        ),
+        (
+            VERSION_2,
+            "0::/a/b\n",
+            {"a/b/cpu.max": "max 100000", "cpu.max": "300000 100000"},
+            3.0,
+        ),
+        (
+            VERSION_1,
+            "5:cpuacct,cpu:/a\n",
+            {"a/cpu.cfs_quota_us": "25000", "a/cpu.cfs_period_us": "50000"},
+            0.5,
+        ),
+        (
+            VERSION_1,
+            "5:cpu,cpuacct:/a\n",
+            {"a/cpu.cfs_quota_us": "-1", "a/cpu.cfs_period_us": "50000"},
+            math.inf,
+        ),
+        # A container without a namespace for groups: the mount begins at its own.
+        (
+            VERSION_2.replace(" / ", " /docker/7 "),
+            "0::/docker/7/job\n",
+            {"cpu.max": "200000 100000", "job/cpu.max": "max 100000"},
+            2.0,
+        ),
+        # A group outside of what the container sees.
+        (VERSION_2, "0::/../../x\n", {"cpu.max": "200000 100000"}, 2.0),
+        (
+            VERSION_2.replace(" / ", " /docker/7 "),
+            "0::/x\n",
+            {"cpu.max": "200000 100000"},
+            2.0,
+        ),
+        # Both versions on one machine.
+        (
+            VERSION_2.replace("{}", "{0}/unified")
+            + "\n"
+            + VERSION_1.replace("{}", "{0}/cpu"),
+            "4:memory:/m\n1:cpu:/\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "9000", "cpu/cpu.cfs_period_us": "10000"},
+            0.9,
+        ),
+    ],
+)
+def test_the_cpu_quota_is_that_of_the_control_groups(
+    proc, mounts, groups, files, expected
+):
+    assert cpu_quota(limited(proc, mounts, groups, files)) == expected
+
+
+def test_a_mount_may_have_spaces_in_its_name(proc):
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": "50000 100000"}, "my groups")
+    path = proc / "self" / "mountinfo"
+    path.write_text(path.read_text().replace("my groups", r"my\040groups"))
+    assert cpu_quota(proc) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mounts", "groups", "quota"),
+    [
+        ("", "", ""),
+        ("- cgroup2", "0::/", "1 2 3"),
+        (" - \n1 2 - cgroup", "nonsense", "0 0"),
+        (VERSION_2, "0::/\n::\n\n0:", "100000"),
+        (VERSION_2, "0::/", "-5 100000"),
+        (VERSION_2, "0::/", "100000 0"),
+        (VERSION_2, "0::/", "\udcff 1"),
+        (VERSION_2, "0::/", "9" * 400 + " 1"),
+        (VERSION_2, "0::/", "9" * 5000 + " 1"),
+        (VERSION_2, "\udcff:cpu:/\udcff\n1:cpu:/", "max"),
+    ],
+)
+def test_malformed_files_mean_no_quota(proc, mounts, groups, quota):
+    limited(proc, mounts, "", {})
+    (proc / "self" / "cgroup").write_text(groups, errors="surrogateescape")
+    (proc / "groups").mkdir()
+    (proc / "groups" / "cpu.max").write_text(quota, errors="surrogateescape")
+    assert cpu_quota(proc) == math.inf
+    assert usable_cores(proc, {}).number == AFFINE
+
+
+def test_without_the_systems_files_there_is_no_quota(proc):
+    assert cpu_quota(proc / "missing") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("quota", "environment", "expected"),
+    [
+        ("max 100000", {}, Cores(AFFINE, "affinity" if AFFINE < PRESENT else None)),
+        ("1000 100000", {}, Cores(1, "CPU quota of 0.01 cores")),
+        ("1000 100000", {"OMP_NUM_THREADS": "1"}, Cores(1, "CPU quota of 0.01 cores")),
+        ("max 100000", {"OMP_NUM_THREADS": "1"}, Cores(1, "OMP_NUM_THREADS")),
+        ("max 100000", {"OMP_NUM_THREADS": " 1 , 4"}, Cores(1, "OMP_NUM_THREADS")),
+        ("max 100000", {"MKL_NUM_THREADS": "1"}, Cores(1, "MKL_NUM_THREADS")),
+    ],
+)
+@pytest.mark.skipif(PRESENT == 1, reason="one core has no smaller limit")
+def test_the_smallest_limit_of_cores_counts(proc, quota, environment, expected):
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": quota})
+    assert usable_cores(proc, environment) == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0", "-1", "two", "1.5", "², 1", "0x1", "9" * 30]
+)
+def test_a_malformed_number_of_threads_is_ignored(proc, value):
+    assert usable_cores(proc, {"OMP_NUM_THREADS": value}).number == AFFINE
+
+
+def test_parts_of_cores_are_rounded_up(proc):
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": "110000 100000"})
+    assert usable_cores(proc, {}).number == min(2, AFFINE)
+
+
+def test_pytorch_loaded_later_respects_the_quota(proc):
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": "90000 100000"})
+    program = (
+        "from pathlib import Path\n"
+        "from transduce.machine import num_threads, respect_cpu_quota\n"
+        f"respect_cpu_quota(Path({str(proc)!r}))\n"
+        "import torch\n"
+        "print(torch.get_num_threads(), num_threads())"
+    )
+    assert told_by(program) == "1 1"
+
+
+def test_loaded_pytorch_respects_the_quota(proc):
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": "150000 100000"})
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        respect_cpu_quota(proc)
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        respect_cpu_quota(proc)
+        assert torch.get_num_threads() == 1
+        torch.set_num_threads(3)
+        respect_cpu_quota(proc / "missing")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "quota", "expected"),
+    [
+        ({}, "90000 100000", [1, False]),
+        ({"OMP_NUM_THREADS": "1"}, "90000 100000", [1, True]),
+        ({"MKL_NUM_THREADS": "1"}, "90000 100000", [1, True]),
+        ({"OMP_NUM_THREADS": "2"}, "90000 100000", [1, False]),
+    ],
+)
+def test_a_number_within_the_quota_stays_the_users_choice(
+    proc, variables, quota, expected
+):
+    """Processes that share the cores inherit it, unlike a number by the quota."""
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": quota})
+    program = (
+        "import json\n"
+        "from pathlib import Path\n"
+        "from transduce.machine import are_threads_chosen, num_threads\n"
+        "from transduce.machine import respect_cpu_quota\n"
+        f"respect_cpu_quota(Path({str(proc)!r}))\n"
+        "print(json.dumps([num_threads(), are_threads_chosen()]))"
+    )
+    assert json.loads(told_by(program, **variables)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"GOMP_SPINCOUNT": "1000"}, True),
+        ({"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "passive"}, False),
+        ({"GOMP_SPINCOUNT": "infinity"}, False),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, True),
+        ({"OMP_WAIT_POLICY": "active"}, False),
+    ],
+)
+def test_spinning_threads_of_openmp_are_recognized(environment, expected):
+    assert spins_briefly(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "variables", "expected"),
+    [
+        ("", {}, "1000"),
+        ("", {"GOMP_SPINCOUNT": "7"}, "7"),
+        ("", {"OMP_WAIT_POLICY": "active"}, "None"),
+        # OpenMP has read its settings.
+        ("import sys\nsys.modules['torch'] = sys\n", {}, "None"),
+    ],
+)
+def test_openmp_spins_briefly_unless_the_user_chooses(before, variables, expected):
+    names = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+    clean = "import os\nfor n in {}: os.environ.pop(n, None)\nos.environ.update({})\n"
+    program = (
+        clean.format(names, variables)
+        + before
+        + "import transduce\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    assert told_by(program) == expected

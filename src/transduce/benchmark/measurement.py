@@ -21,9 +21,14 @@ import torch
 from torch import Tensor
 
 from transduce.device import Hardware, peak_memory, used_memory
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, counted
 from transduce.interruption import end_with_parent
-from transduce.machine import BUSY_LOAD, describe_processor, memory_of_children
+from transduce.machine import (
+    BUSY_LOAD,
+    describe_processor,
+    memory_of_children,
+    threads_limit,
+)
 
 Outcome = TypeVar("Outcome")
 
@@ -172,11 +177,14 @@ class Machine:
     """Threads of a matrix product on the processor."""
     versions: dict[str, str]
     """Versions of Python and of the installed packages."""
+    threads_limit: str | None = None
+    """What limits the threads, such as a CPU quota; None: the machine's cores."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {found}" for name, found in self.versions.items())
         accelerator = f", {self.accelerator}" if self.accelerator else ""
-        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        limit = f" ({self.threads_limit})" if self.threads_limit else ""
+        threads = counted(self.num_threads, "thread") + limit
         return f"{self.processor}, {threads}{accelerator}; {versions}"
 
 
@@ -191,6 +199,7 @@ def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine
         processor=describe_processor(),
         accelerator=torch.cuda.get_device_name(device) if is_cuda else None,
         num_threads=torch.get_num_threads(),
+        threads_limit=threads_limit(),
         versions=versions,
     )
 

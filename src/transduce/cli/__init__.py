@@ -36,6 +36,7 @@ from transduce.cli.terminal import (
 )
 from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination
+from transduce.machine import respect_cpu_quota
 
 USER_ERROR = 2
 """Exit code of errors that the user can correct."""
@@ -279,6 +280,7 @@ def _run(arguments: Sequence[str] | None) -> None:
                 "Standard output must be open, but is closed; send it to a file, or to "
                 f"{os.devnull}."
             )
+        respect_cpu_quota()
         with lasting_streams(is_output_display=is_output_display):
             function(*given.args, **given.kwargs)
     except CycloptsError as error:

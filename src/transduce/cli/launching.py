@@ -19,7 +19,7 @@ from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.interruption import end_with_parent, terminations
-from transduce.machine import num_cores
+from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
 from transduce.settings import require_between
 from transduce.training.hardware import (
     LOST,
@@ -101,7 +101,7 @@ def run_processes(command: Sequence[str], count: int) -> int:
     cause; otherwise its exit code is returned. Only the first prints; the output of
     another is shown if it is the cause.
     """
-    require_between("--devices", count, 1, max(num_cores() or 1, MAX_DEVICES))
+    require_between("--devices", count, 1, max(num_cores(), MAX_DEVICES))
     with ExitStack() as stack:
         port = _free_port()
         workers: list[_Worker] = []
@@ -119,7 +119,6 @@ def run_processes(command: Sequence[str], count: int) -> int:
 def _start(
     command: Sequence[str], rank: int, count: int, port: int, errors: IO[bytes]
 ) -> _Worker:
-    cores = num_cores() or count
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -129,10 +128,11 @@ def _start(
         "MASTER_PORT": str(port),
         LAUNCHER: str(os.getpid()),
     }
-    threads = {"OMP_NUM_THREADS": str(max(cores // count, 1))}
+    share = str(max(num_cores() // count, 1))
+    threads = {} if are_threads_chosen() else dict.fromkeys(READ_BY_PYTORCH, share)
     process = subprocess.Popen(
         command,
-        env={**threads, **os.environ, **variables},
+        env={**os.environ, **threads, **variables},
         stderr=None if rank == 0 else errors,
     )
     return _Worker(process=process, errors=errors)

@@ -68,7 +68,7 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.experiments.start_model import StartModel, open_start, settings_from
-from transduce.machine import Precision
+from transduce.machine import Precision, describe_threads
 from transduce.text.augmentation import SHARES, TextAugmentationConfig
 from transduce.text.languages import english_name
 from transduce.training.config import TrainingConfig
@@ -90,6 +90,11 @@ FLUSH_SECONDS = 2
 """Seconds between two writes; a crash loses at most these."""
 
 
+def _threads(start: RunStart) -> str:
+    """Describe the threads of a training on a CPU."""
+    return f", {describe_threads()}" if start.hardware.device.type == "cpu" else ""
+
+
 class TrainingDisplay(ProgressDisplay):
     """Progress and result of a training run."""
 
@@ -106,7 +111,7 @@ class TrainingDisplay(ProgressDisplay):
             self.console.print(_languages(start.config))
         self.console.print(
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
-            f"{start.config.model.vocab_size:,}, on {start.hardware}"
+            f"{start.config.model.vocab_size:,}, on {start.hardware}{_threads(start)}"
         )
         if start.origin is not None:
             self.console.print(_origin(start))

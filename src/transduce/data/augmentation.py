@@ -481,7 +481,7 @@ class _PendingPart:
 
 def default_processes(processes_here: int) -> int:
     """Return how many processes augment for each of the trainings on this machine."""
-    most = (num_cores() or 1) // (CORES_PER_PROCESS * processes_here)
+    most = num_cores() // (CORES_PER_PROCESS * processes_here)
     return max(min(most, MAX_PROCESSES), 1)
 
 

@@ -42,7 +42,7 @@ from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory
 from transduce.interruption import signals_held
-from transduce.machine import num_cores
+from transduce.machine import num_cores, usable_cores
 from transduce.metrics.scores import TargetScore
 from transduce.settings import require_between
 from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
@@ -190,8 +190,8 @@ def clean_corpus(
     scoring
         Models that score the pairs that all rules keep.
     num_processes
-        Number of processes; by default one for each core, at most
-        16. The result is the same.
+        Number of processes; by default one for each core, or OMP_NUM_THREADS, at
+        most 16. The result is the same.
     on_pairs
         Called with "read", "scored" or "written", and the number of pairs so far.
 
@@ -207,8 +207,9 @@ def clean_corpus(
         A process was killed, or a model cannot score.
     """
     config = config or CleaningConfig()
-    cores = num_cores() or 1
-    number = min(cores, USUAL_PROCESSES) if num_processes is None else num_processes
+    cores = num_cores()
+    usual = min(usable_cores().number, USUAL_PROCESSES)
+    number = usual if num_processes is None else num_processes
     require_between("processes", number, 1, max(cores, MOST_PROCESSES))
     pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))

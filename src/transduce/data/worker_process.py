@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
 
 from transduce.interruption import terminations
+from transduce.machine import READ_BY_PYTORCH
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ class WorkerProcess(Generic[Arguments, Result]):
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
                 "TOKENIZERS_PARALLELISM": "false",
-                "OMP_NUM_THREADS": "1",
+                **dict.fromkeys(READ_BY_PYTORCH, "1"),
             },
         )
         # Sent with the first arguments.

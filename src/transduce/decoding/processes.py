@@ -21,7 +21,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from transduce.decoding.translations import SearchResult, SearchTask, search_in_batches
 from transduce.errors import ConfigError, RequestError
-from transduce.interruption import end_with_parent, terminations
+from transduce.interruption import end_with_parent, signals_held, terminations
 from transduce.machine import num_cores, num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
@@ -69,7 +69,7 @@ class WorkerPool(Generic[Searcher]):
             raise ConfigError(
                 f"The number of processes must be at least 1, but is {number}."
             )
-        if number > (most := max(num_cores() or 1, MAX_PROCESSES)):
+        if number > (most := max(num_cores(), MAX_PROCESSES)):
             raise ConfigError(
                 f"The number of processes must be at most {most} on this machine, but "
                 f"is {number:,}; more processes than cores slow each other down."
@@ -195,19 +195,20 @@ class _Worker:
         """Fork; raise `RequestError` if the system allows no further process."""
         self.connection, theirs = Pipe()
         self._parent = os.getpid()
-        try:
-            self._pid = os.fork()
-        except OSError as error:
-            raise RequestError(
-                "A process that searches must be started, but the system allows none "
-                f"({error.strerror}); ask for fewer: --processes 1"
-            ) from None
-        if self._pid == 0:
-            _run_worker(searcher, theirs, self._parent)
+        with signals_held():  # one that ends this process must also end the worker
+            try:
+                self._pid = os.fork()
+            except OSError as error:
+                raise RequestError(
+                    "A process that searches must be started, but the system allows "
+                    f"none ({error.strerror}); ask for fewer: --processes 1"
+                ) from None
+            if self._pid == 0:
+                _run_worker(searcher, theirs, self._parent)
+            self.end = weakref.finalize(
+                self, _end, self._parent, self._pid, self.connection
+            )
         theirs.close()
-        self.end = weakref.finalize(
-            self, _end, self._parent, self._pid, self.connection
-        )
         """Ends the worker, once; also called when this object is collected."""
         self.missing: set[int] = set()
         """Numbers of the sentences without a result."""

@@ -61,7 +61,12 @@ from transduce.decoding.translations import (
     without_duplicates,
 )
 from transduce.errors import ConfigError, RequestError, counted, packages_for
-from transduce.machine import free_memory, keep_freed_memory, may_have_gpu
+from transduce.machine import (
+    free_memory,
+    keep_freed_memory,
+    may_have_gpu,
+    respect_cpu_quota,
+)
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
@@ -897,10 +902,11 @@ def load(
 def choose_device(name: str) -> str:
     """Return PyTorch's name of the device for "auto", "cpu" or "cuda".
 
-    PyTorch is imported only if there may be a GPU. Raises `RequestError` if the device
-    is not available.
+    PyTorch is imported only if there may be a GPU. Choosing a CPU applies a CPU quota
+    to the number of threads. Raises `RequestError` if the device is not available.
     """
     if name == "cpu" or (name == "auto" and not may_have_gpu()):
+        respect_cpu_quota()
         return "cpu"
     with packages_for(f"Device {name}"):
         from transduce.device import choose_hardware

@@ -76,8 +76,8 @@ def clean(
     device
         Device of the models: "auto", "cpu" or "cuda".
     num_processes
-        Number of processes; by default one for each core, at most
-        16. The result is the same.
+        Number of processes; by default one for each core, or OMP_NUM_THREADS, at
+        most 16. The result is the same.
     overwrite
         Whether to replace the result of an earlier cleaning.
     on_pairs

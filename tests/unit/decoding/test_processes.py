@@ -32,6 +32,7 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.interruption import unwound_on_termination
 from transduce.search_config import SamplingConfig, SearchConfig
 from waiting import children_of, runs, wait_until
 
@@ -440,6 +441,23 @@ def test_num_processes_of_none_means_the_default(
     translator = load(tmp_path / "model", num_processes=None)
     assert len(children() - others) == 2
     assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
+
+
+def test_a_signal_during_a_fork_ends_the_program(
+    trained_checkpoint: Checkpoint, others: set[int]
+) -> None:
+    """Python drops exceptions of handlers that run in functions around a fork."""
+    unsent = [signal.SIGTERM]
+
+    def send() -> None:
+        while unsent:
+            os.kill(os.getpid(), unsent.pop())
+
+    os.register_at_fork(before=send)  # it stays, but sends nothing more
+    with unwound_on_termination(), pytest.raises(SystemExit):
+        Translator(trained_checkpoint, CPU, num_processes=3)
+    gc.collect()
+    assert not children() - others
 
 
 def test_searching_processes_end_when_the_first_is_killed(
