@@ -1,21 +1,25 @@
 /* parallel_for by the threads of an OpenMP runtime or of a pool of this library.
  *
  * The pool starts threads when a call first needs them, and keeps them. After a job
- * they spin for a moment, as the next job often follows at once, and then sleep. A job
- * does not wait for threads that have not begun it: when no part is left, the caller
- * closes the job and waits only for the threads that are in it. */
+ * they spin for a moment, as the next job often follows at once, and then sleep, so
+ * that other programs have their cores. A job does not wait for threads that have not
+ * begun it: when no part is left, the caller closes the job and waits only for the
+ * threads that are in it. It soon sleeps as well, so that a thread which shares its
+ * core with another program can move to the caller's. */
 #include "parallel.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "transduce.h"
 
 #define PARTS_PER_THREAD 4 /* so that fast threads take over the parts of slow ones */
 #define MAX_WORKERS 255    /* threads of the pool; the caller is one more */
-#define SPINS 2000         /* tens of microseconds */
+#define SPIN_NS 50000      /* about what it costs to sleep and to wake up */
+#define PAUSES 32          /* between two looks at the clock */
 
 typedef struct {
     Part part;
@@ -42,12 +46,12 @@ static void do_parts(void *given)
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t job_opened, job_left;
-    Job *job;            /* NULL if none is open */
-    int places;          /* threads that may still begin the job */
-    int num_workers;     /* threads of the pool */
-    _Atomic int inside;  /* threads that have begun the job and not left it */
-    _Atomic unsigned id; /* number of jobs so far */
-    atomic_flag is_used; /* set while a caller has the pool */
+    Job *job;                /* NULL if none is open */
+    int places;              /* threads that may still begin the job */
+    int num_workers;         /* threads of the pool */
+    _Atomic unsigned inside; /* threads that have begun the job and not left it */
+    _Atomic unsigned id;     /* number of jobs so far */
+    atomic_flag is_used;     /* set while a caller has the pool */
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER,
           .job_opened = PTHREAD_COND_INITIALIZER,
           .job_left = PTHREAD_COND_INITIALIZER,
@@ -72,6 +76,27 @@ static inline void pause_spinning(void)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+static int64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Spin until `is_equal` says whether the number is `value`, but not for longer than
+ * SPIN_NS: a bound by time, as a pause takes from 1 to 140 cycles. */
+static void spin_until(_Atomic unsigned *number, int is_equal, unsigned value)
+{
+    const int64_t end = monotonic_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < PAUSES; i++) {
+            if ((atomic_load(number) == value) == is_equal)
+                return;
+            pause_spinning();
+        }
+    } while (monotonic_ns() < end);
 }
 
 /* The child of a fork has none of the threads: it begins with an empty pool, and
@@ -110,12 +135,6 @@ static void leave_job(void)
     pthread_mutex_unlock(&pool.mutex);
 }
 
-static void spin_until_job(unsigned last)
-{
-    for (int i = 0; i < SPINS && atomic_load(&pool.id) == last; i++)
-        pause_spinning();
-}
-
 static void *work(void *unused)
 {
     (void)unused;
@@ -130,7 +149,7 @@ static void *work(void *unused)
         pthread_mutex_unlock(&pool.mutex);
         do_parts(job);
         leave_job();
-        spin_until_job(id);
+        spin_until(&pool.id, 0, id);
         pthread_mutex_lock(&pool.mutex);
     }
     return NULL;
@@ -174,8 +193,7 @@ static void close_job(void)
     pthread_mutex_lock(&pool.mutex);
     pool.job = NULL;
     pthread_mutex_unlock(&pool.mutex);
-    for (int i = 0; i < SPINS && atomic_load(&pool.inside); i++)
-        pause_spinning();
+    spin_until(&pool.inside, 1, 0);
     pthread_mutex_lock(&pool.mutex);
     while (atomic_load(&pool.inside))
         pthread_cond_wait(&pool.job_left, &pool.mutex);

@@ -94,7 +94,7 @@ class _MemoryGroup:
 
 def memory_groups() -> Iterator[_MemoryGroup]:
     """Yield the control groups of this process that limit memory, inner to outer."""
-    for folder, version in _control_groups("memory", PROC):
+    for folder, version in control_groups("memory", PROC):
         if version == 2:
             limit, usage, cache = "memory.max", "memory.current", "inactive_file"
         else:
@@ -105,7 +105,7 @@ def memory_groups() -> Iterator[_MemoryGroup]:
             yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
 
 
-def _control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
+def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
     """Yield folder and version of this process's control groups, inner to outer.
 
     `kind` is the controller, such as "cpu". Folders may be missing: a container may see
@@ -213,7 +213,7 @@ def cpu_quota(proc: Path = PROC) -> float:
     around the process's own.
     """
     quotas = [math.inf]
-    for folder, version in _control_groups("cpu", proc):
+    for folder, version in control_groups("cpu", proc):
         # A file is missing, malformed, or says "max", which means no limit.
         with suppress(OSError, ValueError, OverflowError):
             if version == 2:

@@ -1,0 +1,403 @@
+"""Measure training and decoding beside busy neighbours, and under a CPU quota.
+
+    python benchmarks/neighbours.py [--preset multi30k] [--model MODEL]
+        [--input FILE] [--neighbours 1 4] [--turns 20] [--no-peers] [--long-spins]
+        [--without decoding]
+
+Neighbours are processes that only spin, on the same cores. With C cores and N of them,
+the fair share of a program is C / (C + N) of its undisturbed speed, and the tables have
+the part of the fair share that each system reaches. A CPU quota of one core, by a
+control group where this process may make one, is compared with one pinned core, on
+which there is nothing to wait for.
+
+All systems take turns in each condition: an update of training, or batches of
+translation. Peers are PyTorch and Hugging Face in training, CTranslate2 and Hugging
+Face in decoding, where installed, with the settings of OpenMP that they have by
+default. `--long-spins` adds our training on threads of OpenMP that spin for long, as
+without `GOMP_SPINCOUNT`.
+
+Decoding is that of a random model of the preset's sizes, with translations of 25
+tokens, or of a given model. Run it on a machine with nothing else to do.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import describe_machine
+
+from transduce.benchmark import decoding, decoding_systems, training
+from transduce.benchmark.measurement import Turn, Turns, Worker, order_of_turns
+from transduce.checkpoint import load_model, save_model
+from transduce.device import choose_hardware
+from transduce.errors import RequestError, counted
+from transduce.experiments.presets import RunConfig, preset
+from transduce.grammar.corpus import Grammar
+from transduce.interop import ctranslate2 as ctranslate2_export
+from transduce.interop import marian as marian_export
+from transduce.machine import (
+    PROC,
+    control_groups,
+    describe_threads,
+    respect_cpu_quota,
+)
+
+CPU = torch.device("cpu")
+SETTING = decoding_systems.Setting(batch_size=32, beam_size=4, forced_length=25)
+NUM_SENTENCES = 1_000
+WARM_UP_TURNS = 2
+"""Turns in which memory is allocated, before all conditions."""
+SETTLING_S = 0.5
+"""Time in which the kernel spreads new neighbours over the cores."""
+OPENMP_SPINS = "300000"
+"""OpenMP's own number of spins, if no variable sets another."""
+QUOTA_US = PERIOD_US = 100_000
+"""Microseconds of a core's time in a period: a quota of one core."""
+LONG_SPINS = f"{training.OURS}, long spins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Work of a system, and the environment that its process gets."""
+
+    name: str
+    work: Callable[[Turns[Any]], None]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What systems are compared by."""
+
+    title: str
+    unit: str
+    systems: Sequence[System]
+    amount: Callable[[Any], float]
+    """Target tokens or sentences of a turn's outcome."""
+
+    def without_peers(self) -> "Measured":
+        """Return the same with our systems only."""
+        own = [each for each in self.systems if each.name.startswith(training.OURS)]
+        return replace(self, systems=own)
+
+
+def ours(work: Callable[[Turns[Any]], None], turns: Turns[Any]) -> None:
+    """Work with the number of threads that `transduce` has."""
+    respect_cpu_quota()
+    work(turns)
+
+
+def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured:
+    """Return the systems that train: ours and the peers that are installed."""
+    run = preset(name)
+    hardware = choose_hardware("cpu", width=run.model.d_model)
+    task = training.TrainingTask(run=run, hardware=hardware, steps=num_turns)
+    work = partial(ours, training.work_of(training.OURS, task))
+    systems = [System(name=training.OURS, work=work, environment={})]
+    if long_spins:
+        old = {"GOMP_SPINCOUNT": OPENMP_SPINS}
+        systems.append(System(name=LONG_SPINS, work=work, environment=old))
+    systems += [
+        System(
+            name=peer, work=training.work_of(peer, task), environment=peer_environment()
+        )
+        for peer in training.peers_on(CPU)
+        if training.obstacle(peer, task.model) is None
+    ]
+    return Measured(
+        title=f"Training, preset {name}, {hardware.precision}",
+        unit="target tokens/s",
+        systems=systems,
+        amount=lambda outcome: outcome.num_target_tokens,
+    )
+
+
+def peer_environment() -> dict[str, str]:
+    """Environment that undoes what `import transduce` sets for OpenMP."""
+    chosen = os.environ.get("GOMP_SPINCOUNT") != "1000"
+    return {} if chosen else {"GOMP_SPINCOUNT": OPENMP_SPINS}
+
+
+def decoding_systems_of(
+    run: RunConfig, model: Path | None, text: Path | None, num_turns: int, folder: Path
+) -> Measured:
+    """Return the systems that translate: ours and the peers that are installed."""
+    sentences = sentences_of(text)
+    checkpoint = (
+        decoding.random_checkpoint(run, sentences)
+        if model is None
+        else load_model(model)
+    )
+    save_model(checkpoint, folder / "ours")
+    setting = (
+        SETTING
+        if model is None
+        else decoding_systems.Setting(batch_size=32, beam_size=4)
+    )
+    task = decoding_systems.DecodingTask(
+        models=folder,
+        sentences=tuple(sentences),
+        settings=(setting,),
+        rounds=num_turns,
+        device=CPU,
+    )
+    prepared = [(training.OURS, partial(decoding_systems.ours, "int8"), "transduce")]
+    sample = sentences[:10]
+    if find_spec("ctranslate2") is not None:
+        ctranslate2_export.export(checkpoint, folder / "ctranslate2", sample)
+        prepare = partial(decoding_systems.ctranslate2, "int8", 1)
+        prepared.append(("CTranslate2", prepare, "ctranslate2"))
+    if find_spec("transformers") is not None:
+        marian_export.export(checkpoint, folder / "marian", sample)
+        marian = partial(decoding_systems.marian, torch.float32)
+        prepared.append(("Hugging Face Marian", marian, "transformers"))
+    systems = [
+        System(
+            name=name,
+            work=decoding_systems.work_of(prepare, library, task),
+            environment={} if name == training.OURS else peer_environment(),
+        )
+        for name, prepare, library in prepared
+    ]
+    return Measured(
+        title=f"Decoding, {'random model' if model is None else model}, {setting}",
+        unit="sentences/s",
+        systems=systems,
+        amount=lambda outcome: len(outcome.translations),
+    )
+
+
+def sentences_of(text: Path | None) -> list[str]:
+    """Return lines of the file, or sentences of the built-in corpus."""
+    if text is not None:
+        return text.read_text(encoding="utf-8").splitlines()
+    pairs = Grammar.built_in().training_sentences(seed=1)
+    return [pair.source for pair in islice(pairs, NUM_SENTENCES)]
+
+
+def num_present() -> int:
+    """Return the number of cores that neighbours share with the systems."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """Run processes that spin on the cores of this one."""
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        time.sleep(SETTLING_S if count else 0.0)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Pin this process, and those that it starts, to one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def in_group(group: Path) -> Iterator[None]:
+    """Move this process to a control group, where those that it starts stay."""
+    join(group)
+    try:
+        yield
+    finally:
+        join(group.parent)
+
+
+def join(group: Path) -> None:
+    """Move this process to a control group."""
+    (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+
+
+@contextmanager
+def quota_group() -> Iterator[Path]:
+    """Make a control group with a quota of one core.
+
+    Raises `RequestError` if this process may not.
+    """
+    try:
+        parent, version = next(control_groups("cpu", PROC))
+        group = parent / f"transduce-{os.getpid()}"
+        if version == 2:
+            (parent / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        group.mkdir()
+    except (OSError, StopIteration) as error:
+        raise RequestError(
+            "A quota needs a control group with the controller `cpu`, but none can be "
+            f"made here ({error or 'none is mounted'}); start the benchmark in a "
+            "container with `--cpus 1` instead."
+        ) from None
+    try:
+        if version == 2:
+            (group / "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}", encoding="ascii")
+        else:
+            for name, number in (("period", PERIOD_US), ("quota", QUOTA_US)):
+                path = group / f"cpu.cfs_{name}_us"
+                path.write_text(str(number), encoding="ascii")
+        yield group
+    finally:
+        for _ in range(100):  # the kernel may not yet have removed ended processes
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+@contextmanager
+def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables, which processes started in the block inherit."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+Workers = dict[str, Worker[Any]]
+
+
+def start(stack: ExitStack, measured: Measured) -> Workers:
+    """Start a process for each system, which inherits affinity and control group."""
+    workers: Workers = {}
+    for system in measured.systems:
+        with with_environment(system.environment):
+            worker: Worker[Any] = Worker(system.name, system.work, CPU)
+        workers[system.name] = stack.enter_context(worker)
+        for _ in range(WARM_UP_TURNS):
+            worker.take_turn()
+    return workers
+
+
+def rates(measured: Measured, workers: Workers, num_turns: int) -> dict[str, float]:
+    """Measure each system's amount per second over its turns."""
+    turns: dict[str, list[Turn[Any]]] = {name: [] for name in workers}
+    for number in range(num_turns):
+        for name in order_of_turns(list(workers), number):
+            turns[name].append(workers[name].take_turn())
+    return {
+        name: sum(measured.amount(turn.outcome) for turn in done)
+        / sum(turn.seconds for turn in done)
+        for name, done in turns.items()
+    }
+
+
+def beside_neighbours(
+    measured: Measured, counts: Sequence[int], num_turns: int
+) -> Iterator[str]:
+    """Yield a Markdown table of speeds alone and beside neighbours."""
+    cores = num_present()
+    with ExitStack() as stack:
+        workers = start(stack, measured)
+        found = {}
+        for count in (0, *counts):
+            with spinning(count):
+                found[count] = rates(measured, workers, num_turns)
+    names = [f"{counted(count, 'neighbour')} | of the fair share" for count in counts]
+    yield f"| {measured.unit} | alone | {' | '.join(names)} |"
+    yield "|---|---|" + "---|---|" * len(counts)
+    for name, alone in found[0].items():
+        cells = [f"{alone:,.1f}"]
+        for count in counts:
+            fair = alone * cores / (cores + count)
+            rate = found[count][name]
+            cells += [f"{rate:,.1f}", f"{rate / fair:.2f}"]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def under_a_quota(measured: Measured, num_turns: int) -> Iterator[str]:
+    """Yield a Markdown table of speeds under a quota and on a pinned core."""
+    found: dict[str, dict[str, float]] = {}
+    try:
+        with quota_group() as group:
+            for name, confined in (
+                ("pinned", on_one_core()),
+                ("quota", in_group(group)),
+            ):
+                with ExitStack() as stack:
+                    with confined:
+                        workers = start(stack, measured)
+                    found[name] = rates(measured, workers, num_turns)
+    except RequestError as error:
+        yield str(error)
+        return
+    yield f"| {measured.unit} | one pinned core | quota of one core | ratio |"
+    yield "|---|---|---|---|"
+    for name, pinned in found["pinned"].items():
+        rate = found["quota"][name]
+        yield f"| {name} | {pinned:,.1f} | {rate:,.1f} | {rate / pinned:.2f} |"
+
+
+def main() -> None:
+    """Measure by the arguments of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="multi30k")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--input", type=Path)
+    parser.add_argument("--neighbours", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--without", choices=["training", "decoding", "quota"])
+    parser.add_argument("--long-spins", action="store_true")
+    given = parser.parse_args()
+    # Each condition of training is followed by the next: neighbours, then a new start.
+    num_turns = WARM_UP_TURNS + given.turns * (1 + len(given.neighbours))
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        if given.without != "training":
+            found.append(
+                training_systems(given.preset, num_turns, long_spins=given.long_spins)
+            )
+        if given.without != "decoding":
+            found.append(
+                decoding_systems_of(
+                    preset(given.preset),
+                    given.model,
+                    given.input,
+                    num_turns,
+                    Path(folder),
+                )
+            )
+        if given.no_peers:
+            found = [each.without_peers() for each in found]
+        for measured in found:
+            print(f"## {measured.title}\n", flush=True)
+            for line in beside_neighbours(measured, given.neighbours, given.turns):
+                print(line, flush=True)
+            if given.without != "quota":
+                print()
+                for line in under_a_quota(measured, given.turns):
+                    print(line, flush=True)
+            print()
+    print(f"{describe_machine()}- {describe_threads()}")
+
+
+if __name__ == "__main__":
+    main()
