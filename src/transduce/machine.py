@@ -456,8 +456,8 @@ class _Threads:
 def leave_a_core() -> None:
     """Compute on all cores but one, unless the environment sets a number of threads.
 
-    If another program needs a core, threads on all cores would spin until the thread
-    that lost its core catches up.
+    If another program needs a core, the threads of PyTorch on all cores would wait for
+    the one that lost its core.
     """
     if not are_threads_chosen():
         use_threads(max(num_threads() - 1, 1))
