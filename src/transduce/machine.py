@@ -195,11 +195,11 @@ def usable_cores(
     It is the smallest of the cores in the process's affinity, the CPU quotas of its
     control groups (of containers and cluster jobs), rounded up, and OMP_NUM_THREADS.
     """
-    present = os.cpu_count() or 1
-    limits = [Cores(present)]
+    number = present = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        limits.append(Cores(len(os.sched_getaffinity(0)), "affinity"))
-    if (quota := cpu_quota(proc)) < present:
+        number = len(os.sched_getaffinity(0))
+    limits = [Cores(number, "affinity" if number < present else None)]
+    if (quota := cpu_quota(proc)) < math.inf:
         several = "core" if quota == 1 else "cores"
         limits.append(Cores(math.ceil(quota), f"CPU quota of {quota:.3g} {several}"))
     limits += _chosen_threads(environment)
@@ -408,9 +408,9 @@ def use_threads(number: int) -> None:
     if (torch := _loaded_torch()) is not None:
         torch.set_num_threads(number)
         return
-    _Threads.written = str(number)
-    for name in READ_BY_PYTORCH:
-        os.environ[name] = _Threads.written
+    _Threads.written = os.environ["OMP_NUM_THREADS"] = str(number)
+    if "MKL_NUM_THREADS" in os.environ:
+        os.environ["MKL_NUM_THREADS"] = str(number)
     if (library := _openmp()) is not None:
         library.omp_set_num_threads(number)
 

@@ -15,6 +15,7 @@ from transduce.machine import (
     READ_BY_PYTORCH,
     Cores,
     cpu_quota,
+    describe_threads,
     leave_a_core,
     num_threads,
     respect_cpu_quota,
@@ -260,6 +261,15 @@ def test_the_smallest_limit_of_cores_counts(proc, quota, environment, expected):
 )
 def test_a_malformed_number_of_threads_is_ignored(proc, value):
     assert usable_cores(proc, {"OMP_NUM_THREADS": value}).number == AFFINE
+
+
+@pytest.mark.skipif(AFFINE == 1, reason="one core has no smaller limit")
+def test_the_limit_stands_beside_the_number_of_threads(monkeypatch):
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    assert describe_threads() == "1 thread (MKL_NUM_THREADS)"
+    monkeypatch.setenv("MKL_NUM_THREADS", str(AFFINE))
+    assert describe_threads() == "1 thread"
 
 
 def test_parts_of_cores_are_rounded_up(proc):

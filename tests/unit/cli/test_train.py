@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transduce.training.device_setup import MicroBatch
 
 from transduce.cli.train import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
@@ -12,6 +13,7 @@ from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
+from transduce.machine import describe_threads
 from transduce.training.hardware import MicroBatch
 
 RUN = PRESETS["base"]
@@ -55,7 +57,7 @@ def test_the_duration_of_a_run_is_forecast(capsys, start, updates, forecast):
     TrainingDisplay().started(start)
     assert capsys.readouterr().out.splitlines()[:3] == [
         "Model: 63,100,000 parameters, vocabulary of "
-        f"{RUN.model.vocab_size:,}, on cpu (fp32)",
+        f"{RUN.model.vocab_size:,}, on cpu (fp32), {describe_threads()}",
         f"Updates: {updates}",
         f"Forecast: 3.2 GB of memory per process, about {forecast}, "
         "without checkpoints",
