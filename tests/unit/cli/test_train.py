@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transduce.training.device_setup import MicroBatch
 
 from transduce.cli.train import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
