@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transduce.decoding.quantization import quantize
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
     from transduce.errors import TransduceError
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from transduce.experiments.distillation import distill
     from transduce.experiments.synthetic_text import back_translate
     from transduce.experiments.train import resume, train
+    from transduce.model_folder import quantize
     from transduce.search_config import SamplingConfig, SearchConfig
 
     __version__: str
@@ -50,7 +50,7 @@ _HOMES = {
     "clean": "transduce.experiments.cleaning",
     "distill": "transduce.experiments.distillation",
     "load": "transduce.decoding.translator",
-    "quantize": "transduce.decoding.quantization",
+    "quantize": "transduce.model_folder",
     "resume": "transduce.experiments.train",
     "train": "transduce.experiments.train",
 }

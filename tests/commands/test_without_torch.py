@@ -13,8 +13,8 @@ import pytest
 
 from serving_client import Answer, fetch
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.quantization import quantize
 from transduce.decoding.translator import load
+from transduce.model_folder import quantize
 
 HIDING = """
 import sys

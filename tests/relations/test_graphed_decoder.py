@@ -10,9 +10,15 @@ from torch import Tensor
 from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import FusedStep, TorchDecoder, plain_linear
+from transduce.decoding.torch_decoder import (
+    CudaGraphs,
+    FusedStep,
+    GraphedDecoder,
+    StaticStep,
+    TorchDecoder,
+    plain_linear,
+)
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

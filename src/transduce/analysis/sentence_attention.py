@@ -28,6 +28,7 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
 from transduce.analysis.heads import LEGEND, head_statistics, statistics_table
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.parser import penn_words
 from transduce.decoding.search import (
     Coverage,
     CoverageDecoder,
@@ -46,7 +47,6 @@ from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import NEVER_WRITTEN
-from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import normalized, parse_tree, without_brackets
 
 

@@ -23,11 +23,10 @@ from transduce.cli.terminal import (
     writer,
 )
 from transduce.decoding.native_model import PrecisionChoice
-from transduce.decoding.parser import Parse
+from transduce.decoding.parser import Parse, penn_words
 from transduce.decoding.translations import Pace
 from transduce.decoding.translator import load
 from transduce.model_folder import model_sum
-from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import WORD, Tree, indented, parse_tree, svg
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from transduce.cli.terminal import Force
-from transduce.decoding.quantization import quantize as quantize_model
+from transduce.model_folder import quantize as quantize_model
 
 
 def quantize(model: Path, /, *, out: Path, force: Force = False) -> None:

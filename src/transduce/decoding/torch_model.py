@@ -22,7 +22,6 @@ from transduce.architectures.config import architecture_of, require_transformer
 from transduce.architectures.interface import EncodedSource, Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
-from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
 from transduce.decoding.native_model import (
     STEP_OVERHEAD,
     DecodingPrecision,
@@ -32,7 +31,10 @@ from transduce.decoding.native_model import (
 from transduce.decoding.restrictions import Restrictions
 from transduce.decoding.search import NOT_FORCED, Candidates
 from transduce.decoding.torch_decoder import (
+    CudaGraphs,
     FusedStep,
+    GraphedDecoder,
+    Recorder,
     TorchCoverageDecoder,
     TorchDecoder,
     plain_linear,

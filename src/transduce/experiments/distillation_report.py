@@ -12,13 +12,12 @@ from tempfile import TemporaryDirectory
 
 from transduce.architectures.config import num_parameters
 from transduce.decoding.native_model import DecodingPrecision
-from transduce.decoding.quantization import quantize
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
 from transduce.files import atomic_directory
 from transduce.machine import describe_processor, num_threads, use_threads
 from transduce.metrics.scores import choose_tokenization, corpus_bleu, corpus_chrf
-from transduce.model_folder import find_model, open_model
+from transduce.model_folder import find_model, open_model, quantize
 from transduce.report.report import (
     Part,
     Report,
