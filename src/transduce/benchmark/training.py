@@ -239,6 +239,7 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
     known = {
         "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",
         "neighbourhood": None, "output_bias": False,
+        "decoder_self_attention": "attention",
     }  # fmt: skip
     if name == MARIAN:
         known["norm"] = "post"
