@@ -27,6 +27,7 @@ PRE_NORM = {
     "transformer-preprocess": "n", "transformer-postprocess": "da",
     "transformer-postprocess-top": "n", "transformer-ffn-activation": "relu",
 }  # fmt: skip
+SSRU = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
 TRAINER = {"bos_id": -1, "eos_id": 0, "unk_id": 1}
 
 
@@ -79,14 +80,25 @@ def random_arrays(
         add(name, *shape)
     for stack, depth in (("encoder", 2), ("decoder", 1)):
         for layer in range(1, depth + 1):
-            add_layer(f"{stack}_l{layer}", add, add_norm)
+            is_recurrent = stack == "decoder" and options.get("dec-cell") == "ssru"
+            add_layer(f"{stack}_l{layer}", add, add_norm, is_recurrent)
+            if is_recurrent:
+                add_norm(f"{stack}_l{layer}_rnn" + ("" if ending else "_ffn"))
         if ending:
             add_norm(f"{stack}_top", "")
     return arrays
 
 
-def add_layer(prefix: str, add: Callable, add_norm: Callable) -> None:
-    for kind in ("self", "context") if "decoder" in prefix else ("self",):
+def add_layer(
+    prefix: str, add: Callable, add_norm: Callable, is_recurrent: bool
+) -> None:
+    kinds = ["self", "context"] if "decoder" in prefix else ["self"]
+    if is_recurrent:
+        kinds.remove("self")
+        for name in ("W", "Wf"):
+            add(f"{prefix}_rnn_{name}", WIDTH, WIDTH)
+        add(f"{prefix}_rnn_bf", 1, WIDTH)
+    for kind in kinds:
         for letter in "qkvo":
             add(f"{prefix}_{kind}_W{letter}", WIDTH, WIDTH)
             add(f"{prefix}_{kind}_b{letter}", 1, WIDTH)
@@ -146,13 +158,18 @@ class Reference:
         return rows * np.sqrt(WIDTH) + positions
 
     def _layer(self, prefix, x, mask, memory) -> np.ndarray:
-        x = self._sublayer(
-            f"{prefix}_self_Wo", x, lambda q: self._attend(f"{prefix}_self", q, q, mask)
-        )
-        if memory is not None:
-            name = f"{prefix}_context"
+        if f"{prefix}_rnn_W" in self.arrays:
+            norm = f"{prefix}_rnn" + ("" if self.pre_norm else "_ffn")
+            x = self._sublayer(norm, x, lambda h: self._recur(f"{prefix}_rnn", h))
+        else:
+            name = f"{prefix}_self"
             x = self._sublayer(
-                f"{name}_Wo", x, lambda q: self._attend(name, q, memory, None)
+                f"{name}_Wo", x, lambda q: self._attend(name, q, q, mask)
+            )
+        if memory is not None:
+            across = f"{prefix}_context"
+            x = self._sublayer(
+                f"{across}_Wo", x, lambda q: self._attend(across, q, memory, None)
             )
         return self._sublayer(f"{prefix}_ffn_ffn", x, lambda h: self._ffn(prefix, h))
 
@@ -174,6 +191,15 @@ class Reference:
 
     def _affine(self, name, x, letter) -> np.ndarray:
         return x @ self.arrays[f"{name}_W{letter}"] + self.arrays[f"{name}_b{letter}"]
+
+    def _recur(self, name, x) -> np.ndarray:
+        """Return the outputs of the cell SSRU of src/rnn/cells.h."""
+        a, cell, outputs = self.arrays, np.zeros(WIDTH), []
+        for row in x:
+            gate = 1 / (1 + np.exp(-(row @ a[f"{name}_Wf"] + a[f"{name}_bf"][0])))
+            cell = gate * cell + (1 - gate) * (row @ a[f"{name}_W"])
+            outputs.append(np.maximum(cell, 0))
+        return np.array(outputs)
 
     def _ffn(self, prefix, x) -> np.ndarray:
         inner = self._affine(f"{prefix}_ffn", x, "1")

@@ -2,10 +2,10 @@
 
 Marian (Junczys-Dowmunt et al., 2018) stores the options of a model beside its weights,
 as `special:model.yml`. Its Transformers differ from the paper's in what `ModelConfig`
-records: activation, place of the norms, biases of the logits, matrices that are not
-tied, and the base of the sinusoids, which have all sines before all cosines. The start
-of a target has an embedding of zeros. All this is permuted or recorded, so that the
-imported model computes what Marian computes.
+records: activation, place of the norms, recurrent units in the decoder, biases of the
+logits, matrices that are not tied, and the base of the sinusoids, which have all sines
+before all cosines. The start of a target has an embedding of zeros. All this is
+permuted or recorded, so that the imported model computes what Marian computes.
 
 Two vocabularies become their union: pieces of the target first, which have ids below
 `target_vocab_size`, and then those of the source only.
@@ -62,7 +62,7 @@ PLACES = (
 )  # fmt: skip
 FIXED = {
     "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-ffn-depth": ("2",),
     "transformer-decoder-ffn-depth": ("0", "2"),
     "transformer-train-position-embeddings": ("false",),
@@ -83,6 +83,14 @@ FIXED = {
     "ulr": ("false",),
 }
 """Options of Marian with the values that can be imported."""
+RECURRENT = {
+    "dec-cell": ("ssru",),
+    "transformer-rnn-projection": ("false",),
+    "layer-normalization": ("false",),
+}
+"""The same, of models with a recurrent decoder."""
+CELL = "gru"
+"""Marian's default for `dec-cell`."""
 USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "word-penalty": (("0", "0.0"), "`search.length_penalty` favours long ones"),
     "max-length-factor": (("3", "3.0"), "`search.extra_length` limits the length"),
@@ -361,7 +369,9 @@ def _numbers(content: Any, name: str, path: Path) -> Tensor:
 
 def _config(options: Options, path: Path) -> ModelConfig:
     """Return the model's settings but those of its vocabularies."""
-    for name, known in FIXED.items():
+    is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
+    options = {"dec-cell": CELL, **options}
+    for name, known in {**FIXED, **(RECURRENT if is_recurrent else {})}.items():
         value = options.get(name, known[0])
         if value not in known:
             words = " or ".join(map(_shown, known))
@@ -404,6 +414,7 @@ def _config(options: Options, path: Path) -> ModelConfig:
             d_v=d_model // heads,
             norm=_arrangement(options, path),
             activation=ACTIVATIONS[activation],
+            decoder_self_attention="ssru" if is_recurrent else "attention",
             norm_epsilon=EPSILON,
             # The wavelengths are 10,000^(i / (d / 2 - 1)), as in tensor2tensor.
             position_base=10_000.0 ** (d_model / (d_model - 2)),
@@ -555,6 +566,9 @@ def _layer(
     """Yield names, weights, and whether these write to the model's width."""
     width, d_ff = config.d_model, config.d_ff
     kinds = {"self_attention": "self"}
+    if is_decoder and config.decoder_self_attention == "ssru":
+        yield from _recurrence(rest, config, f"{prefix}_rnn")
+        kinds = {}
     if is_decoder:
         kinds["cross_attention"] = "context"
 
@@ -580,6 +594,25 @@ def _layer(
         yield f"feed_forward.inner.{kind}", inner[place], False
         yield f"feed_forward.outer.{kind}", outer[place], True
     yield from _norm(rest, config, f"{prefix}_ffn_ffn", "after_feed_forward")
+
+
+def _recurrence(
+    rest: _Rest, config: ModelConfig, prefix: str
+) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield names and weights of a recurrent unit, as `_layer`.
+
+    Its matrices both read the model's width and write to it.
+    """
+    width, order = config.d_model, halved(config.d_model).argsort()
+    gate = rest.take(f"{prefix}_Wf", width, width).T
+    candidate = rest.take(f"{prefix}_W", width, width).T
+    yield "recurrence.forget_gate.weight", gate[:, order], True
+    bias = rest.take(f"{prefix}_bf", 1, width)[0]
+    yield "recurrence.forget_gate.bias", bias, True
+    yield "recurrence.candidate.weight", candidate[:, order], True
+    # Marian names the norm by the place where it computes it.
+    place = prefix if config.norm == "pre" else f"{prefix}_ffn"
+    yield from _norm(rest, config, place, "after_recurrence")
 
 
 def _norm(

@@ -34,6 +34,11 @@ VARIANTS = {
     "nothing tied": (TWO, UNTIED),
     "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
     "nothing tied, one vocabulary": (SHARED, UNTIED),
+    "a recurrent decoder": (SHARED, marian_npz.SSRU),
+    "a recurrent decoder, norms first": (
+        SHARED,
+        {**marian_npz.SSRU, **marian_npz.PRE_NORM},
+    ),
 }
 
 
@@ -108,12 +113,16 @@ REFUSED = [
     ({"type": "amun"}, "`type` must be transformer, but is amun"),
     ({"type": "s2s"}, "`type` must be transformer, but is s2s"),
     (
-        {"transformer-decoder-autoreg": "rnn"},
-        "`transformer-decoder-autoreg` must be self-attention, but is rnn",
+        {"transformer-decoder-autoreg": "rnn", "dec-cell": "gru"},
+        "`dec-cell` must be ssru, but is gru",
+    ),
+    (
+        {**marian_npz.SSRU, "transformer-rnn-projection": "true"},
+        "`transformer-rnn-projection` must be false, but is true",
     ),
     (
         {"transformer-decoder-autoreg": "average-attention"},
-        "must be self-attention, but is average-attention",
+        "must be self-attention or rnn, but is average-attention",
     ),
     ({"transformer-preprocess": "n"}, r"the norms must be after each sub-layer"),
     ({"transformer-postprocess": "dhn"}, "the norms must be after each sub-layer"),
