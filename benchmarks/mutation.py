@@ -60,6 +60,7 @@ GROUPS = {
             "unit/nn/test_output_loss.py",
             "unit/training/test_guided_attention.py",
             "unit/training/test_loss.py",
+            "unit/training/test_reward.py",
             "relations/test_accumulation.py",
         ),
     ),
@@ -80,8 +81,8 @@ GROUPS = {
     "batches": Group(modules=("data/batches.py",), tests=("unit/data",)),
     "checkpoint": Group(
         modules=("checkpoint.py", "model_folder.py"),
-        tests=("unit/test_checkpoint.py", "unit/test_model_folder.py",
-               "unit/test_foreign_models.py"),
+        tests=("unit/test_averaging.py", "unit/test_checkpoint.py",
+               "unit/test_model_folder.py", "unit/test_foreign_models.py"),
     ),
 }  # fmt: skip
 

@@ -284,6 +284,10 @@ MAX_DRAWS = 100_000
 """Maximum number of samples of a sentence; memory may allow fewer."""
 
 
+PARSING_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300)
+"""The paper's search for parses (section 6.3)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
     """Settings of sampling."""

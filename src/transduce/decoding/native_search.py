@@ -1,6 +1,6 @@
 """Beam search and greedy search in the native library.
 
-`beam_search.py` and `greedy_search.py` have the same searches in Python.
+`beam_search.py` has the same searches in Python.
 """
 
 from collections.abc import Sequence

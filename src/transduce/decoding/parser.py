@@ -7,6 +7,7 @@ Raw English text is cut into words as those of the Penn Treebank (Marcus et al.,
 sentence: a full stop is parted from its word only at the end, and before a bracket.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -60,12 +61,9 @@ from transduce.trees.trees import Tree, without_brackets
 
 if TYPE_CHECKING:
     import transduce.decoding.translator
-import re
 
 MAX_SOURCE_TOKENS = 1_000
 """Tokens of a sentence above which it is not parsed: no treebank has such sentences."""
-PAPER_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300)
-"""Search of section 6.3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -25,7 +25,6 @@ from transduce.decoding.native_model import (
     PrecisionChoice,
 )
 from transduce.decoding.native_search import start_search
-from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
 from transduce.decoding.processes import WorkerPool, default_processes
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
@@ -71,7 +70,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
-from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import (
@@ -94,6 +93,7 @@ if TYPE_CHECKING:
     import torch
 
     import transduce.checkpoint
+    import transduce.decoding.parser
     import transduce.decoding.torch_model
 
 EXCLUDED = (PAD, BOS)
@@ -152,7 +152,7 @@ class Translator:
         self.symbols = checkpoint.symbols
         """Target vocabulary of a parser; None if the model translates."""
         self.search: SearchConfig = checkpoint.search or (
-            SearchConfig() if self.symbols is None else PAPER_SEARCH
+            SearchConfig() if self.symbols is None else PARSING_SEARCH
         )
         """Default search settings: those of the model's run."""
         self.source_language = checkpoint.source_language
@@ -528,16 +528,16 @@ class Translator:
     @overload
     def parse(  # type: ignore[overload-overlap]
         self, texts: str, *, constrained: bool = False
-    ) -> Parse: ...
+    ) -> "transduce.decoding.parser.Parse": ...
 
     @overload
     def parse(
         self, texts: Sequence[str], *, constrained: bool = False
-    ) -> list[Parse]: ...
+    ) -> "list[transduce.decoding.parser.Parse]": ...
 
     def parse(
         self, texts: str | Sequence[str], *, constrained: bool = False
-    ) -> Parse | list[Parse]:
+    ) -> "transduce.decoding.parser.Parse | list[transduce.decoding.parser.Parse]":
         """Parse raw English sentences with the model's own search (section 6.3).
 
         A list gives one parse for each sentence, in order; a string is one sentence and
@@ -555,8 +555,10 @@ class Translator:
             return parser.parse([texts], constrained=constrained)[0]
         return parser.parse(texts, constrained=constrained)
 
-    def parser(self) -> Parser:
+    def parser(self) -> "transduce.decoding.parser.Parser":
         """Return the first model as a parser; raise `RequestError` if it translates."""
+        from transduce.decoding.parser import Parser  # only to parse
+
         if self.symbols is None:
             raise RequestError(
                 "A model that parses must be trained on trees (train --trees), but "

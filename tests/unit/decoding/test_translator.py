@@ -13,13 +13,12 @@ from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import native_search, translations
 from transduce.decoding import translator as translator_module
 from transduce.decoding.native_model import DecodingPrecision
-from transduce.decoding.parser import PAPER_SEARCH
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.native import api
-from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
@@ -99,7 +98,7 @@ def test_the_search_of_the_run_is_the_default(
     given = SearchConfig(beam_size=3, length_penalty=1.5)
     assert [wider] == list(translator.translate_stream(sources, given))
     assert Translator(trained_checkpoint, CPU).search == SearchConfig()
-    assert Translator(parsing_checkpoint, CPU).search == PAPER_SEARCH
+    assert Translator(parsing_checkpoint, CPU).search == PARSING_SEARCH
 
 
 def test_a_models_own_num_best_is_ignored_with_a_warning(
