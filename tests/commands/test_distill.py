@@ -469,17 +469,17 @@ def test_the_function_gives_the_same_student_as_the_command(teacher, finished) -
     assert transduce.load(result.student).translate("one two").text is not None
 
 
-def test_a_student_of_a_teacher_of_several_languages_has_its_tag(
-    succeeds, trained_checkpoint, monkeypatch
-) -> None:
-    # An untrained model's translations do not end.
+@pytest.fixture
+def multilingual(trained_checkpoint, monkeypatch) -> Path:
+    """An untrained teacher of two target languages, with the tag of a corpus."""
+    # Its translations do not end.
     monkeypatch.setattr(OutputRules, "broken", lambda *_: None)
     texts = [*SOURCES, *REFERENCES]
-    tags = (">>de<<", ">>fr<<")
+    tags = ("<bt>", ">>de<<", ">>fr<<")
     tokenizer = learn_tokenizer(texts, TokenizerConfig(vocab_size=300), tags)
     config = replace(trained_checkpoint.config, vocab_size=tokenizer.vocab_size)
     torch.manual_seed(2)
-    several = replace(
+    teacher = replace(
         trained_checkpoint,
         config=config,
         tokenizer=tokenizer,
@@ -487,20 +487,52 @@ def test_a_student_of_a_teacher_of_several_languages_has_its_tag(
         source_language="en",
         target_language="de",
     )
-    save_model(several, Path("several"))
+    save_model(teacher, Path("several"))
     Path("dev.fr").write_bytes(Path("dev.de").read_bytes())
-    succeeds(
-        *("distill", "several", "--source", "mono.en", "--out", "out", *TINY),
-        *("--target-language", "fr", "--max-ratio", 99, "--beam-size", 1),
-        *("--dev-source", "dev.en", "--dev-target", "dev.fr", "--set", *SETTINGS),
-    )
-    sources = open_dataset(Path("out/student/corpus/training")).source
-    french = tokenizer.tag_id(">>fr<<")
-    assert {ids[0] for ids in sources} == {french}
-    student = transduce.load("out/student", device="cpu").into("fr")
+    return Path("several")
+
+
+TO_FRENCH = (
+    *("--target-language", "fr", "--max-ratio", 99, "--beam-size", 1),
+    *("--dev-source", "dev.en", "--dev-target", "dev.fr", "--set", *SETTINGS),
+)
+
+
+def test_a_student_of_one_of_several_languages_has_no_tags(
+    succeeds, multilingual
+) -> None:
+    call = ("distill", multilingual, "--source", "mono.en", "--out", "out", *TINY)
+    succeeds(*call, *TO_FRENCH)
+    student = transduce.load("out/student", device="cpu")
+    teacher = transduce.load(multilingual, device="cpu")
+    assert student.target_language == "fr"
+    assert not student.tokenizer.language_tags
+    assert not student.tokenizer.corpus_tags
+    assert student.tokenizer.vocab_size == teacher.tokenizer.vocab_size - 3
+    [source, *_] = open_dataset(Path("out/student/corpus/training")).source
+    line = next(iter(Path("out/distilled.en").read_text().splitlines()))
+    assert source.tolist() == teacher.tokenizer.encode(line)
     lines = Path("out/report/student.dev.txt").read_text().splitlines()
     dev = SOURCES[:9]
     assert lines == [each.text for each in student.translate(dev)]
+    # The option stays: it names the only language.
+    assert student.into("fr") is student
+
+
+def test_a_student_learns_the_languages_that_its_text_names(
+    succeeds, multilingual
+) -> None:
+    text = Path("mono.en").read_text().splitlines()
+    tagged = [f">>de<< {line}" if i % 2 else line for i, line in enumerate(text)]
+    Path("tagged.en").write_text("\n".join(tagged) + "\n")
+    call = ("distill", multilingual, "--source", "tagged.en", "--out", "out", *TINY)
+    succeeds(*call, *TO_FRENCH)
+    student = transduce.load("out/student", device="cpu")
+    assert student.tokenizer.language_tags == (">>de<<", ">>fr<<")
+    assert not student.tokenizer.corpus_tags
+    sources = open_dataset(Path("out/student/corpus/training")).source
+    tags = {student.tokenizer.tag_id(tag) for tag in (">>de<<", ">>fr<<")}
+    assert {ids[0] for ids in sources} == tags
 
 
 @pytest.mark.parametrize(

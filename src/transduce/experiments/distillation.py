@@ -63,11 +63,13 @@ from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
 from transduce.settings import require_between
+from transduce.text.corpus import read_text
 from transduce.text.languages import (
     LanguagesConfig,
     guess_all,
     require_language_of_files,
 )
+from transduce.text.tokenizer import Tokenizer, without_tags
 
 Vocabulary = Literal["teacher", "new"]
 
@@ -372,10 +374,10 @@ def _distill(
 ) -> Distillation:
     own_search = replace(plan.search or translator.search, num_best=1)
     generation = _generation(plan, own_search)
-    plan = replace(plan, student=_student(plan, translator))
     encoder = None
     if plan.vocabulary == "teacher":
-        encoder = PairEncoder(tokenizer=translator.tokenizer)
+        encoder = PairEncoder(tokenizer=_students_tokenizer(plan, translator))
+    plan = replace(plan, student=_student(plan, translator, encoder))
     # The checks of the training come before the long translation, too.
     like_pairs = replace(_files(plan), target=plan.reference or plan.source)
     resolved(plan.student, like_pairs, hardware, None, encoder)
@@ -433,7 +435,22 @@ def _generation(plan: DistillationPlan, search: SearchConfig) -> Generation:
     return Generation(decoding=search, max_ratio=plan.max_ratio)
 
 
-def _student(plan: DistillationPlan, translator: Translator) -> RunConfig:
+def _students_tokenizer(plan: DistillationPlan, translator: Translator) -> Tokenizer:
+    """Return the teachers' tokenizer with the tags that the student learns.
+
+    A student of one target language needs none. If lines of the text begin with tags of
+    languages, it has these, and that of the other lines.
+    """
+    tokenizer = translator.tokenizer
+    if not tokenizer.language_tags:
+        return without_tags(tokenizer)
+    found = set(map(tokenizer.language, read_text(plan.source))) - {""}
+    return without_tags(tokenizer, {*found, translator.language_tag} if found else ())
+
+
+def _student(
+    plan: DistillationPlan, translator: Translator, encoder: PairEncoder | None
+) -> RunConfig:
     """Return the student's settings with the teacher's languages and vocabulary."""
     source = translator.source_language or guess_all(plan.source)
     target = translator.target_language or guess_all(plan.reference or plan.dev_target)
@@ -441,8 +458,8 @@ def _student(plan: DistillationPlan, translator: Translator) -> RunConfig:
     given = plan.student.languages
     languages = known.given({"source": given.source, "target": given.target})
     tokenizer = plan.student.tokenizer
-    if plan.vocabulary == "teacher":
-        tokenizer = tokenizer_settings(translator.tokenizer)
+    if encoder is not None:
+        tokenizer = tokenizer_settings(encoder.tokenizer)
     return replace(plan.student, languages=languages, tokenizer=tokenizer)
 
 
@@ -568,7 +585,7 @@ def _train(
 def _trained_student(run: Path) -> ComparedSystem:
     model = open_model(run)
     search = (model.search or SearchConfig()).given({"num_best": 1})
-    # The tags of a teacher's vocabulary: the student's sources had that of its target.
+    # A student of several languages: sources without a tag had that of its target.
     into = model.target_language if model.tokenizer.language_tags else None
     return ComparedSystem(name=STUDENT, folders=(run,), search=search, into=into)
 

@@ -10,8 +10,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,18 @@ class SentencePieceTokenizer:
         if (most := self.target_vocab_size) is None:
             return found
         return [[i if i < most else self.unknown for i in ids] for ids in found]
+
+    def without(self, removed: Collection[str]) -> "SentencePieceTokenizer":
+        """Return the tokenizer without some pieces; ids behind them change."""
+        num_targets = self.target_vocab_size
+        if num_targets is not None:
+            num_targets -= sum(p in removed for p in self.vocabulary[:num_targets])
+        return replace(
+            self,
+            vocabulary=tuple(p for p in self.vocabulary if p not in removed),
+            target_vocab_size=num_targets,
+            added=tuple(p for p in self.added if p not in removed),
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special and unknown tokens.

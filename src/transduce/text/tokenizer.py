@@ -10,7 +10,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -328,6 +328,25 @@ def encode_with_tag(
     tag_id = tokenizer.tag_id(tag)
     assert tag_id is not None
     return [[tag_id, *ids] if ids else ids for ids in encoded]
+
+
+def without_tags(tokenizer: Tokenizer, kept: Collection[str] = ()) -> Tokenizer:
+    """Return the tokenizer without the tags of languages and corpora but these.
+
+    Ids of the pieces behind a removed tag change. A SentencePiece vocabulary has no
+    tags of corpora: a piece like <br> in it is one of text.
+    """
+    removed = set(tokenizer.language_tags) - set(kept)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.without(removed)
+    removed |= set(tokenizer.corpus_tags) - set(kept)
+    if not removed:
+        return tokenizer
+    content = json.loads(tokenizer.json())
+    ids = content["model"]["vocab"]
+    pieces = (piece for piece in sorted(ids, key=ids.get) if piece not in removed)
+    content["model"]["vocab"] = {piece: i for i, piece in enumerate(pieces)}
+    return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(content)))
 
 
 def own_target_size(tokenizer: Tokenizer) -> int | None:

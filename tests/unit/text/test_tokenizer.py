@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tokenizers
@@ -17,11 +18,13 @@ from tokenizers import pre_tokenizers
 from transduce.errors import CheckpointError, ConfigError
 from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.text import tokenizer as module
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import (
     SubwordTokenizer,
     learn_tokenizer,
     load_tokenizer,
     normalize,
+    without_tags,
 )
 from transduce.text.vocabulary import (
     BOS,
@@ -31,6 +34,7 @@ from transduce.text.vocabulary import (
     PAD,
     SPECIAL_PIECES,
     TokenizerConfig,
+    TokenizerKind,
 )
 
 KINDS = ["bpe", "word-piece"]
@@ -564,3 +568,49 @@ def test_an_unspaced_run_that_occurs_once_does_not_become_a_piece():
     tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=2_000))
     pieces = learned_pieces(tokenizer)
     assert [p for p in pieces if len(p) > 1 and script_of(p[0]) == "CJK"] == ["我们"]
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_a_tokenizer_without_its_tags_cuts_text_as_before(
+    kind: TokenizerKind, tmp_path: Path
+) -> None:
+    lines = ["the dog runs to the house", "der Hund läuft zum Haus"] * 5
+    tags = ("<bt>", ">>de<<", ">>fr<<")
+    config = TokenizerConfig(kind=kind, vocab_size=320)
+    tokenizer = learn_tokenizer(lines, config, tags)
+    plain = without_tags(tokenizer)
+    assert plain.vocab_size == tokenizer.vocab_size - 3
+    assert not plain.language_tags
+    assert not plain.corpus_tags
+    for line in (*lines[:2], "¿Ω cats"):
+        assert plain.encode(line) == tokenizer.encode(line)
+        assert plain.decode(plain.encode(line)) == tokenizer.decode(
+            tokenizer.encode(line)
+        )
+    plain.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json") == plain
+    some = without_tags(tokenizer, [">>fr<<"])
+    assert (some.language_tags, some.corpus_tags) == ((">>fr<<",), ())
+    assert some.encode(">>fr<< the dog")[1:] == tokenizer.encode("the dog")
+    assert without_tags(plain) is plain
+
+
+def test_a_sentencepiece_vocabulary_loses_its_language_tags_alone() -> None:
+    model = UnigramModel(
+        pieces=(("\u2581dog", -1.0), ("<br>", -2.0)),
+        character_map=b"",
+        adds_space=True,
+        removes_spaces=True,
+    )
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", ">>de<<", "<br>", "\u2581dog", ">>fr<<"),
+        source=model,
+        target=model,
+        target_vocab_size=7,
+        added=(">>de<<", "x"),
+    )
+    plain = without_tags(tokenizer)
+    assert isinstance(plain, SentencePieceTokenizer)
+    assert plain.vocabulary == (*SPECIAL_PIECES, "<unk>", "<br>", "\u2581dog")
+    assert (plain.target_vocab_size, plain.added) == (6, ("x",))
+    assert plain.pieces(plain.encode("dog")) == [" dog"]
