@@ -13,6 +13,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from transduce.architectures.interface import DecoderState, Stepper
+from transduce.architectures.interface import DecoderState, Stepper, TransductionModel
+from transduce.data.tensors import pad_rows
 from transduce.decoding.cache import (
     DecodingState,
     LayerCache,
@@ -31,6 +33,7 @@ from transduce.decoding.cache import (
     new_state,
     resized,
 )
+from transduce.decoding.sampling import sample
 from transduce.model.attention import MultiHeadAttention, additive_mask
 from transduce.model.layers import (
     DecoderLayer,
@@ -41,6 +44,8 @@ from transduce.model.recurrence import SSRU
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import head_major
 from transduce.nn.linear import linear
+from transduce.search_config import SamplingConfig
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 LinearMap = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor], LinearMap]
@@ -639,3 +644,39 @@ class GraphedDecoder(TorchDecoder):
         if self._static is None:
             self._static = StaticStep(self._fused, x, self._state, self._recorder)
         return self._static(x, mask)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSampler:
+    """Sampler that draws token by token from a model in training, in fp32."""
+
+    config: SamplingConfig
+
+    def __call__(
+        self,
+        model: TransductionModel,
+        sources: Sequence[list[int]],
+        max_lengths: Sequence[int],
+        names: Sequence[tuple[int, ...]],
+    ) -> list[list[tuple[int, ...]]]:
+        """Return the samples of each source, which has an end token."""
+        device = model.output_weight.device
+        stepper: Stepper = model
+        with torch.no_grad():
+            if isinstance(model, Transformer):
+                # Its joint weights are copies, so it serves this call only.
+                stepper = FusedStep(model)
+            memory = model.encode(pad_rows(list(sources)).to(device))
+        found = sample(
+            TorchDecoder(stepper, memory),
+            max_lengths,
+            names,
+            self.config,
+            bos=BOS,
+            eos=EOS,
+            excluded=(PAD, BOS),
+        )
+        return [
+            [(*each.ids, EOS) if each.is_finished else each.ids for each in samples]
+            for samples in found
+        ]

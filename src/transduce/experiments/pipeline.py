@@ -37,6 +37,7 @@ from transduce.data.mixture import (
     with_target_languages,
 )
 from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus, corpus_sizes
+from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
@@ -71,7 +72,6 @@ from transduce.experiments.run_folder import (
     refuse_changed_precision,
     without_default_patience,
 )
-from transduce.experiments.sampler import refinement_of
 from transduce.experiments.start_model import (
     START,
     StartModel,
@@ -95,11 +95,17 @@ from transduce.model_folder import (
     load_dictionary,
     newest_first,
 )
+from transduce.search_config import SamplingConfig
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import ALONE, MicroBatch, Processes, require_memory
-from transduce.training.loss import GuidedAttention, Refinement, word_beginnings
+from transduce.training.loss import (
+    REWARDS,
+    GuidedAttention,
+    Refinement,
+    word_beginnings,
+)
 from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -1098,3 +1104,13 @@ class RunCheckpoints:
                 "`transduce average CHECKPOINT... --out "
                 f"{self._folder.path / AVERAGED}`."
             ) from None
+
+
+def refinement_of(config: TrainingConfig) -> Refinement:
+    """Return how a run's updates by reward sample and reward."""
+    sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
+    return Refinement(
+        sampler=ModelSampler(sampling),
+        reward=REWARDS[config.reward],
+        likelihood_weight=config.likelihood_weight,
+    )

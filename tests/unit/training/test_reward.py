@@ -17,8 +17,9 @@ from transduce.architectures.mixture_layers import Assignment, MixtureOfExperts
 from transduce.architectures.models import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
+from transduce.decoding.torch_decoder import ModelSampler
+from transduce.experiments.pipeline import refinement_of
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.sampler import ModelSampler, refinement_of
 from transduce.metrics.scores import sentence_gleu
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
