@@ -582,7 +582,7 @@ class _Run:
             self._hardware,
             self._processes,
             self._guidance(),
-            self._refinement(),
+            refinement_of(self._config.training),
         )
         trainer.restore(state)
         return trainer
@@ -606,11 +606,6 @@ class _Run:
         )
         num_processes = default_processes(self._processes.count_here)
         return Augmentation(augment, num_processes, self._warn)
-
-    def _refinement(self) -> Refinement | None:
-        """Updates by reward at the end of the training, if the run has them."""
-        training = self._config.training
-        return None if training.reward == "none" else refinement_of(training)
 
     def _start(
         self, *, has_diverged: bool = False
@@ -1106,8 +1101,10 @@ class RunCheckpoints:
             ) from None
 
 
-def refinement_of(config: TrainingConfig) -> Refinement:
-    """Return how a run's updates by reward sample and reward."""
+def refinement_of(config: TrainingConfig) -> Refinement | None:
+    """Return how a run's updates by reward sample and reward; None without them."""
+    if config.reward == "none":
+        return None
     sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
     return Refinement(
         sampler=ModelSampler(sampling),
