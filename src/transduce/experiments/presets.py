@@ -583,6 +583,23 @@ RIVALS = {
 }
 """Systems that Table 2 compares the Transformer with, at the sizes of their papers."""
 
+STUDENT = RunConfig(
+    tokenizer=TokenizerConfig(vocab_size=32_000),
+    model=ModelConfig(
+        num_layers=6,
+        decoder_layers=2,
+        d_model=256,
+        d_ff=1536,
+        num_heads=8,
+        d_k=32,
+        d_v=32,
+        dropout=0.0,
+    ),
+    batching=BASE.batching,
+    training=replace(TRAINING, label_smoothing=0.0),
+    search=SearchConfig(beam_size=1),
+)
+
 PRESETS = {
     **TABLE_3,
     **RIVALS,
@@ -601,24 +618,14 @@ PRESETS = {
         model=replace(SMALL_MODEL, d_model=256, d_ff=512, num_heads=8, dropout=0.3),
     ),
     # For a student of a large model (`transduce distill`): the sizes of the students
-    # "tiny11" of browsermt/students, with attention in the decoder in place of a
-    # recurrence. As theirs, it has neither dropout nor smoothing, since text to
-    # translate is plentiful and the teacher's output is regular, and search is greedy.
-    "student-tiny": RunConfig(
-        tokenizer=TokenizerConfig(vocab_size=32_000),
-        model=ModelConfig(
-            num_layers=6,
-            decoder_layers=2,
-            d_model=256,
-            d_ff=1536,
-            num_heads=8,
-            d_k=32,
-            d_v=32,
-            dropout=0.0,
-        ),
-        batching=BASE.batching,
-        training=replace(TRAINING, label_smoothing=0.0),
-        search=SearchConfig(beam_size=1),
+    # "tiny11" of browsermt/students, with attention in the decoder, so that it can be
+    # exported to any library. As theirs, it has neither dropout nor smoothing, since
+    # text to translate is plentiful and the teacher's output is regular, and search is
+    # greedy.
+    "student-tiny": STUDENT,
+    # The same with their decoder, a recurrent unit in place of self-attention.
+    "student-tiny-ssru": replace(
+        STUDENT, model=replace(STUDENT.model, decoder_self_attention="ssru")
     ),
     # For the built-in corpus, in minutes on two cores.
     "quickstart": RunConfig(
