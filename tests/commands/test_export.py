@@ -161,3 +161,12 @@ def test_a_setting_without_counterpart_is_named_with_its_path(
         f"{parsing_model}: A model for CTranslate2 must have one vocabulary for source "
         "and target, but this one parses, and has two; it cannot be exported there."
     )
+
+
+def test_a_model_that_marian_cannot_express_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    message = refuses("export", model, "--to", "marian-npz", "--out", out)
+    assert message.startswith(f"{model}: A model for Marian must have `model.position")
+    assert not out.exists()

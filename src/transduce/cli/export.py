@@ -12,7 +12,9 @@ from transduce.grammar.corpus import BUILT_IN, Grammar
 from transduce.text.corpus import read_text
 from transduce.text.languages import base
 
-Target = Literal["ctranslate2", "marian", "onnx"]
+Target = Literal["ctranslate2", "marian", "marian-npz", "onnx"]
+MODULES = {"marian-npz": "marian_npz_export"}
+"""Modules of `transduce.interop` with another name than the target."""
 NUM_SENTENCES = 6
 """Number of sentences of the built-in grammar."""
 OUTLANDISH = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
@@ -43,8 +45,8 @@ def export(
     model
         A model or run folder.
     to
-        ctranslate2; marian, for MarianMTModel of Hugging Face; or onnx, an encoder and
-        a decoder step.
+        ctranslate2; marian, for MarianMTModel of Hugging Face; marian-npz, for Marian
+        itself; or onnx, an encoder and a decoder step.
     out
         The folder to write.
     force
@@ -60,7 +62,7 @@ def export(
     with packages_for(f"Export to {to}", "export"):
         from transduce.interop.export import ProofError
 
-        target = import_module(f"transduce.interop.{to}")
+        target = import_module(f"transduce.interop.{MODULES.get(to, to)}")
         try:
             proof = target.export(checkpoint, out, sentences)
         except (RequestError, ProofError) as error:

@@ -416,11 +416,18 @@ def _config(options: Options, path: Path) -> ModelConfig:
             activation=ACTIVATIONS[activation],
             decoder_self_attention="ssru" if is_recurrent else "attention",
             norm_epsilon=EPSILON,
-            # The wavelengths are 10,000^(i / (d / 2 - 1)), as in tensor2tensor.
-            position_base=10_000.0 ** (d_model / (d_model - 2)),
+            position_base=marian_position_base(d_model),
         )
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def marian_position_base(d_model: int) -> float:
+    """Return the base of Marian's sinusoids by this package's formula.
+
+    Its wavelengths are 10,000^(i / (d / 2 - 1)), as in tensor2tensor.
+    """
+    return 10_000.0 ** (d_model / (d_model - 2))
 
 
 def _shown(value: str | list[str]) -> str:

@@ -167,12 +167,18 @@ def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
     )
 
 
-def _proto(model: UnigramModel) -> ModelProto:
+def model_proto(model: UnigramModel) -> ModelProto:
+    """Return a model of SentencePiece that lacks its pieces."""
     proto = ModelProto()
     proto.trainer_spec.model_type = TrainerSpec.UNIGRAM
     proto.normalizer_spec.precompiled_charsmap = model.character_map
     proto.normalizer_spec.add_dummy_prefix = model.adds_space
     proto.normalizer_spec.remove_extra_whitespaces = model.removes_spaces
+    return proto
+
+
+def _proto(model: UnigramModel) -> ModelProto:
+    proto = model_proto(model)
     proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
     for piece, score in model.pieces:
         proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)

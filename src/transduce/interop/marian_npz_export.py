@@ -1,0 +1,421 @@
+"""Export to Marian itself: model.npz, its vocabularies and decoder.yml.
+
+    marian-decoder --config DIR/decoder.yml < source.txt
+
+Marian's sinusoids have a base of their own, and a target starts with a vector of zeros
+there. Only models that have both can be exported, such as those imported from Marian.
+
+If every piece of the tokenizer has an id, the vocabularies are models of SentencePiece,
+which Marian applies to plain text. Otherwise they are word lists, as in the original
+folders of OPUS-MT, whose text must be cut with source.spm before, and joined after.
+"""
+
+import io
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint, load_model
+from transduce.errors import RequestError, counted
+from transduce.files import atomic_directory
+from transduce.interop.export import (
+    Affine,
+    Attention,
+    Layer,
+    ProofError,
+    Stack,
+    decoder,
+    embedding_names,
+    encoder,
+    require,
+    require_plain_attention,
+    require_text,
+)
+from transduce.interop.marian import NORM_EPSILON, USUAL_LENGTH, halved
+from transduce.interop.marian_npz import (
+    DECODER,
+    END,
+    OPTIONS,
+    import_marian,
+    marian_position_base,
+)
+from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto
+from transduce.interop.portable_tokenizer import TARGET as TARGET_MODEL
+from transduce.model.config import ModelConfig
+from transduce.search_config import SearchConfig
+from transduce.text.sentence_pieces import (
+    UNKNOWN,
+    SentencePieceTokenizer,
+    UnigramModel,
+)
+from transduce.text.vocabulary import BOS, EOS
+
+TARGET = "Marian"
+WEIGHTS = "model.npz"
+VOCABULARY, SOURCE_LIST, TARGET_LIST = "vocab.spm", "source.yml", "target.yml"
+NAMES = {"silu": "swish", "relu": "relu"}
+"""Marian's names of activations."""
+FIRST = EOS + 1
+"""First id of an ordinary piece."""
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> str:
+    """Write the folder once it reads back as the same model.
+
+    Returns a sentence about what was compared. Raises `RequestError` if the format
+    cannot hold the model, `ProofError` if it reads back as another.
+    """
+    tokenizer = _require_expressible(checkpoint)
+    with atomic_directory(folder, "export to marian-npz") as new:
+        names = _write_vocabularies(tokenizer, new)
+        (new / WEIGHTS).write_bytes(_npz(checkpoint))
+        (new / DECODER).write_text(_decoder_settings(checkpoint, names))
+        _require_same(checkpoint, new, sentences)
+    return (
+        f"The folder, read back, has the same weights, and the same pieces on "
+        f"{counted(len(sentences), 'sentence')}; Marian's own program was not run"
+    )
+
+
+def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
+    """Raise `RequestError` if Marian lacks something that the model has."""
+    require_text(TARGET, checkpoint)
+    config = checkpoint.transformer_config
+    require(TARGET, config, decoder_self_attention="attention", positions="sinusoidal")
+    require_plain_attention(TARGET, config)
+    expected = marian_position_base(config.d_model)
+    if abs(config.position_base - expected) > 1e-6 * expected:
+        raise RequestError(
+            f"A model for {TARGET} must have `model.position_base` = {expected!r} at "
+            f"this width, but has {config.position_base:g}; it cannot be exported "
+            "there."
+        )
+    if config.norm_epsilon > NORM_EPSILON:
+        raise RequestError(
+            f"A model for {TARGET} must have `model.norm_epsilon` of at most "
+            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
+            "there."
+        )
+    start = checkpoint.weights[f"{embedding_names(checkpoint)[1]}.weight"][BOS]
+    if bool(start.any()):
+        raise RequestError(
+            f"A model for {TARGET} must start a target with a vector of zeros, but "
+            "this one has learned its start token; it cannot be exported there."
+        )
+    tokenizer = checkpoint.tokenizer
+    if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:
+        raise RequestError(
+            f"A model for {TARGET} must have a tokenizer of SentencePiece without "
+            "added tokens, but has another; it cannot be exported there."
+        )
+    return tokenizer
+
+
+def _require_same(
+    checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]
+) -> None:
+    """Raise `ProofError` unless the folder reads back as the same model."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        import_marian(folder, Path(elsewhere) / "model", sentences)
+        again = load_model(Path(elsewhere) / "model")
+    both = (checkpoint.tokenizer, again.tokenizer)
+    pieces = [t.encode_sources(sentences) + t.encode_targets(sentences) for t in both]
+    if pieces[0] != pieces[1]:
+        raise ProofError(
+            "The exported tokenizer must give the same pieces, but does not; nothing "
+            "was written."
+        )
+    matrices = set(embedding_names(checkpoint))
+    for name, weight in again.weights.items():
+        matrix, _, kind = name.rpartition(".")
+        own = checkpoint.weights.get(name, torch.zeros(len(weight)))
+        # Padding and start are never chosen; Marian does not have them.
+        first = EOS if matrix in matrices else 0
+        if not torch.equal(own[first:], weight[first:]):
+            raise ProofError(
+                f"The exported weights must be the same, but the {kind} of {matrix} "
+                "is another; nothing was written."
+            )
+
+
+# ---- Weights ---------------------------------------------------------------------
+
+
+def _npz(checkpoint: Checkpoint) -> bytes:
+    arrays = {
+        name: np.ascontiguousarray(array.numpy(), dtype=np.float32)
+        for name, array in _arrays(checkpoint)
+    }
+    options = _options(checkpoint.transformer_config).encode() + b"\0"
+    stored = {**arrays, OPTIONS: np.frombuffer(options, dtype=np.int8)}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **stored)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Yield Marian's arrays; a row is a vector there."""
+    config = checkpoint.transformer_config
+    order = halved(config.d_model)
+    source, target, output = embedding_names(checkpoint)
+    if target == source:
+        yield "Wemb", _rows(checkpoint.weights[f"{source}.weight"][:, order])
+    else:
+        yield "encoder_Wemb", _rows(checkpoint.weights[f"{source}.weight"][:, order])
+        yield "decoder_Wemb", _rows(checkpoint.weights[f"{target}.weight"][:, order])
+    matrix = checkpoint.weights[f"{output}.weight"]
+    if not config.tied_output:
+        yield "decoder_ff_logit_out_Wt", _rows(matrix[:, order])
+    bias = checkpoint.weights.get(f"{output}.bias", torch.zeros(len(matrix)))
+    yield "decoder_ff_logit_out_b", _rows(bias)[None]
+    for name, stack in (
+        ("encoder", encoder(checkpoint)),
+        ("decoder", decoder(checkpoint)),
+    ):
+        yield from _stack(name, stack, order)
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """Return the rows that Marian has: the end token, then ordinary pieces."""
+    return weight[EOS:]
+
+
+def _stack(name: str, stack: Stack, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    ending = "" if stack.final_norm is None else "_pre"
+    for i, layer in enumerate(stack.layers):
+        yield from _layer(f"{name}_l{i + 1}", layer, order, ending)
+    if stack.final_norm is not None:
+        yield from _norm(f"{name}_top", stack.final_norm, order, "")
+
+
+def _layer(
+    prefix: str, layer: Layer, order: Tensor, ending: str
+) -> Iterator[tuple[str, Tensor]]:
+    yield from _attention(f"{prefix}_self", layer.self_attention, order, ending)
+    if (cross := layer.cross_attention) is not None:
+        yield from _attention(f"{prefix}_context", cross, order, ending)
+    yield f"{prefix}_ffn_W1", layer.inner.weight[:, order].T
+    yield f"{prefix}_ffn_b1", layer.inner.bias[None]
+    yield f"{prefix}_ffn_W2", layer.outer.weight[order].T
+    yield f"{prefix}_ffn_b2", layer.outer.bias[None, order]
+    yield from _norm(f"{prefix}_ffn_ffn", layer.feed_forward_norm, order, ending)
+
+
+def _attention(
+    prefix: str, attention: Attention, order: Tensor, ending: str
+) -> Iterator[tuple[str, Tensor]]:
+    for letter, affine in (
+        ("q", attention.query),
+        ("k", attention.key),
+        ("v", attention.value),
+    ):
+        yield f"{prefix}_W{letter}", affine.weight[:, order].T
+        yield f"{prefix}_b{letter}", affine.bias[None]
+    yield f"{prefix}_Wo", attention.output.weight[order].T
+    yield f"{prefix}_bo", attention.output.bias[None, order]
+    yield from _norm(f"{prefix}_Wo", attention.norm, order, ending)
+
+
+def _norm(
+    prefix: str, norm: Affine, order: Tensor, ending: str
+) -> Iterator[tuple[str, Tensor]]:
+    yield f"{prefix}_ln_scale{ending}", norm.weight[None, order]
+    yield f"{prefix}_ln_bias{ending}", norm.bias[None, order]
+
+
+def _options(config: ModelConfig) -> str:
+    """Return Marian's options of the model, in YAML."""
+    is_pre = config.norm == "pre"
+    is_shared = config.target_vocab_size is None
+    sizes = (config.vocab_size, config.target_vocab_size or config.vocab_size)
+    options: dict[str, object] = {
+        "type": "transformer",
+        "dim-emb": config.d_model,
+        "dim-vocabs": [size - EOS for size in sizes],
+        "enc-depth": config.num_layers,
+        "dec-depth": config.num_decoder_layers,
+        "transformer-heads": config.num_heads,
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-ffn-depth": 2,
+        "transformer-ffn-activation": NAMES[config.activation],
+        "transformer-decoder-dim-ffn": 0,
+        "transformer-decoder-ffn-depth": 0,
+        "transformer-decoder-autoreg": "self-attention",
+        "transformer-preprocess": "n" if is_pre else "",
+        "transformer-postprocess": "da" if is_pre else "dan",
+        "transformer-postprocess-top": "n" if is_pre else "",
+        "transformer-postprocess-emb": "d",
+        "transformer-tied-layers": [],
+        "transformer-no-projection": False,
+        "transformer-no-bias": False,
+        "transformer-no-affine": False,
+        "transformer-pool": False,
+        "transformer-rnn-projection": False,
+        "transformer-attention-mask": "default",
+        "transformer-alibi-shift": False,
+        "transformer-alibi-trainable": False,
+        "transformer-train-position-embeddings": False,
+        "transformer-disable-position-embeddings": False,
+        "transformer-guided-alignment-layer": "last",
+        "transformer-dim-aan": 2048,
+        "transformer-aan-depth": 2,
+        "transformer-aan-activation": "swish",
+        "transformer-aan-nogate": False,
+        "tied-embeddings-all": is_shared and config.tied_output,
+        "tied-embeddings-src": is_shared and not config.tied_output,
+        "tied-embeddings": not is_shared and config.tied_output,
+        "output-omit-bias": False,
+        "input-types": [],
+        "right-left": False,
+        "skip": False,
+        "layer-normalization": False,
+        "lemma-dim-emb": 0,
+        "lemma-dependency": "",
+        "factors-dim-emb": 0,
+        "factors-combine": "sum",
+        "separator-symbol": "[eos]",
+        "bert-train-type-embeddings": True,
+        "bert-type-vocab-size": 2,
+        "ulr": False,
+        "ulr-dim-emb": 0,
+        "ulr-trainable-transformation": False,
+        # Options of recurrent models, which Marian reads for all.
+        "dim-rnn": 1024,
+        "enc-type": "bidirectional",
+        "enc-cell": "gru",
+        "enc-cell-depth": 1,
+        "dec-cell": "gru",
+        "dec-cell-base-depth": 2,
+        "dec-cell-high-depth": 1,
+        "version": "v1.12.0 by transduce",
+    }
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
+
+
+# ---- Vocabularies and search -----------------------------------------------------
+
+
+def _write_vocabularies(tokenizer: SentencePieceTokenizer, folder: Path) -> list[str]:
+    """Write the vocabularies of source and target, and return their names."""
+    pieces = _pieces(tokenizer)
+    lists = [pieces, pieces[: _num_targets(tokenizer)]]
+    models = (tokenizer.source, tokenizer.target)
+    have_ids = all(
+        {piece for piece, _ in model.pieces} <= set(own)
+        for model, own in zip(models, lists, strict=True)
+    )
+    if tokenizer.language_tags or not have_ids:
+        return _write_lists(tokenizer, lists, folder)
+    protos = [
+        _proto(model, own).SerializeToString()
+        for model, own in zip(models, lists, strict=True)
+    ]
+    names = [VOCABULARY, VOCABULARY]
+    if protos[0] != protos[1]:
+        names = [SOURCE, TARGET_MODEL]
+    for name, proto in zip(names, protos, strict=True):
+        (folder / name).write_bytes(proto)
+    return names
+
+
+def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
+    """Return the pieces by Marian's ids; symbols without a text have a new name."""
+    ordinary = tokenizer.vocabulary[FIRST:]
+    return [END, *(piece or f"<control-{i}>" for i, piece in enumerate(ordinary))]
+
+
+def _num_targets(tokenizer: SentencePieceTokenizer) -> int:
+    return (tokenizer.target_vocab_size or tokenizer.vocab_size) - EOS
+
+
+def _proto(model: UnigramModel, pieces: Sequence[str]) -> ModelProto:
+    """Return a model of SentencePiece whose ids are those of the pieces."""
+    scores = dict(model.pieces)
+    proto = model_proto(model)
+    for i, piece in enumerate(pieces):
+        kind, score = Piece.UNUSED, 0.0
+        if piece == UNKNOWN:
+            kind = Piece.UNKNOWN
+        elif i == 0 or piece.startswith("<control-"):
+            kind = Piece.CONTROL
+        elif piece in scores:
+            kind, score = Piece.NORMAL, scores[piece]
+        proto.pieces.add(piece=piece, score=score, type=kind)
+    return proto
+
+
+def _write_lists(
+    tokenizer: SentencePieceTokenizer, lists: Sequence[Sequence[str]], folder: Path
+) -> list[str]:
+    """Write word lists, and models of SentencePiece that cut text for them."""
+    controls = [piece for piece in lists[0] if piece.startswith("<control-")]
+    for model, name in (
+        (tokenizer.source, SOURCE),
+        (tokenizer.target, TARGET_MODEL),
+    ):
+        proto = model_proto(model)
+        proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
+        for piece in controls:
+            proto.pieces.add(piece=piece, score=0.0, type=Piece.CONTROL)
+        for piece, score in model.pieces:
+            proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)
+        (folder / name).write_bytes(proto.SerializeToString())
+    names = [SOURCE_LIST, TARGET_LIST]
+    for name, pieces in zip(names, lists, strict=True):
+        lines = (
+            f"{json.dumps(piece, ensure_ascii=False)}: {i}\n"
+            for i, piece in enumerate(pieces)
+        )
+        (folder / name).write_text("".join(lines), encoding="utf-8")
+    return names
+
+
+def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> str:
+    """Return the settings of Marian's decoder, in YAML."""
+    search = checkpoint.search or SearchConfig()
+    tokenizer = checkpoint.tokenizer
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    without_unknown = (tokenizer.unknown,)
+    if _has_more(search, without_unknown):
+        warnings.warn(
+            f"Of the search settings, {TARGET} has beam size, length penalty, and "
+            "whether unknown pieces are allowed; the model's others are left out.",
+            UserWarning,
+            stacklevel=2,
+        )
+    alpha = search.length_penalty
+    if search.penalty != "power":
+        alpha *= USUAL_LENGTH / (5 + USUAL_LENGTH)
+    settings: dict[str, object] = {
+        "relative-paths": True,
+        "models": [WEIGHTS],
+        "vocabs": [*vocabularies],
+        "beam-size": search.beam_size,
+        "normalize": alpha,
+        "word-penalty": 0,
+        "allow-unk": without_unknown not in search.bad_words,
+        "mini-batch": 32,
+        "maxi-batch": 100,
+        "maxi-batch-sort": "src",
+    }
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+
+
+def _has_more(search: SearchConfig, without_unknown: tuple[int, ...]) -> bool:
+    """Whether a search has settings that Marian's decoder lacks."""
+    others = [word for word in search.bad_words if word != without_unknown]
+    usual = SearchConfig()
+    names = (
+        "no_repeat_ngram", "repetition_penalty", "min_length", "coverage_penalty",
+        "diversity",
+    )  # fmt: skip
+    return bool(others) or any(
+        getattr(search, name) != getattr(usual, name) for name in names
+    )

@@ -1,0 +1,150 @@
+"""Models exported to Marian itself are the same when they are read again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+
+import marian_npz
+from transduce.checkpoint import Checkpoint, load_model
+from transduce.errors import RequestError
+from transduce.interop.export import ProofError
+from transduce.interop.marian_npz import import_marian
+from transduce.interop.marian_npz_export import export
+from transduce.search_config import SearchConfig
+from transduce.text.vocabulary import BOS
+
+SENTENCES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
+SHARED = ["vocab.spm", "vocab.spm"]
+TWO = ["source.spm", "target.spm"]
+LISTS = ["source.yml", "target.yml"]
+UNTIED = {"tied-embeddings-all": "false"}
+VARIANTS = {
+    "tied": (SHARED, {}),
+    "tied, norms first": (SHARED, marian_npz.PRE_NORM),
+    "sources tied": (SHARED, {**UNTIED, "tied-embeddings-src": "true"}),
+    "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
+    "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
+    "nothing tied, one vocabulary": (SHARED, UNTIED),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_imported_model_goes_back_array_by_array(name: str, tmp_path: Path) -> None:
+    vocabularies, options = VARIANTS[name]
+    arrays = marian_npz.write_folder(tmp_path / "marian", vocabularies, **options)
+    import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+    told = export(load_model(tmp_path / "model"), tmp_path / "out", SENTENCES)
+    assert told.startswith("The folder, read back, has the same weights, and the same")
+    with np.load(tmp_path / "out" / "model.npz") as stored:
+        found = {each: stored[each] for each in stored if "special" not in each}
+    assert found.keys() == arrays.keys()
+    for each, array in arrays.items():
+        if each == "encoder_Wemb" and vocabularies == TWO:
+            continue  # the source has the union of both vocabularies
+        np.testing.assert_array_equal(found[each], array, err_msg=each)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        {".made-by", "model.npz", "decoder.yml", *vocabularies}
+    )
+
+
+def test_the_vocabulary_of_an_export_cuts_as_the_original(tmp_path: Path) -> None:
+    marian_npz.write_folder(tmp_path / "marian", TWO, **UNTIED)
+    import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+    export(load_model(tmp_path / "model"), tmp_path / "out", SENTENCES)
+    for name in TWO:
+        first, second = (
+            sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / each / name))
+            for each in ("marian", "out")
+        )
+        for sentence in SENTENCES:
+            pieces = second.encode(sentence, out_type=str)
+            assert pieces == first.encode(sentence, out_type=str)
+        assert (second.eos_id(), second.unk_id()) == (0, 1)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    path = tmp_path_factory.mktemp("imported")
+    marian_npz.write_folder(path / "marian", SHARED)
+    import_marian(path / "marian", path / "model", SENTENCES)
+    return load_model(path / "model")
+
+
+def test_pieces_without_an_id_make_word_lists(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    """The tokenizers of OPUS-MT have such pieces, and tags of languages."""
+    tokenizer = imported.tokenizer
+    pieces = (*tokenizer.vocabulary[:-2], ">>de<<", "")
+    changed = replace(imported, tokenizer=replace(tokenizer, vocabulary=pieces))
+    sentences = [*SENTENCES, ">>de<< The dog"]
+    export(changed, tmp_path / "out", sentences)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {".made-by", "model.npz", "decoder.yml", *LISTS, *TWO}
+    import_marian(tmp_path / "out", tmp_path / "model", SENTENCES)
+    again = load_model(tmp_path / "model")
+    assert again.tokenizer.vocabulary == pieces
+    assert again.tokenizer.encode(sentences[-1])[0] == len(pieces) - 2
+
+
+def test_the_search_goes_back(imported: Checkpoint, tmp_path: Path) -> None:
+    unknown = imported.tokenizer.unknown
+    search = SearchConfig(
+        beam_size=6, penalty="power", length_penalty=0.7, patience=1.0,
+        bad_words=((unknown,),),
+    )  # fmt: skip
+    export(replace(imported, search=search), tmp_path / "out", SENTENCES)
+    import_marian(tmp_path / "out", tmp_path / "model", SENTENCES)
+    assert load_model(tmp_path / "model").search == search
+
+
+def test_search_settings_that_marian_lacks_are_told(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    search = SearchConfig(beam_size=2, no_repeat_ngram=3)
+    with pytest.warns(UserWarning, match="Marian has beam size, length penalty, and"):
+        export(replace(imported, search=search), tmp_path / "out", SENTENCES)
+    settings = (tmp_path / "out" / "decoder.yml").read_text()
+    assert json.loads(settings.split("normalize: ")[1].split("\n")[0]) == 0.5
+    assert "allow-unk: true" in settings
+
+
+def test_a_trained_model_of_other_positions_is_refused(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=r"must have `model.position_base` = \d+"):
+        export(trained_checkpoint, tmp_path / "out", SENTENCES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_learned_start_is_refused(imported: Checkpoint, tmp_path: Path) -> None:
+    weight = imported.weights["embedding.weight"].clone()
+    weight[BOS, 3] = 0.25
+    weights = {**imported.weights, "embedding.weight": weight}
+    with pytest.raises(RequestError, match="must start a target with a vector of zero"):
+        export(replace(imported, weights=weights), tmp_path / "out", SENTENCES)
+
+
+def test_added_tokens_are_refused(imported: Checkpoint, tmp_path: Path) -> None:
+    tokenizer = replace(imported.tokenizer, added=("the",))
+    with pytest.raises(RequestError, match="tokenizer of SentencePiece without added"):
+        export(replace(imported, tokenizer=tokenizer), tmp_path / "out", SENTENCES)
+
+
+def test_a_folder_that_reads_back_otherwise_is_not_written(
+    imported: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(folder: Path) -> Checkpoint:
+        found = load_model(folder)
+        changed = torch.add(found.weights["embedding.weight"], 1e-3)
+        return replace(found, weights={**found.weights, "embedding.weight": changed})
+
+    monkeypatch.setattr("transduce.interop.marian_npz_export.load_model", other)
+    with pytest.raises(ProofError, match="the weight of embedding is another"):
+        export(imported, tmp_path / "out", SENTENCES)
+    assert not (tmp_path / "out").exists()
