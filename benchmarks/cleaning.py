@@ -15,7 +15,6 @@ was faulty before counts against it.
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -36,6 +35,7 @@ import transduce
 from transduce.data.cleaning import CleaningReport
 from transduce.data.cleaning_rules import RULES
 from transduce.grammar.corpus import Grammar
+from transduce.machine import num_cores
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import guess
 
@@ -366,7 +366,7 @@ def main() -> None:
     parser.add_argument("--reverse-model", type=Path)
     parser.add_argument("--worst", type=float, default=0.1)
     parser.add_argument("--pairs", type=int, default=1_000_000)
-    parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count()])
+    parser.add_argument("--processes", type=int, nargs="+", default=[num_cores()])
     parser.add_argument("--limit", type=int, help="use only the first pairs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cleaning-") as name:

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import random
 import signal
 import statistics
@@ -34,6 +33,7 @@ from pathlib import Path
 from machine import describe_machine
 
 from transduce.decoding.translator import load
+from transduce.machine import num_cores
 from transduce.text.splitting import join_text, sentences, split_text
 
 MOST_LINES = 4
@@ -409,7 +409,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     with serving(arguments.model, "--max-waiting", "8") as server:
         full, _ = await load_server(server, task, num_clients, 2)
         print(f"| queue of 8 sentences | {full.describe()} |")
-    print(f"\n{describe_machine()}- Cores: {os.cpu_count()}, shared with the clients")
+    print(f"\n{describe_machine()}- Cores: {num_cores()}, shared with the clients")
 
 
 def main() -> None:

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "parallel.h"
@@ -65,6 +66,22 @@ static void many_jobs_follow_each_other(void)
 {
     for (int i = 0; i < JOBS; i++)
         CHECK_INT(errors_of(1 + i, 1, 1 + i % THREADS), 0);
+}
+
+static double process_seconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void idle_threads_sleep(void)
+{
+    CHECK_INT(errors_of(ITEMS, 1, THREADS), 0);
+    const double before = process_seconds();
+    const struct timespec idle = {0, 300000000};
+    nanosleep(&idle, NULL);
+    CHECK(process_seconds() - before < 0.05);
 }
 
 static void *call_often(void *errors)
@@ -164,6 +181,7 @@ int main(void)
 {
     RUN(each_item_is_processed_once);
     RUN(many_jobs_follow_each_other);
+    RUN(idle_threads_sleep);
     RUN(threads_may_call_at_the_same_time);
     RUN(parts_may_share_work_themselves);
     RUN(forked_children_have_threads_of_their_own);
