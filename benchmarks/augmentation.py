@@ -5,16 +5,16 @@
         [--variants none noise ...] [--lines N] [options of `transduce train`]
 
 DIR has train, val and the test sets with the languages as extensions. Each variant is
-trained once for each seed, or resumed, and translates each test set as it is, in ALL
-CAPS, in lower case, with typos, and without the marks at its end. Scores are BLEU
-without case, since the translation of ALL CAPS may be in capitals or not; references do
-not change. Prints a Markdown table of means over the seeds, and the pairs that a
-process changes in a second.
+trained once for each seed, or resumed, and translates each text as it is, in ALL CAPS,
+in lower case, with typos, and without the marks at its end. Scores are BLEU without
+case, since the translation of ALL CAPS may be in capitals or not; references do not
+change. Prints a Markdown table of means over the seeds for each text, and the pairs
+that a process changes in a second. Choose a variant by the table of val. The same
+command continues after an interruption.
 """
 
 import argparse
-import subprocess
-import sys
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,10 +25,12 @@ import numpy as np
 from machine import describe_machine, minutes_of
 
 import transduce
+from commands import train
 from transduce.data.augmentation import CHUNK_PAIRS, PairAugmenter, largest_length
 from transduce.data.batches import open_dataset
 from transduce.data.prepared_corpus import TRAINING
 from transduce.experiments.run_folder import settings_of
+from transduce.files import atomic_file
 from transduce.metrics.scores import corpus_bleu
 from transduce.text.augmentation import END, in_case, with_typos
 from transduce.text.corpus import read_text
@@ -59,26 +61,36 @@ TYPO_SEED = 20_240_101
 """Seed of the typos of test sets; training draws others."""
 
 
-def train(run: Path, variant: str, seed: int, arguments: argparse.Namespace) -> None:
+def trained(run: Path, variant: str, seed: int, arguments: argparse.Namespace) -> None:
     """Train, or resume an interrupted run."""
-    command = [sys.executable, "-m", "transduce", "train", "--out", str(run)]
-    if (run / "config.json").is_file():
-        subprocess.run([*command, "--resume"], check=True)
-        return
-    command += ["--preset", arguments.preset]
-    for option, split in (("", "train"), ("dev-", "val")):
-        for side in ("source", "target"):
-            file = arguments.data / f"{split}.{getattr(arguments, side)}"
-            command += [f"--{option}{side}", str(file)]
+    files = [
+        part
+        for option, split in (("", "train"), ("dev-", "val"))
+        for side in ("source", "target")
+        for part in (
+            f"--{option}{side}",
+            arguments.data / f"{split}.{getattr(arguments, side)}",
+        )
+    ]
     settings = [f"augmentation.{each}" for each in VARIANTS[variant]]
     settings += [f"training.seed={seed}", *arguments.set]
     if arguments.steps is not None:
         settings.append(f"training.steps={arguments.steps}")
-    subprocess.run([*command, *arguments.options, "--set", *settings], check=True)
+    options = ("--preset", arguments.preset, *files, *arguments.options)
+    train(run, *options, "--set", *settings)
 
 
 def scores(run: Path, test: str, arguments: argparse.Namespace) -> list[float]:
-    """Return the score of each form of a test set."""
+    """Return the score of each form of a test set, computed once."""
+    done = run / f"augmentation-{test}-{arguments.lines or 'all'}.json"
+    if not done.is_file():
+        with atomic_file(done) as new:
+            new.write_text(json.dumps(_scores(run, test, arguments)) + "\n")
+    found: list[float] = json.loads(done.read_text())
+    return found
+
+
+def _scores(run: Path, test: str, arguments: argparse.Namespace) -> list[float]:
     sources, references = (
         list(read_text([arguments.data / f"{test}.{language}"]))[: arguments.lines]
         for language in (arguments.source, arguments.target)
@@ -136,7 +148,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lines", type=int, help="lines of each test set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--tests", nargs="+", default=["test_2016_flickr"])
+    parser.add_argument("--tests", nargs="+", default=["val", "test_2016_flickr"])
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, default=["none", "noise", "all"]
     )
@@ -148,7 +160,7 @@ def main() -> None:
     for variant in arguments.variants:
         runs = [arguments.out / f"{variant}-{seed}" for seed in arguments.seeds]
         for run, seed in zip(runs, arguments.seeds, strict=True):
-            train(run, variant, seed, arguments)
+            trained(run, variant, seed, arguments)
         for test, rows in tables.items():
             rows.append(row(variant, [scores(run, test, arguments) for run in runs]))
         minutes = mean(minutes_of(run) for run in runs)

@@ -118,7 +118,9 @@ def log_of(run: Path) -> list[dict[str, Any]]:
 
 def train(command: Sequence[str]) -> None:
     """Train to the end."""
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
 
 
 def stop_after(command: Sequence[str], run: Path, step: int) -> int:
