@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from transduce.decoding import native_search
-from transduce.decoding.beam_search import BeamSearch, GreedySearch
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoder, Excluded, Hypothesis, Search, run_search
 from transduce.native import api

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
 from transduce.decoding import native_search, search
-from transduce.decoding.beam_search import BeamSearch, GreedySearch
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_search import start_search
 from transduce.decoding.restrictions import restrictions_after
 from transduce.decoding.search import Hypothesis, run_search

@@ -1,17 +1,16 @@
-"""Beam search (section 6.1) and greedy search.
+"""Beam search (section 6.1).
 
-A search reads logits and returns the rows to keep. Beam search is that of the
+The search reads logits and returns the rows to keep. Its semantics are those of the
 paper's own code: each step considers the 2 * beam_size likeliest continuations of a
 sentence. Those with the end token become finished hypotheses and take no place in the
 beam; the best beam_size others continue. A sentence is done when no live hypothesis can
 still score higher than the best finished ones, as many as are wanted, or, with
 `patience`, when enough hypotheses have finished.
 
-Greedy search takes the likeliest token at each step. Beam search with a beam of one
-differs from it: it compares finished hypotheses of different lengths. A wider beam may
-score lower than greedy search, because hypotheses that look better for a few steps can
-push the greedy sequence out of the beam; without patience, it cannot if no hypothesis
-is ever dropped.
+A beam of one compares finished hypotheses of different lengths, which greedy search
+does not. A wider beam may score lower, because hypotheses that look better for a few
+steps can push the greedy sequence out of the beam; without patience, it cannot if no
+hypothesis is ever dropped.
 """
 
 import math
@@ -394,123 +393,3 @@ class BeamSearch:
 def _gains(sums: Sequence[float]) -> tuple[float, ...]:
     """Return what each token adds to a log-probability."""
     return tuple(now - before for before, now in pairwise([0.0, *sums]))
-
-
-def greedy_search(
-    decoder: Decoder,
-    max_lengths: Sequence[int],
-    config: SearchConfig,
-    *,
-    bos: int,
-    eos: int,
-    excluded: Excluded = (),
-    prefixes: Sequence[Sequence[int]] | None = None,
-) -> list[list[Hypothesis]]:
-    """Return the one hypothesis of each sentence.
-
-    The arguments are those of `beam_search`. The length penalty affects only the score.
-    """
-    search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
-    return run_search(decoder, search, bos)
-
-
-class GreedySearch:
-    """Greedy search for several sentences that grow together, in Python.
-
-    `NativeGreedySearch` is the same search in the native library.
-    """
-
-    def __init__(
-        self,
-        max_lengths: Sequence[int],
-        config: SearchConfig,
-        eos: int,
-        excluded: Excluded = (),
-        prefixes: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        """Prepare the first step; settings for beams have no effect."""
-        prefixes = prefixes or [()] * len(max_lengths)
-        self.live = [
-            _Path(limit, prefix, eos, config)
-            for limit, prefix in zip(max_lengths, prefixes, strict=True)
-        ]
-        """Sentences that are not done."""
-        self._excluded = excluded
-        self._config = config
-
-    def grow(
-        self, logits: Float[Any, "sentences 1 vocab"]
-    ) -> tuple[Int64[np.ndarray, "kept 1"], Int64[np.ndarray, "kept 1"]]:
-        """Append the likeliest tokens.
-
-        Returns the rows that continue and the token of each.
-        """
-        forced = np.array([path.forced for path in self.live], dtype=np.int64)
-        # Two candidates, since the end token may come too early. Earlier tokens do not
-        # matter, so all totals are 0.
-        found = find_candidates(
-            logits,
-            np.zeros((len(self.live), 1)),
-            2,
-            self._excluded,
-            forced if (forced != NOT_FORCED).any() else None,
-            restrictions=restrictions_after(
-                [p.ids if p.forced == NOT_FORCED else None for p in self.live],
-                self._config,
-            ),
-        )
-        gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
-        for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):
-            path.grow(path_gains, path_tokens)
-        kept = [i for i, path in enumerate(self.live) if not path.hypotheses]
-        self.live = [self.live[i] for i in kept]
-        last_ids = [path.ids[-1] for path in self.live]
-        rows, last = np.array([kept, last_ids], dtype=np.int64)
-        return rows[:, None], last[:, None]
-
-    def join(self, other: "GreedySearch") -> None:
-        """Append the sentences of another search; both must have taken a step."""
-        self.live = [*self.live, *other.live]
-
-
-class _Path(Sentence):
-    """A sentence with its tokens so far."""
-
-    def __init__(
-        self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
-    ) -> None:
-        super().__init__()
-        self.ids: list[int] = []
-        self._gains: list[float] = []
-        self._max_length = max_length
-        self._prefix = prefix
-        self._eos = eos
-        self._config = config
-
-    @property
-    def forced(self) -> int:
-        """The only token that may come next, or `NOT_FORCED`."""
-        length = len(self.ids)
-        return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
-
-    def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
-        """Append the better of two tokens, but no end token before `min_length`."""
-        is_early = len(self.ids) < self._config.min_length
-        chosen = 1 if is_early and tokens[0] == self._eos else 0
-        self.ids.append(tokens[chosen])
-        self._gains.append(gains[chosen])
-        is_finished = self.ids[-1] == self._eos
-        if is_finished or len(self.ids) >= self._max_length:
-            self.hypotheses = [self._hypothesis(is_finished=is_finished)]
-
-    def _hypothesis(self, *, is_finished: bool) -> Hypothesis:
-        total = 0.0
-        for gain in self._gains:
-            total += gain  # `sum` compensates for rounding in Python 3.12 and later
-        return Hypothesis(
-            ids=tuple(self.ids[:-1] if is_finished else self.ids),
-            log_probability=total,
-            token_log_probabilities=tuple(self._gains),
-            score=self._config.score(total, len(self.ids)),
-            is_finished=is_finished,
-        )

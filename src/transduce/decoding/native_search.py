@@ -1,6 +1,6 @@
 """Beam search and greedy search in the native library.
 
-`beam_search.py` has the same searches in Python.
+`beam_search.py` and `greedy_search.py` have the same searches in Python.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.beam_search import ENDLESS, BeamSearch, GreedySearch
+from transduce.decoding.beam_search import ENDLESS, BeamSearch
+from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.restrictions import Restrictions, RowTokens
 from transduce.decoding.search import (
     Candidates,
