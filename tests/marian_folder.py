@@ -1,6 +1,7 @@
 """Folder in OPUS-MT's format, with a small random model and small tokenizers."""
 
 import json
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -19,12 +20,19 @@ FORMS = "naïve café Straße ﬁne ½ … „ “ — ™"
 """Characters that the built-in grammar does not have."""
 
 
-def write_marian_folder(folder: Path, **changes: object) -> Path:
-    """Write the folder, with changed settings of `MarianConfig`."""
+BYTES: dict[str, object] = {"byte_fallback": True, "vocab_size": 420}
+"""Settings of a SentencePiece model that spells unknown characters by bytes."""
+
+
+def write_marian_folder(
+    folder: Path, trainer: Mapping[str, object] | None = None, **changes: object
+) -> Path:
+    """Write the folder, with changed settings of SentencePiece and `MarianConfig`."""
     folder.mkdir(parents=True)
     pairs = list(islice(Grammar.built_in().training_sentences(seed=3), NUM_SENTENCES))
-    write_sentencepiece([pair.source for pair in pairs], folder / "source.spm")
-    write_sentencepiece([pair.target for pair in pairs], folder / "target.spm")
+    for side in ("source", "target"):
+        sentences = [getattr(pair, side) for pair in pairs]
+        write_sentencepiece(sentences, folder / f"{side}.spm", **(trainer or {}))
     vocab_size = write_vocabulary(folder)
     save_tokenizer(folder)
     settings: dict[str, object] = {

@@ -31,21 +31,25 @@ SSRU = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
 TRAINER = {"bos_id": -1, "eos_id": 0, "unk_id": 1}
 
 
-def write_vocabularies(folder: Path, names: list[str]) -> None:
+def write_vocabularies(folder: Path, names: list[str], **trainer: object) -> None:
     """Learn a model of SentencePiece for each name, as Marian does."""
     for number, name in enumerate(names):
         pairs = Grammar.built_in().training_sentences(seed=number + 1)
         texts = [next(pairs) for _ in range(200)]
         sides = [t.target if number else t.source for t in texts]
-        write_sentencepiece(sides, folder / name, **TRAINER)
+        write_sentencepiece(sides, folder / name, **{**TRAINER, **trainer})
 
 
 def write_folder(
-    folder: Path, vocabularies: list[str], seed: int = 0, **options: object
+    folder: Path,
+    vocabularies: list[str],
+    seed: int = 0,
+    trainer: dict[str, object] | None = None,
+    **options: object,
 ) -> dict[str, np.ndarray]:
     """Write model.npz and its vocabularies, source first; return the arrays."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_vocabularies(folder, list(dict.fromkeys(vocabularies)))
+    write_vocabularies(folder, list(dict.fromkeys(vocabularies)), **(trainer or {}))
     sizes = [
         sentencepiece.SentencePieceProcessor(model_file=str(folder / name)).vocab_size()
         for name in (vocabularies[0], vocabularies[-1])

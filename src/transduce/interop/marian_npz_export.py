@@ -46,11 +46,12 @@ from transduce.interop.marian_npz import (
     import_marian,
     marian_position_base,
 )
-from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto
+from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto, whole_proto
 from transduce.interop.portable_tokenizer import TARGET as TARGET_MODEL
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import (
+    BYTES,
     UNKNOWN,
     SentencePieceTokenizer,
     UnigramModel,
@@ -308,7 +309,8 @@ def _write_vocabularies(tokenizer: SentencePieceTokenizer, folder: Path) -> list
     lists = [pieces, pieces[: _num_targets(tokenizer)]]
     models = (tokenizer.source, tokenizer.target)
     have_ids = all(
-        {piece for piece, _ in model.pieces} <= set(own)
+        {*(BYTES if model.spells_bytes else ()), *(p for p, _ in model.pieces)}
+        <= set(own)
         for model, own in zip(models, lists, strict=True)
     )
     if tokenizer.language_tags or not have_ids:
@@ -345,6 +347,8 @@ def _proto(model: UnigramModel, pieces: Sequence[str]) -> ModelProto:
             kind = Piece.UNKNOWN
         elif i == 0 or piece.startswith("<control-"):
             kind = Piece.CONTROL
+        elif model.spells_bytes and piece in BYTES:
+            kind = Piece.BYTE
         elif piece in scores:
             kind, score = Piece.NORMAL, scores[piece]
         proto.pieces.add(piece=piece, score=score, type=kind)
@@ -360,12 +364,7 @@ def _write_lists(
         (tokenizer.source, SOURCE),
         (tokenizer.target, TARGET_MODEL),
     ):
-        proto = model_proto(model)
-        proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
-        for piece in controls:
-            proto.pieces.add(piece=piece, score=0.0, type=Piece.CONTROL)
-        for piece, score in model.pieces:
-            proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)
+        proto = whole_proto(model, controls)
         (folder / name).write_bytes(proto.SerializeToString())
     names = [SOURCE_LIST, TARGET_LIST]
     for name, pieces in zip(names, lists, strict=True):

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, MarianTokenizer
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop.export import OtherTokenizer
 from transduce.text.sentence_pieces import (
+    BYTES,
     UNKNOWN,
     SentencePieceTokenizer,
     UnigramModel,
@@ -92,8 +93,8 @@ def write_files(
     tokenizer: SentencePieceTokenizer, folder: Path
 ) -> HuggingFaceTokenizer:
     """Write the files into an existing folder; return their reader for the proof."""
-    (folder / SOURCE).write_bytes(_proto(tokenizer.source).SerializeToString())
-    (folder / TARGET).write_bytes(_proto(tokenizer.target).SerializeToString())
+    (folder / SOURCE).write_bytes(whole_proto(tokenizer.source).SerializeToString())
+    (folder / TARGET).write_bytes(whole_proto(tokenizer.target).SerializeToString())
     num_targets = tokenizer.target_vocab_size or tokenizer.vocab_size
     has_two = tokenizer.target_vocab_size is not None
     _write_vocabulary(tokenizer.vocabulary, folder / VOCABULARY)
@@ -143,7 +144,6 @@ def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
     kinds = {piece.type for piece in proto.pieces}
     obstacles = {
         "cuts by other means than unigrams": trainer.model_type != TrainerSpec.UNIGRAM,
-        "spells by bytes": trainer.byte_fallback,
         "writes spaces after words": trainer.treat_whitespace_as_suffix,
         "leaves spaces as they are": not normalizer.escape_whitespaces,
         "has symbols of its user's": Piece.USER_DEFINED in kinds,
@@ -164,6 +164,7 @@ def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
         character_map=normalizer.precompiled_charsmap,
         adds_space=normalizer.add_dummy_prefix,
         removes_spaces=normalizer.remove_extra_whitespaces,
+        spells_bytes=trainer.byte_fallback,
     )
 
 
@@ -171,15 +172,21 @@ def model_proto(model: UnigramModel) -> ModelProto:
     """Return a model of SentencePiece that lacks its pieces."""
     proto = ModelProto()
     proto.trainer_spec.model_type = TrainerSpec.UNIGRAM
+    proto.trainer_spec.byte_fallback = model.spells_bytes
     proto.normalizer_spec.precompiled_charsmap = model.character_map
     proto.normalizer_spec.add_dummy_prefix = model.adds_space
     proto.normalizer_spec.remove_extra_whitespaces = model.removes_spaces
     return proto
 
 
-def _proto(model: UnigramModel) -> ModelProto:
+def whole_proto(model: UnigramModel, control: Sequence[str] = ()) -> ModelProto:
+    """Return a model of SentencePiece with its pieces, and symbols without a text."""
     proto = model_proto(model)
     proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
+    for piece in control:
+        proto.pieces.add(piece=piece, score=0.0, type=Piece.CONTROL)
+    for piece in BYTES if model.spells_bytes else ():
+        proto.pieces.add(piece=piece, score=0.0, type=Piece.BYTE)
     for piece, score in model.pieces:
         proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)
     return proto

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transduce.errors import CheckpointError
 from transduce.text.vocabulary import (
     EOS,
     LANGUAGE_TAG,
+    READABLE_BYTES,
     corpus_tags,
     is_tag,
     language_tags,
@@ -34,6 +36,9 @@ SPACE = "\u2581"
 """Character that stands for a space in pieces."""
 NO_PIECE = " "
 """String that no text contains once its spaces are replaced."""
+BYTES = {piece: byte for byte, piece in enumerate(READABLE_BYTES.values())}
+"""Bytes by the pieces that stand for them, such as <0xE4>."""
+BYTE_NAMES = tuple(BYTES)
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -99,13 +104,31 @@ class UnigramModel:
     """Whether a space precedes the text, so that its first word is like any other."""
     removes_spaces: bool
     """Whether runs of spaces become one space."""
+    spells_bytes: bool = False
+    """Whether unknown characters become pieces of their UTF-8 bytes, such as <0xE4>."""
 
     def cut(self, texts: Sequence[str]) -> list[list[str]]:
-        """Return the pieces of each text; a run of unknown characters is one piece."""
+        """Return the pieces of each text.
+
+        A run of unknown characters is one piece, or those of its bytes.
+        """
         written = [self._written(text) for text in texts]
         if not any(written):  # no need to prepare the library
             return [[] for _ in texts]
-        return [each.tokens for each in self._library.encode_batch(written)]
+        cut = [each.tokens for each in self._library.encode_batch(written)]
+        return [self._spelled(each) for each in cut] if self.spells_bytes else cut
+
+    def _spelled(self, pieces: Sequence[str]) -> list[str]:
+        """Spell unknown pieces by bytes."""
+        return [
+            part
+            for piece in pieces
+            for part in ([piece] if piece in self._known else bytes_of(piece))
+        ]
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(piece for piece, _ in self.pieces)
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
@@ -135,7 +158,7 @@ class UnigramModel:
 class SentencePieceTokenizer:
     """Tokenizer with a unigram model for each language and one vocabulary.
 
-    Unknown pieces are lost.
+    Unknown pieces are lost, except those that are spelled by bytes.
     """
 
     vocabulary: tuple[str, ...]
@@ -208,8 +231,10 @@ class SentencePieceTokenizer:
 
         Each run of white space becomes one space.
         """
-        known = (i for i in ids if i > EOS and i != self.unknown)
-        return " ".join("".join(self.pieces(known)).split())
+        pieces = self.pieces(i for i in ids if i > EOS and i != self.unknown)
+        if self.source.spells_bytes or self.target.spells_bytes:
+            pieces = _unspelled(pieces)
+        return " ".join("".join(pieces).split())
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return readable pieces; the first piece of a word starts with a space."""
@@ -295,9 +320,40 @@ class SentencePieceTokenizer:
         return self.vocabulary.index(UNKNOWN)
 
 
+def bytes_of(text: str) -> list[str]:
+    """Return the pieces of a text's bytes."""
+    return [BYTE_NAMES[byte] for byte in text.encode("utf-8", "replace")]
+
+
+def _unspelled(pieces: Iterable[str]) -> list[str]:
+    """Replace each run of pieces of bytes by its text."""
+    found: list[str] = []
+    for is_bytes, run in groupby(pieces, BYTES.__contains__):
+        each = list(run)
+        found += [_text_of(bytes(BYTES[p] for p in each))] if is_bytes else each
+    return found
+
+
+def _text_of(data: bytes) -> str:
+    """Decode UTF-8; each byte that is not part of a character becomes U+FFFD."""
+    found, place = [], 0
+    while place < len(data):
+        character = data[place : place + _width(data[place])]
+        try:
+            found.append(character.decode())
+            place += len(character)
+        except UnicodeDecodeError:
+            found.append("\ufffd")
+            place += 1
+    return "".join(found)
+
+
 def _record(model: UnigramModel) -> dict[str, Any]:
     character_map = base64.b64encode(model.character_map).decode("ascii")
-    return {**asdict(model), "character_map": character_map}
+    record = {**asdict(model), "character_map": character_map}
+    if not model.spells_bytes:
+        del record["spells_bytes"]  # as files of earlier versions are
+    return record
 
 
 def _unigram_model(record: dict[str, Any]) -> UnigramModel:
@@ -310,6 +366,7 @@ def _unigram_model(record: dict[str, Any]) -> UnigramModel:
         character_map=character_map,
         adds_space=bool(record["adds_space"]),
         removes_spaces=bool(record["removes_spaces"]),
+        spells_bytes=bool(record.get("spells_bytes", False)),
     )
 
 

@@ -408,3 +408,18 @@ def test_a_folder_is_imported_without_network_access(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a network"))
     folder = folders.write_marian_folder(tmp_path / "marian", encoder_layers=1)
     importing.import_model(folder, tmp_path / "out", SENTENCES[:1])
+
+
+def test_a_model_that_spells_by_bytes_is_imported_and_exported(tmp_path):
+    folders.write_marian_folder(tmp_path / "marian", folders.BYTES)
+    sentences = [text for text in HARD_TEXTS if text.strip()]
+    importing.import_model(tmp_path / "marian", tmp_path / "model", sentences)
+    checkpoint = load_model(tmp_path / "model")
+    assert checkpoint.tokenizer.source.spells_bytes
+    exporting.export(checkpoint, tmp_path / "out", sentences)
+    importing.import_model(tmp_path / "out", tmp_path / "again", sentences)
+    again = load_model(tmp_path / "again")
+    assert again.tokenizer == checkpoint.tokenizer
+    assert torch.equal(
+        again.weights["embedding.weight"], checkpoint.weights["embedding.weight"]
+    )

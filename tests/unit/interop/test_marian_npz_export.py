@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 import torch
 
+import marian_folder
 import marian_npz
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import RequestError
@@ -16,7 +17,7 @@ from transduce.interop.export import ProofError
 from transduce.interop.marian_npz import import_marian
 from transduce.interop.marian_npz_export import export
 from transduce.search_config import SearchConfig
-from transduce.text.vocabulary import BOS
+from transduce.text.vocabulary import BOS, EOS
 
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
 SHARED = ["vocab.spm", "vocab.spm"]
@@ -65,6 +66,20 @@ def test_the_vocabulary_of_an_export_cuts_as_the_original(tmp_path: Path) -> Non
             pieces = second.encode(sentence, out_type=str)
             assert pieces == first.encode(sentence, out_type=str)
         assert (second.eos_id(), second.unk_id()) == (0, 1)
+
+
+def test_pieces_of_bytes_go_back(tmp_path: Path) -> None:
+    marian_npz.write_folder(tmp_path / "marian", SHARED, trainer=marian_folder.BYTES)
+    import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    export(checkpoint, tmp_path / "out", SENTENCES)
+    written = sentencepiece.SentencePieceProcessor(
+        model_file=str(tmp_path / "out" / "vocab.spm")
+    )
+    ids = written.encode("龘 the")
+    assert written.decode(ids) == "龘 the"
+    # Ids of this package are two more, for padding and start.
+    assert checkpoint.tokenizer.encode("龘 the") == [i + EOS for i in ids]
 
 
 @pytest.fixture(scope="module")

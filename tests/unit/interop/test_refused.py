@@ -253,7 +253,6 @@ def test_a_start_token_that_is_text_is_refused(folder, refuses):
     ("settings", "obstacle"),
     [
         ({"model_type": "bpe"}, "cuts by other means than unigrams"),
-        ({"byte_fallback": True, "vocab_size": 500}, "spells by bytes"),
         ({"treat_whitespace_as_suffix": True}, "writes spaces after words"),
         ({"user_defined_symbols": ["dog"]}, "has symbols of its user's"),
         ({"denormalization_rule_tsv": True}, "changes what it decodes"),

@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nothing rewritten": {"normalization_rule_name": "identity"},
     "small letters": {"normalization_rule_name": "nmt_nfkc_cf"},
     "pieces across words": {"split_by_whitespace": False},
+    "bytes of unknown characters": {"byte_fallback": True, "vocab_size": 420},
 }
 HARD_TEXTS = [
     "",
@@ -57,10 +58,8 @@ def proto(name: str) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*(pair.source for pair in pairs), FORMS]),
         model_writer=model,
-        vocab_size=150,
-        hard_vocab_limit=False,
         minloglevel=2,
-        **SETTINGS[name],
+        **{"vocab_size": 150, "hard_vocab_limit": False, **SETTINGS[name]},
     )
     return model.getvalue()
 
@@ -77,10 +76,15 @@ def unigrams(name: str) -> UnigramModel:
     model = ModelProto()
     model.ParseFromString(proto(name))
     return UnigramModel(
-        pieces=tuple((each.piece, each.score) for each in model.pieces[3:]),
+        pieces=tuple(
+            (each.piece, each.score)
+            for each in model.pieces
+            if each.type == ModelProto.SentencePiece.NORMAL
+        ),
         character_map=model.normalizer_spec.precompiled_charsmap,
         adds_space=model.normalizer_spec.add_dummy_prefix,
         removes_spaces=model.normalizer_spec.remove_extra_whitespaces,
+        spells_bytes=model.trainer_spec.byte_fallback,
     )
 
 
@@ -176,6 +180,54 @@ def test_a_text_of_known_pieces_is_decoded_unchanged():
     for text in ("The dog runs.", "  a   café ", "ﬁne …"):
         expected = oracle("usual").decode(oracle("usual").encode(text))
         assert tokenizer().decode(tokenizer().encode(text)) == expected
+
+
+def spelling() -> SentencePieceTokenizer:
+    """Tokenizer that spells unknown characters by bytes."""
+    name = "bytes of unknown characters"
+    library = oracle(name)
+    pieces = map(library.id_to_piece, range(3, library.vocab_size()))
+    return SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", *pieces),
+        source=unigrams(name),
+        target=unigrams(name),
+    )
+
+
+def test_characters_spelled_by_bytes_come_back() -> None:
+    tokenizer = spelling()
+    for text in HARD_TEXTS:
+        expected = oracle("bytes of unknown characters").decode(
+            oracle("bytes of unknown characters").encode(text)
+        )
+        found = tokenizer.decode(tokenizer.encode(text))
+        assert found == " ".join(expected.split())
+    assert tokenizer.decode(tokenizer.encode("龘 <0xE9>")) == "龘 <0xE9>"
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=12))
+@example(data="é龘🙂".encode()[:-1])
+@example(data=b"\xed\xa0\x80\xc0\xaf\xf8\x88\x80\x80\x80")
+def test_any_bytes_are_decoded_as_by_sentencepiece(data: bytes) -> None:
+    library, tokenizer = oracle("bytes of unknown characters"), spelling()
+    names = ["\u2581the", *(f"<0x{byte:02X}>" for byte in data), "\u2581the"]
+    expected = library.decode_pieces(names)
+    ids = map(tokenizer.vocabulary.index, names)
+    assert tokenizer.decode(ids) == " ".join(expected.split())
+
+
+def test_pieces_like_bytes_are_text_without_byte_fallback() -> None:
+    plain = replace(tokenizer(), vocabulary=(*tokenizer().vocabulary, "<0xE9>"))
+    assert plain.decode([plain.vocab_size - 1]) == "<0xE9>"
+
+
+@pytest.mark.parametrize("make", [tokenizer, spelling])
+def test_a_loaded_tokenizer_equals_the_saved_one_of_its_kind(make, tmp_path):
+    make().save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json") == make()
+    is_new = "spells_bytes" in (tmp_path / "tokenizer.json").read_text("utf-8")
+    assert is_new == (make is spelling)
 
 
 def test_a_loaded_tokenizer_equals_the_saved_one(tmp_path):
