@@ -15,6 +15,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian as to_marian
+from transduce.interop import onnx as to_onnx
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -143,6 +144,14 @@ def test_a_beam_of_recurrences_needs_few_slots_however_long_it_reads(
         decoder.step(np.full((1, 40), 4 + step % 9))
     # One of the position before and one of the newest, of each hypothesis.
     assert 80 <= native.decode.decoder_capacity(decoder.handle) <= 160
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.filterwarnings("ignore")
+def test_the_model_is_exported_to_onnx(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    proof = to_onnx.export(checkpoint, tmp_path / "exported", SENTENCES)
+    assert proof.num_sentences == len(SENTENCES)
+    assert proof.num_tokens > len(SENTENCES)
 
 
 @pytest.mark.parametrize("target", [to_ctranslate2, to_marian])

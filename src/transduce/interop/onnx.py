@@ -31,13 +31,12 @@ from transduce.interop.export import (
     GreedyOutput,
     Proof,
     prove,
-    require,
     require_short,
     require_text,
 )
 from transduce.interop.portable_tokenizer import write_portable
 from transduce.model.attention import RestrictedSelfAttention
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -54,7 +53,6 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     proof fails.
     """
     require_text(TARGET, checkpoint)
-    require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
     with atomic_directory(folder, "export to onnx") as new:
@@ -77,7 +75,7 @@ class EncoderGraph(nn.Module):
     def forward(self, source: Int[Tensor, "batch source"]) -> tuple[Tensor, ...]:
         memory = self.model.encode(source)
         outputs = [memory.mask[:, 0, 0]]
-        for layer in _decoder_layers(self.model):
+        for layer in self.model.decoder_layers:
             outputs += layer.cross_attention.keys_and_values(memory.states)
         return tuple(outputs)
 
@@ -104,30 +102,82 @@ class StepGraph(nn.Module):
         grown: list[Tensor] = []
         for i, layer in enumerate(_decoder_layers(model)):
             pair = slice(2 * i, 2 * i + 2)
-            own = _OneStep(layer, past[pair], memory[pair], memory_mask)
+            own = _SelfAttentionStep(layer, past[pair])
             x = layer.after_self_attention(x, own.attend_to_past)
-            x = layer.after_cross_attention(x, own.attend_to_memory)
-            x = layer.after_feed_forward(x, layer.feed_forward)
+            x = _read_memory(layer, x, memory[pair], memory_mask)
             grown += own.grown
         return (model.logits(model.decoder_norm(x))[:, 0], *grown)
 
 
-class _OneStep:
-    """Attentions of a decoder layer at one step, with their keys and values."""
+class RecurrentStepGraph(nn.Module):
+    """Part of a model with recurrent units that runs at each step."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+        _make_static(model)
+
+    def forward(
+        self,
+        last_ids: Int[Tensor, "batch 1"],
+        memory_mask: Bool[Tensor, "batch source"],
+        memory: list[Tensor],
+        position: Int[Tensor, " 1"],
+        cells: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        model = self.model
+        table = model.positions.get_buffer("table")
+        x = model.output_embedding(last_ids) + table.index_select(0, position)
+        new_cells: list[Tensor] = []
+        for i, layer in enumerate(model.decoder_layers):
+            assert isinstance(layer, RecurrentDecoderLayer)
+            own = _RecurrentStep(layer, cells[i])
+            x = layer.after_recurrence(x, own.read)
+            x = _read_memory(layer, x, memory[2 * i : 2 * i + 2], memory_mask)
+            new_cells.append(own.cell)
+        logits = model.logits(model.decoder_norm(x))[:, 0]
+        return (logits, position + 1, *new_cells)
+
+
+def _read_memory(
+    layer: DecoderLayer | RecurrentDecoderLayer,
+    x: Float[Tensor, "batch 1 d_model"],
+    memory: list[Tensor],
+    memory_mask: Bool[Tensor, "batch source"],
+) -> Float[Tensor, "batch 1 d_model"]:
+    """Run the second and the third sub-layer of a decoder layer."""
+    key, value = memory
+    mask = memory_mask[:, None, None]
+    x = layer.after_cross_attention(
+        x, lambda query: layer.cross_attention.attend(query, key, value, mask)
+    )
+    return layer.after_feed_forward(x, layer.feed_forward)
+
+
+class _RecurrentStep:
+    """Recurrent unit of a decoder layer at one step."""
 
     def __init__(
-        self,
-        layer: DecoderLayer,
-        past: list[Tensor],
-        memory: list[Tensor],
-        memory_mask: Bool[Tensor, "batch source"],
+        self, layer: RecurrentDecoderLayer, cell: Float[Tensor, "batch d_model"]
     ) -> None:
+        self.cell = cell
+        """Cell before the step, and after it once the unit has run."""
+        self._unit = layer.recurrence
+
+    def read(self, x: Tensor) -> Tensor:
+        unit, row = self._unit, x[:, 0]
+        self.cell = unit.step(unit.forget_gate(row), unit.candidate(row), self.cell)
+        return self.cell.relu()[:, None]
+
+
+class _SelfAttentionStep:
+    """Self-attention of a decoder layer at one step, with its keys and values."""
+
+    def __init__(self, layer: DecoderLayer, past: list[Tensor]) -> None:
         self.grown: list[Tensor] = []
         """Past keys and values with the new ones appended."""
         self._layer = layer
         self._past = past
-        self._memory = memory
-        self._memory_mask = memory_mask[:, None, None]
 
     def attend_to_past(self, x: Tensor) -> Tensor:
         attention = self._layer.self_attention
@@ -137,10 +187,6 @@ class _OneStep:
         ]
         key, value = self.grown
         return attention.attend(x, key, value, None)
-
-    def attend_to_memory(self, x: Tensor) -> Tensor:
-        key, value = self._memory
-        return self._layer.cross_attention.attend(x, key, value, self._memory_mask)
 
 
 class _FixedPositions(nn.Module):
@@ -207,8 +253,36 @@ def _write_encoder(model: Transformer, path: Path) -> None:
     )
 
 
+def _write_recurrent_step(model: Transformer, path: Path) -> None:
+    config, batch = model.config, {0: Dim.DYNAMIC}
+    num_layers = config.num_decoder_layers
+    widths = [config.d_k, config.d_v] * num_layers
+    memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
+    cells = [torch.zeros(2, config.d_model) for _ in range(num_layers)]
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    position = torch.zeros(1, dtype=torch.int64)
+    states = ["position", *(f"cell.{i}" for i in range(num_layers))]
+    _write(
+        RecurrentStepGraph(model),
+        (torch.full((2, 1), BOS), mask, memory, position, cells),
+        path,
+        input_names=["last_ids", "memory_mask", *_names("memory_", model), *states],
+        output_names=["logits", *(f"next_{name}" for name in states)],
+        dynamic_shapes=(
+            batch,
+            {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
+            [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC}] * len(widths),
+            None,
+            [batch] * num_layers,
+        ),
+    )
+
+
 def _write_step(model: Transformer, path: Path) -> None:
     config = model.config
+    if config.decoder_self_attention == "ssru":
+        _write_recurrent_step(model, path)
+        return
     widths = [config.d_k, config.d_v] * config.num_decoder_layers
     memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
     past = [torch.zeros(2, config.num_heads, 4, width) for width in widths]
@@ -246,9 +320,9 @@ class _Exported:
         read = self._encoder.run(None, {"source": np.array([[*source, EOS]])})
         memory = dict(zip(names, read, strict=True))
         past = {
-            each.name: np.zeros((1, each.shape[1], 0, each.shape[3]), np.float32)
+            each.name: _empty(each)
             for each in self._step.get_inputs()
-            if each.name.startswith(("key.", "value."))
+            if each.name.startswith(("key.", "value.", "cell.", "position"))
         }
         ids: list[int] = []
         logits: list[Tensor] = []
@@ -263,3 +337,15 @@ class _Exported:
             ids.append(last)
             logits.append(row)
         return GreedyOutput(ids=ids, logits=torch.stack(logits))
+
+
+def _empty(each: Any) -> np.ndarray:
+    """Return the state of one sentence before the first step, for an input of it.
+
+    The first axis of names instead of numbers is the batch; others have size 0.
+    """
+    shape = [
+        size if isinstance(size, int) else int(axis == 0)
+        for axis, size in enumerate(each.shape)
+    ]
+    return np.zeros(shape, np.int64 if each.name == "position" else np.float32)
