@@ -232,6 +232,7 @@ def test_an_output_is_not_resumed_with_another_shortlist(
         (["--per-piece", "0"], "`per_piece` must be at least 1, but is 0"),
         (["--frequent", "-1"], "`frequent` must be at least 0, but is -1"),
         (["--alignments", "x"], "--alignments needs the text that is aligned"),
+        (["--source", "-", "--target", "x", "--alignments", "y"], "can be read once"),
         ([], "a model without the text of its run needs --source and --target"),
         (["--source", "no", "--target", "no"], "no"),
     ],

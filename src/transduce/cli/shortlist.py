@@ -25,7 +25,7 @@ from transduce.machine import num_threads
 from transduce.model_folder import ModelFolder, find_model, open_model, write_search
 from transduce.search_config import SearchConfig
 from transduce.text.alignment import EncodedPairs
-from transduce.text.corpus import read_pairs, read_text
+from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import require_language_of_files
 from transduce.text.shortlist import (
     MAX_PIECES,
@@ -87,12 +87,8 @@ def shortlist(
         Use the shortlist in all commands that search with this model, unless they are
         given --no-shortlist.
     """
-    require_both(source, target)
+    _require_usable(source, target, alignments)
     require_sizes(frequent, per_piece)
-    if alignments is not None and not source:
-        raise ConfigError(
-            "--alignments needs the text that is aligned; give --source and --target."
-        )
     folder = find_model(model)
     opened = open_model(folder, with_shortlist=False)
     if opened.symbols is not None:
@@ -138,6 +134,22 @@ def shortlist(
         f"{counted(learned.vocab_size, 'piece')} on average\n"
         f"Shortlist: {path}"
     )
+
+
+def _require_usable(source: Files, target: Files, alignments: Path | None) -> None:
+    """Raise `ConfigError` if files are missing, or are to be read twice but cannot."""
+    require_both(source, target)
+    if alignments is None:
+        return
+    if not source:
+        raise ConfigError(
+            "--alignments needs the text that is aligned; give --source and --target."
+        )
+    if STANDARD_INPUT in (*source, *target):
+        raise ConfigError(
+            "Standard input can be read once, but aligned text is read twice; give "
+            "files."
+        )
 
 
 def _require_languages(
