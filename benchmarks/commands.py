@@ -11,10 +11,13 @@ TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
 def call(*arguments: object) -> str:
-    """Run a command of transduce, and return its standard output."""
+    """Run a command of transduce, and return its standard output; exit if it fails."""
     command = [sys.executable, "-m", "transduce", *map(str, arguments)]
     print(f"$ transduce {' '.join(command[3:])}", file=sys.stderr, flush=True)
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:  # the command has printed why
+        raise SystemExit(done.returncode)
+    return done.stdout
 
 
 def train(run: Path, *options: object) -> Path:
