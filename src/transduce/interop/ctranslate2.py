@@ -27,6 +27,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     Affine,
+    Attention,
     GreedyOutput,
     Proof,
     Stack,
@@ -34,6 +35,7 @@ from transduce.interop.export import (
     embedding_names,
     encoder,
     prove,
+    require,
     require_plain_attention,
     require_short,
     require_text,
@@ -56,6 +58,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     fails.
     """
     require_text(TARGET, checkpoint)
+    require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_plain_attention(TARGET, checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)
@@ -140,6 +143,7 @@ def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
 def _fill_stack(spec: Any, stack: Stack) -> None:
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         own = layer.self_attention
+        assert isinstance(own, Attention)
         _fill(layer_spec.self_attention.linear[0], own.query + own.key + own.value)
         _fill(layer_spec.self_attention.linear[1], own.output)
         _fill_norm(layer_spec.self_attention.layer_norm, own.norm)

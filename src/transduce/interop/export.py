@@ -54,10 +54,19 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """Weights of a recurrent unit and of the norm behind or before it."""
+
+    forget_gate: Affine
+    candidate: Float[Tensor, "d_model d_model"]
+    norm: Affine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """Weights of a layer."""
 
-    self_attention: Attention
+    self_attention: Attention | Recurrence
     cross_attention: Attention | None
     """Cross-attention of a decoder layer; None in an encoder."""
     inner: Affine
@@ -115,12 +124,11 @@ def require_plain_attention(target: str, config: ModelConfig) -> None:
     """Raise `RequestError` unless attention is a dot product with d_k = d_v =
     d_model/h.
 
-    It must have no neighbourhood, and the decoder no recurrence. Unscaled dot products
-    are supported: the scale goes into the queries.
+    It must have no neighbourhood. Unscaled dot products are supported: the scale goes
+    into the queries.
     """
     width = config.d_model / config.num_heads
     require(target, config, d_k=width, d_v=width, neighbourhood=None)
-    require(target, config, decoder_self_attention="attention")
     if config.scores == "additive":
         require(target, config, scores="scaled")
 
@@ -147,8 +155,11 @@ def _stack(checkpoint: Checkpoint, name: str) -> Stack:
 def _layer(
     weights: Mapping[str, Tensor], config: ModelConfig, name: str, has_memory: bool
 ) -> Layer:
+    is_recurrent = has_memory and config.decoder_self_attention == "ssru"
     return Layer(
-        self_attention=_attention(weights, config, name, "self_attention"),
+        self_attention=_recurrence(weights, name)
+        if is_recurrent
+        else _attention(weights, config, name, "self_attention"),
         cross_attention=_attention(weights, config, name, "cross_attention")
         if has_memory
         else None,
@@ -174,6 +185,14 @@ def _attention(
         ),
         output=_affine(weights, f"{layer}.{kind}.project_output"),
         norm=_affine(weights, f"{layer}.after_{kind}.norm"),
+    )
+
+
+def _recurrence(weights: Mapping[str, Tensor], layer: str) -> Recurrence:
+    return Recurrence(
+        forget_gate=_affine(weights, f"{layer}.recurrence.forget_gate"),
+        candidate=weights[f"{layer}.recurrence.candidate.weight"],
+        norm=_affine(weights, f"{layer}.after_recurrence.norm"),
     )
 
 

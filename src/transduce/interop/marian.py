@@ -82,6 +82,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
         positions="sinusoidal",
         position_base=10_000.0,
     )
+    require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_plain_attention(TARGET, checkpoint.transformer_config)
     _require_small_epsilon(checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
@@ -222,6 +223,7 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layer(layer: Layer, order: Tensor) -> Iterator[tuple[str, Affine]]:
+    assert isinstance(layer.self_attention, Attention)
     yield from _attention("self_attn", layer.self_attention, order)
     if layer.cross_attention is not None:
         yield from _attention("encoder_attn", layer.cross_attention, order)

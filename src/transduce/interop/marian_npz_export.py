@@ -30,6 +30,7 @@ from transduce.interop.export import (
     Attention,
     Layer,
     ProofError,
+    Recurrence,
     Stack,
     decoder,
     embedding_names,
@@ -89,7 +90,7 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
     """Raise `RequestError` if Marian lacks something that the model has."""
     require_text(TARGET, checkpoint)
     config = checkpoint.transformer_config
-    require(TARGET, config, decoder_self_attention="attention", positions="sinusoidal")
+    require(TARGET, config, positions="sinusoidal")
     require_plain_attention(TARGET, config)
     expected = marian_position_base(config.d_model)
     if abs(config.position_base - expected) > 1e-6 * expected:
@@ -199,7 +200,11 @@ def _stack(name: str, stack: Stack, order: Tensor) -> Iterator[tuple[str, Tensor
 def _layer(
     prefix: str, layer: Layer, order: Tensor, ending: str
 ) -> Iterator[tuple[str, Tensor]]:
-    yield from _attention(f"{prefix}_self", layer.self_attention, order, ending)
+    own = layer.self_attention
+    if isinstance(own, Recurrence):
+        yield from _recurrence(f"{prefix}_rnn", own, order, ending)
+    else:
+        yield from _attention(f"{prefix}_self", own, order, ending)
     if (cross := layer.cross_attention) is not None:
         yield from _attention(f"{prefix}_context", cross, order, ending)
     yield f"{prefix}_ffn_W1", layer.inner.weight[:, order].T
@@ -224,6 +229,18 @@ def _attention(
     yield from _norm(f"{prefix}_Wo", attention.norm, order, ending)
 
 
+def _recurrence(
+    prefix: str, unit: Recurrence, order: Tensor, ending: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the arrays of a recurrent unit, which reads and writes the model's width."""
+    gate = unit.forget_gate
+    yield f"{prefix}_Wf", gate.weight[order][:, order].T
+    yield f"{prefix}_bf", gate.bias[None, order]
+    yield f"{prefix}_W", unit.candidate[order][:, order].T
+    # Marian names the norm by the place where it computes it.
+    yield from _norm(prefix if ending else f"{prefix}_ffn", unit.norm, order, ending)
+
+
 def _norm(
     prefix: str, norm: Affine, order: Tensor, ending: str
 ) -> Iterator[tuple[str, Tensor]]:
@@ -234,6 +251,7 @@ def _norm(
 def _options(config: ModelConfig) -> str:
     """Return Marian's options of the model, in YAML."""
     is_pre = config.norm == "pre"
+    is_recurrent = config.decoder_self_attention == "ssru"
     is_shared = config.target_vocab_size is None
     sizes = (config.vocab_size, config.target_vocab_size or config.vocab_size)
     options: dict[str, object] = {
@@ -248,7 +266,7 @@ def _options(config: ModelConfig) -> str:
         "transformer-ffn-activation": NAMES[config.activation],
         "transformer-decoder-dim-ffn": 0,
         "transformer-decoder-ffn-depth": 0,
-        "transformer-decoder-autoreg": "self-attention",
+        "transformer-decoder-autoreg": "rnn" if is_recurrent else "self-attention",
         "transformer-preprocess": "n" if is_pre else "",
         "transformer-postprocess": "da" if is_pre else "dan",
         "transformer-postprocess-top": "n" if is_pre else "",
@@ -292,7 +310,7 @@ def _options(config: ModelConfig) -> str:
         "enc-type": "bidirectional",
         "enc-cell": "gru",
         "enc-cell-depth": 1,
-        "dec-cell": "gru",
+        "dec-cell": "ssru" if is_recurrent else "gru",
         "dec-cell-base-depth": 2,
         "dec-cell-high-depth": 1,
         "version": "v1.12.0 by transduce",

@@ -31,6 +31,11 @@ VARIANTS = {
     "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
     "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
     "nothing tied, one vocabulary": (SHARED, UNTIED),
+    "a recurrent decoder": (SHARED, marian_npz.SSRU),
+    "a recurrent decoder, norms first": (
+        SHARED,
+        {**marian_npz.SSRU, **marian_npz.PRE_NORM},
+    ),
 }
 
 
