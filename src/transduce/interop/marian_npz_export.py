@@ -232,7 +232,7 @@ def _attention(
 def _recurrence(
     prefix: str, unit: Recurrence, order: Tensor, ending: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the arrays of a recurrent unit, which reads and writes the model's width."""
+    """Yield the arrays of a recurrent unit, which writes to the width that it reads."""
     gate = unit.forget_gate
     yield f"{prefix}_Wf", gate.weight[order][:, order].T
     yield f"{prefix}_bf", gate.bias[None, order]
