@@ -22,6 +22,7 @@ from transduce.interop.portable_tokenizer import portable_pieces
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
+from transduce.text.sentence_pieces import SPACE
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import EOS
 
@@ -131,7 +132,7 @@ def once(find: Peer) -> Peer:
 
 def in_ctranslate2(checkpoint: Checkpoint, folder: Path) -> Peer:
     translator = ctranslate2.Translator(str(folder), compute_type="float32")
-    pieces = portable_pieces(checkpoint.tokenizer)
+    pieces = portable_pieces(checkpoint.tokenizer, SPACE)
     ids = {piece: i for i, piece in enumerate(pieces)}
 
     def find(source: list[int], config: SearchConfig) -> Found:

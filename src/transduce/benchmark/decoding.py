@@ -53,6 +53,7 @@ from transduce.interop.portable_tokenizer import portable_pieces
 from transduce.model.transformer import Transformer
 from transduce.search_config import MAX_BEAM_SIZE, MAX_TOKENS, SearchConfig
 from transduce.settings import require_between
+from transduce.text.sentence_pieces import SPACE
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
@@ -262,7 +263,7 @@ def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Tran
         intra_threads=max(torch.get_num_threads() // num_workers, 1),
     )
     tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
-    pieces = portable_pieces(tokenizer)
+    pieces = portable_pieces(tokenizer, SPACE)
     ids = {piece: i for i, piece in enumerate(pieces)}
     never = [[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]]
 

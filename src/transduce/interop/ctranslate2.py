@@ -6,6 +6,10 @@
     never = [["<pad>"], ["<s>"]]
     result = translator.translate_batch([source], beam_size=4, suppress_sequences=never)
 
+Spaces in pieces are written as U+2581, as in SentencePiece. If the model has a
+shortlist, vmap.txt holds it: `translate_batch(..., use_vmap=True)` then chooses among
+the candidates of all sentences of a batch.
+
 It has 2,048 positions, and truncates sources to 1,024 tokens by default. By default it
 ranks by the mean log-probability (a power penalty of 1).
 """
@@ -42,12 +46,15 @@ from transduce.interop.export import (
 )
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
 from transduce.model.embedding import sinusoids
+from transduce.text.sentence_pieces import SPACE
+from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 MAX_POSITIONS = 2_048
 """Number of positions in the table. The sinusoids are stored, since CTranslate2's own
 differ from the paper's."""
 TARGET = "CTranslate2"
+CANDIDATES = "vmap.txt"
 ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
 
 
@@ -61,12 +68,30 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_plain_attention(TARGET, checkpoint.transformer_config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
-    pieces = portable_pieces(checkpoint.tokenizer)
+    pieces = portable_pieces(checkpoint.tokenizer, SPACE)
 
     with atomic_directory(folder, "export to ctranslate2") as new:
-        tokenizer = write_portable(checkpoint.tokenizer, new)
+        tokenizer = write_portable(checkpoint.tokenizer, new, SPACE)
         _spec(checkpoint, pieces).save(str(new))
+        if (shortlist := checkpoint.shortlist) is not None:
+            (new / CANDIDATES).write_text(_map(shortlist, pieces), encoding="utf-8")
         return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)
+
+
+def _map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
+    """Return candidates line by line: a source piece, a tab, and its target pieces.
+
+    The line without a source piece has the candidates of all sentences.
+    """
+    of_all = [*shortlist.frequent, *shortlist.always]
+    starts = [0, *shortlist.ends.tolist()]
+    lines = ["\t" + " ".join(pieces[i] for i in of_all)]
+    for piece in range(EOS + 1, shortlist.vocab_size):
+        targets = shortlist.targets[starts[piece] : starts[piece + 1]].tolist()
+        own = [piece] if piece < shortlist.target_vocab_size else []
+        written = " ".join(pieces[i] for i in dict.fromkeys([*own, *targets]))
+        lines.append(f"{pieces[piece]}\t{written}")
+    return "\n".join(lines) + "\n"
 
 
 class _Exported:

@@ -14,7 +14,14 @@ import sentencepiece
 import tokenizers
 from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
@@ -43,6 +50,8 @@ SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 TARGET_VOCABULARY = "target_vocab.json"
 """Vocabulary of targets, if it is another."""
 Piece = ModelProto.SentencePiece
+NAMED = "<U+2581>"
+"""Name of the character that stands for spaces, where a piece has it."""
 
 
 class HuggingFaceTokenizer:
@@ -196,24 +205,35 @@ WHITE_SPACE = "".join(map(chr, filter(lambda code: chr(code).isspace(), range(0x
 """Characters at which `str.split` splits."""
 
 
-def portable_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Return the vocabulary by id as in the files; bytes are named such as <0xE4>."""
+def portable_pieces(tokenizer: Tokenizer, space: str = " ") -> list[str]:
+    """Return the vocabulary by id as in the files; bytes are named such as <0xE4>.
+
+    Spaces in learned pieces are written as `space`.
+    """
     match tokenizer:
         case SubwordTokenizer():
-            return tokenizer.pieces(range(tokenizer.vocab_size))
+            pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+            return [_with_space(piece, space) for piece in pieces]
         case SentencePieceTokenizer():
             return list(tokenizer.vocabulary)
 
 
-def write_portable(tokenizer: Tokenizer, folder: Path) -> OtherTokenizer:
+def _with_space(piece: str, space: str) -> str:
+    """Write the spaces of a piece as `space`; one that is in it already is named."""
+    return piece if space == " " else piece.replace(space, NAMED).replace(" ", space)
+
+
+def write_portable(
+    tokenizer: Tokenizer, folder: Path, space: str = " "
+) -> OtherTokenizer:
     """Write the files into an existing folder; return their reader for the proof.
 
-    Raises `RequestError` for word-pieces and words, which have no byte fallback
-    elsewhere.
+    Spaces in learned pieces are written as `space`. Raises `RequestError` for
+    word-pieces and words, which have no byte fallback elsewhere.
     """
     match tokenizer:
         case SubwordTokenizer():
-            portable_tokenizer(tokenizer).save(str(folder / TOKENIZER_FILE))
+            portable_tokenizer(tokenizer, space).save(str(folder / TOKENIZER_FILE))
             return _FileTokenizer(folder / TOKENIZER_FILE)
         case SentencePieceTokenizer():
             # Only these imports need more packages.
@@ -240,8 +260,13 @@ class _FileTokenizer:
         return self._tokenizer.decode(ids)
 
 
-def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
+def portable_tokenizer(
+    tokenizer: SubwordTokenizer, space: str = " "
+) -> tokenizers.Tokenizer:
     """Convert a tokenizer to one that gives the same ids for the same text.
+
+    Spaces in pieces are written as `space`; if that is another character, the tokenizer
+    reads it in a text as a space.
 
     It adds the end token if requested. Runs of more than 64 letters or signs without a
     space may be split differently if some characters are outside the alphabet, unless
@@ -255,11 +280,14 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
             f"{'words' if settings['type'] == 'WordLevel' else 'word-pieces'}, which "
             "other libraries cannot spell unknown characters with."
         )
-    pieces = portable_pieces(tokenizer)
+    pieces = portable_pieces(tokenizer, space)
     portable = tokenizers.Tokenizer(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)},
-            merges=[tuple(merge) for merge in settings["merges"]],
+            merges=[
+                (_with_space(left, space), _with_space(right, space))
+                for left, right in settings["merges"]
+            ],
             byte_fallback=True,
         )
     )
@@ -272,6 +300,17 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
         ]
     )
     portable.pre_tokenizer = tokenizer.words
+    written: list[decoders.Decoder] = []
+    if space != " ":
+        portable.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                tokenizer.words,
+                pre_tokenizers.Metaspace(
+                    replacement=space, prepend_scheme="never", split=False
+                ),
+            ]
+        )
+        written = [decoders.Replace(space, " "), decoders.Replace(NAMED, space)]
     portable.post_processor = processors.TemplateProcessing(
         single=f"$A {SPECIAL_PIECES[EOS]}",
         special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
@@ -280,7 +319,7 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
     tags = [AddedToken(tag, normalized=False) for tag in tokenizer.language_tags]
     portable.add_tokens(tags)
     portable.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [*written, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return portable
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from transduce.interop.portable_tokenizer import portable_tokenizer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
+from transduce.text.sentence_pieces import SPACE
+from transduce.text.shortlist import encode_pairs, learn_shortlist
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
@@ -132,12 +135,67 @@ def test_word_pieces_are_refused(corpus, make_checkpoint, tmp_path):
         "שלום", "one\u200bone", "\x00\x1f", "one,中two", "İ ſ ﬁ",
     ],
 )  # fmt: skip
-def test_the_portable_tokenizer_has_the_same_ids_and_texts(text, tokenizer):
-    portable = portable_tokenizer(tokenizer)
+@pytest.mark.parametrize("space", [" ", SPACE])
+def test_the_portable_tokenizer_has_the_same_ids_and_texts(text, space, tokenizer):
+    portable = portable_tokenizer(tokenizer, space)
     ids = tokenizer.encode(text)
     assert portable.encode(text, add_special_tokens=False).ids == ids
     assert portable.encode(text).ids == [*ids, 2]
     assert portable.decode(ids) == tokenizer.decode(ids)
+
+
+def test_the_character_that_stands_for_spaces_may_be_in_a_piece():
+    """It is read as a space, but written as it is."""
+    lines = ["\u2581a \u2581a b"] * 20
+    tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=280))
+    portable = portable_tokenizer(tokenizer, SPACE)
+    ids = tokenizer.encode("\u2581a b")
+    assert any("\u2581" in piece for piece in tokenizer.pieces(ids))
+    assert portable.decode(ids) == "\u2581a b"
+    read = portable.encode("b\u2581a", add_special_tokens=False).ids
+    assert portable.decode(read) == "b a"
+    unknown = learn_tokenizer(["a b"] * 9, TokenizerConfig(vocab_size=264))
+    spelled = unknown.encode("a\u2581b")
+    assert portable_tokenizer(unknown, SPACE).decode(spelled) == "a\u2581b"
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_ctranslate2_translates_alike_with_the_shortlist(
+    beam_size, trained_checkpoint, corpus, tmp_path
+):
+    import ctranslate2
+    import tokenizers
+
+    tokenizer = trained_checkpoint.tokenizer
+    pairs = encode_pairs(zip(*corpus, strict=True), tokenizer)
+    shortlist = learn_shortlist(pairs, tokenizer, frequent=2, per_piece=1)
+    # Candidates of other pieces, so that translations change.
+    shortlist = replace(shortlist, targets=np.roll(shortlist.targets, 2))
+    checkpoint = replace(trained_checkpoint, shortlist=shortlist)
+    export("ctranslate2", checkpoint, tmp_path / "out")
+    library = ctranslate2.Translator(str(tmp_path / "out"), compute_type="float32")
+    pieces = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert not any(" " in piece for piece in pieces.get_vocab())
+
+    def theirs(line: str, *, use_vmap: bool) -> str:
+        [found] = library.translate_batch(
+            [pieces.encode(line, add_special_tokens=False).tokens],
+            beam_size=beam_size,
+            max_decoding_length=30,
+            use_vmap=use_vmap,
+            suppress_sequences=[["<pad>"], ["<s>"]],
+        )
+        return pieces.decode([pieces.token_to_id(t) for t in found.hypotheses[0]])
+
+    search = SearchConfig(
+        beam_size=beam_size, penalty="power", length_penalty=1.0, shortlist=True,
+        patience=None if beam_size == 1 else 1.0, max_length=30,
+    )  # fmt: skip
+    lines = [*corpus[0][:12], "seven eight nine"]
+    translator = Translator(checkpoint, torch.device("cpu"))
+    ours = [each.text for each in translator.translate_stream(lines, search)]
+    assert [theirs(line, use_vmap=True) for line in lines] == ours
+    assert [theirs(line, use_vmap=False) for line in lines] != ours
 
 
 class Impostor:
