@@ -1,10 +1,13 @@
-"""Checks of a run's settings before training: contradictions, and lack of effect.
+"""Checks of a run's settings before training: misfits, and lack of effect.
 
-A contradiction raises `ConfigError` before the first step, not hours later at a
-checkpoint. A setting without effect only causes a warning.
+Settings that contradict each other, the files or the machine raise `ConfigError` before
+the first step, not hours later at a checkpoint. A setting without effect only causes a
+warning.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -14,15 +17,33 @@ from transduce.architectures.config import (
     MixtureTransformerConfig,
     RecurrentConfig,
 )
+from transduce.data.augmentation import require_suitable
+from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.mixture import require_mixture
+from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
+from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import NO_DEV, RunFiles
+from transduce.experiments.run_folder import (
+    NO_DEV,
+    RunFiles,
+    known_languages,
+    without_default_patience,
+)
+from transduce.experiments.start_model import (
+    StartModel,
+    languages_from,
+    refuse_misfit,
+    refuse_unknown_targets,
+)
+from transduce.metrics.scores import choose_tokenization
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.augmentation import TextAugmentationConfig
+from transduce.text.corpus import read_text
 from transduce.training.config import TrainingConfig
+from transduce.training.hardware import require_memory
 
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
 SETTINGS_OF_REWARD = ("reward_steps", "reward_samples", "likelihood_weight")
@@ -34,6 +55,54 @@ SETTINGS_OF_SCHEDULES = {
     "least_rate": "plateau",
 }
 """Settings that only one schedule has, and that schedule."""
+
+
+def resolved(
+    config: RunConfig,
+    files: RunFiles,
+    hardware: Hardware,
+    start: StartModel | None,
+    encoder: PairEncoder | None,
+) -> RunConfig:
+    """Settings with the languages of the run; `ConfigError` if something misfits."""
+    languages, model = config.languages, config.model
+    if start is None:
+        config = replace(config, languages=known_languages(languages, files))
+        model = replace(model, vocab_size=config.tokenizer.vocab_size)
+    else:
+        refuse_misfit(start, config, files)
+        config = replace(config, languages=languages_from(start, languages, files))
+        refuse_unknown_targets(start, config, files)
+        if not (files.has_dev or config.evaluation.hold_out):
+            config = without_default_patience(config)
+    require_memory(model, hardware)
+    _require_consistent(files, config)
+    _require_dev_language(files, config)
+    if config.augmentation.used:
+        tokenizer = encoder.tokenizer if encoder else config.tokenizer
+        require_suitable(config.augmentation, tokenizer)
+    return config
+
+
+def _require_dev_language(files: RunFiles, config: RunConfig) -> None:
+    """Raise `ConfigError` if the dev corpus is in an unknown one of several targets."""
+    has_several = any(corpus.target_language for corpus in config.corpora)
+    if has_several and files.has_dev and config.languages.target is None:
+        raise ConfigError(
+            "The target language of the dev corpus must be known, as the corpora have "
+            "several; name it by --target-language."
+        )
+
+
+def _require_consistent(files: RunFiles, config: RunConfig) -> None:
+    """Raise `ConfigError` if settings contradict each other, or the corpus."""
+    refuse_contradictions(config, files)
+    will_have_dev = files.has_dev or config.evaluation.hold_out
+    if isinstance(files, CorpusFiles) and will_have_dev:
+        # Find missing packages of scoring now, not at the first checkpoint.
+        references = islice(read_text(files.dev_target or files.target), MAX_HELD_OUT)
+        language = config.languages.target
+        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +21,6 @@ from transduce.data.augmentation import (
     PairAugmenter,
     default_processes,
     largest_length,
-    require_suitable,
 )
 from transduce.data.batches import (
     Batcher,
@@ -30,7 +28,7 @@ from transduce.data.batches import (
     open_dataset,
     require_ids_below,
 )
-from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.mixture import (
     CorpusMixture,
     with_absolute_files,
@@ -41,7 +39,7 @@ from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
-    refuse_contradictions,
+    resolved,
     settings_without_effect,
 )
 from transduce.experiments.corpus_check import (
@@ -68,9 +66,7 @@ from transduce.experiments.run_folder import (
     START_MODEL,
     RunFiles,
     RunFolder,
-    known_languages,
     refuse_changed_precision,
-    without_default_patience,
 )
 from transduce.experiments.start_model import (
     START,
@@ -78,16 +74,12 @@ from transduce.experiments.start_model import (
     changed_functions,
     coverage_advice,
     first_weights,
-    languages_from,
     new_languages,
-    refuse_misfit,
     refuse_replacing,
-    refuse_unknown_targets,
 )
 from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
-from transduce.metrics.scores import choose_tokenization
 from transduce.model_folder import (
     AVERAGED,
     BEST,
@@ -96,10 +88,9 @@ from transduce.model_folder import (
     newest_first,
 )
 from transduce.search_config import SamplingConfig
-from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import ALONE, MicroBatch, Processes, require_memory
+from transduce.training.hardware import ALONE, MicroBatch, Processes
 from transduce.training.loss import (
     REWARDS,
     GuidedAttention,
@@ -385,43 +376,6 @@ def _with_mixture(config: RunConfig, files: RunFiles) -> tuple[RunConfig, RunFil
     return replace(config, corpora=recorded), replace(files, corpora=corpora)
 
 
-def resolved(
-    config: RunConfig,
-    files: RunFiles,
-    hardware: Hardware,
-    start: StartModel | None,
-    encoder: PairEncoder | None,
-) -> RunConfig:
-    """Settings with the languages of the run; `ConfigError` if something misfits."""
-    languages, model = config.languages, config.model
-    if start is None:
-        config = replace(config, languages=known_languages(languages, files))
-        model = replace(model, vocab_size=config.tokenizer.vocab_size)
-    else:
-        refuse_misfit(start, config, files)
-        config = replace(config, languages=languages_from(start, languages, files))
-        refuse_unknown_targets(start, config, files)
-        if not (files.has_dev or config.evaluation.hold_out):
-            config = without_default_patience(config)
-    require_memory(model, hardware)
-    _require_consistent(files, config)
-    _require_dev_language(files, config)
-    if config.augmentation.used:
-        tokenizer = encoder.tokenizer if encoder else config.tokenizer
-        require_suitable(config.augmentation, tokenizer)
-    return config
-
-
-def _require_dev_language(files: RunFiles, config: RunConfig) -> None:
-    """Raise `ConfigError` if the dev corpus is in an unknown one of several targets."""
-    has_several = any(corpus.target_language for corpus in config.corpora)
-    if has_several and files.has_dev and config.languages.target is None:
-        raise ConfigError(
-            "The target language of the dev corpus must be known, as the corpora have "
-            "several; name it by --target-language."
-        )
-
-
 def _warn_of_settings(
     config: RunConfig,
     files: RunFiles,
@@ -447,17 +401,6 @@ def _no_patience(training: TrainingConfig) -> str:
         f"The patience of the preset {ADAPT} (`training.patience`) has no effect "
         f"without a dev corpus, so the run makes all {training.steps:,} updates."
     )
-
-
-def _require_consistent(files: RunFiles, config: RunConfig) -> None:
-    """Raise `ConfigError` if settings contradict each other, or the corpus."""
-    refuse_contradictions(config, files)
-    will_have_dev = files.has_dev or config.evaluation.hold_out
-    if isinstance(files, CorpusFiles) and will_have_dev:
-        # Find missing packages of scoring now, not at the first checkpoint.
-        references = islice(read_text(files.dev_target or files.target), MAX_HELD_OUT)
-        language = config.languages.target
-        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def _advice(
