@@ -86,6 +86,8 @@ class Measured:
     systems: Sequence[System]
     amount: Callable[[Any], float]
     """Target tokens or sentences of a turn's outcome."""
+    seconds: Callable[[Turn[Any]], float]
+    """Time of a turn."""
 
     def without_peers(self) -> "Measured":
         """Return the same with our systems only."""
@@ -121,6 +123,7 @@ def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured
         unit="target tokens/s",
         systems=systems,
         amount=lambda outcome: outcome.num_target_tokens,
+        seconds=lambda turn: turn.seconds,
     )
 
 
@@ -176,6 +179,7 @@ def decoding_systems_of(
         unit="sentences/s",
         systems=systems,
         amount=lambda outcome: len(outcome.translations),
+        seconds=lambda turn: sum(turn.outcome.batch_seconds),  # without warm-up
     )
 
 
@@ -185,11 +189,6 @@ def sentences_of(text: Path | None) -> list[str]:
         return text.read_text(encoding="utf-8").splitlines()
     pairs = Grammar.built_in().training_sentences(seed=1)
     return [pair.source for pair in islice(pairs, NUM_SENTENCES)]
-
-
-def num_present() -> int:
-    """Return the number of cores that neighbours share with the systems."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -302,7 +301,7 @@ def rates(measured: Measured, workers: Workers, num_turns: int) -> dict[str, flo
             turns[name].append(workers[name].take_turn())
     return {
         name: sum(measured.amount(turn.outcome) for turn in done)
-        / sum(turn.seconds for turn in done)
+        / sum(map(measured.seconds, done))
         for name, done in turns.items()
     }
 
@@ -311,7 +310,7 @@ def beside_neighbours(
     measured: Measured, counts: Sequence[int], num_turns: int
 ) -> Iterator[str]:
     """Yield a Markdown table of speeds alone and beside neighbours."""
-    cores = num_present()
+    cores = len(os.sched_getaffinity(0))
     with ExitStack() as stack:
         workers = start(stack, measured)
         found = {}
@@ -367,7 +366,7 @@ def main() -> None:
     parser.add_argument("--without", choices=["training", "decoding", "quota"])
     parser.add_argument("--long-spins", action="store_true")
     given = parser.parse_args()
-    # Each condition of training is followed by the next: neighbours, then a new start.
+    # Processes take the turns of all numbers of neighbours; a quota begins new ones.
     num_turns = WARM_UP_TURNS + given.turns * (1 + len(given.neighbours))
     with tempfile.TemporaryDirectory() as folder:
         found = []
