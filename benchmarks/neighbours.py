@@ -11,10 +11,9 @@ control group where this process may make one, is compared with one pinned core,
 which there is nothing to wait for.
 
 All systems take turns in each condition: an update of training, or batches of
-translation. Peers are PyTorch and Hugging Face in training, CTranslate2 and Hugging
-Face in decoding, where installed, with the settings of OpenMP that they have by
-default. `--long-spins` adds our training on threads of OpenMP that spin for long, as
-without `GOMP_SPINCOUNT`.
+translation. Peers are PyTorch and Hugging Face in training and CTranslate2 in decoding,
+where installed, with the settings of OpenMP that they have by default. `--long-spins`
+adds our training on threads of OpenMP that spin for long, as without `GOMP_SPINCOUNT`.
 
 Decoding is that of a random model of the preset's sizes, with translations of 25
 tokens, or of a given model. Run it on a machine with nothing else to do.
@@ -38,7 +37,7 @@ from typing import Any
 import torch
 from machine import describe_machine
 
-from transduce.benchmark import decoding, decoding_systems, training
+from transduce.benchmark import decoding, training
 from transduce.benchmark.measurement import Turn, Turns, Worker, order_of_turns
 from transduce.checkpoint import load_model, save_model
 from transduce.device import choose_hardware
@@ -46,7 +45,7 @@ from transduce.errors import RequestError, counted
 from transduce.experiments.presets import RunConfig, preset
 from transduce.grammar.corpus import Grammar
 from transduce.interop import ctranslate2 as ctranslate2_export
-from transduce.interop import marian as marian_export
+from transduce.interruption import unwound_on_termination
 from transduce.machine import (
     PROC,
     control_groups,
@@ -55,7 +54,7 @@ from transduce.machine import (
 )
 
 CPU = torch.device("cpu")
-SETTING = decoding_systems.Setting(batch_size=32, beam_size=4, forced_length=25)
+SETTING = decoding.Setting(batch_size=32, beam_size=4, forced_length=25)
 NUM_SENTENCES = 1_000
 WARM_UP_TURNS = 2
 """Turns in which memory is allocated, before all conditions."""
@@ -63,6 +62,14 @@ SETTLING_S = 0.5
 """Time in which the kernel spreads new neighbours over the cores."""
 OPENMP_SPINS = "300000"
 """OpenMP's own number of spins, if no variable sets another."""
+SPIN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # until it is killed, at the latest
+    for _ in range(10**6):
+        pass
+"""
+"""Program of a neighbour."""
 QUOTA_US = PERIOD_US = 100_000
 """Microseconds of a core's time in a period: a quota of one core."""
 LONG_SPINS = f"{training.OURS}, long spins"
@@ -133,7 +140,7 @@ def peer_environment() -> dict[str, str]:
     return {} if chosen else {"GOMP_SPINCOUNT": OPENMP_SPINS}
 
 
-def decoding_systems_of(
+def decoding_systems(
     run: RunConfig, model: Path | None, text: Path | None, num_turns: int, folder: Path
 ) -> Measured:
     """Return the systems that translate: ours and the peers that are installed."""
@@ -144,32 +151,23 @@ def decoding_systems_of(
         else load_model(model)
     )
     save_model(checkpoint, folder / "ours")
-    setting = (
-        SETTING
-        if model is None
-        else decoding_systems.Setting(batch_size=32, beam_size=4)
-    )
-    task = decoding_systems.DecodingTask(
+    setting = SETTING if model is None else decoding.Setting(batch_size=32, beam_size=4)
+    task = decoding.DecodingTask(
         models=folder,
         sentences=tuple(sentences),
         settings=(setting,),
         rounds=num_turns,
         device=CPU,
     )
-    prepared = [(training.OURS, partial(decoding_systems.ours, "int8"), "transduce")]
-    sample = sentences[:10]
+    prepared = [(training.OURS, partial(decoding.ours, "int8"), "transduce")]
     if find_spec("ctranslate2") is not None:
-        ctranslate2_export.export(checkpoint, folder / "ctranslate2", sample)
-        prepare = partial(decoding_systems.ctranslate2, "int8", 1)
+        ctranslate2_export.export(checkpoint, folder / "ctranslate2", sentences[:10])
+        prepare = partial(decoding.ctranslate2, "int8", 1)
         prepared.append(("CTranslate2", prepare, "ctranslate2"))
-    if find_spec("transformers") is not None:
-        marian_export.export(checkpoint, folder / "marian", sample)
-        marian = partial(decoding_systems.marian, torch.float32)
-        prepared.append(("Hugging Face Marian", marian, "transformers"))
     systems = [
         System(
             name=name,
-            work=decoding_systems.work_of(prepare, library, task),
+            work=decoding.work_of(prepare, library, task),
             environment={} if name == training.OURS else peer_environment(),
         )
         for name, prepare, library in prepared
@@ -194,7 +192,7 @@ def sentences_of(text: Path | None) -> list[str]:
 @contextmanager
 def spinning(count: int) -> Iterator[None]:
     """Run processes that spin on the cores of this one."""
-    command = [sys.executable, "-S", "-c", "while True: pass"]
+    command = [sys.executable, "-S", "-c", SPIN]
     processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         time.sleep(SETTLING_S if count else 0.0)
@@ -246,7 +244,7 @@ def quota_group() -> Iterator[Path]:
     except (OSError, StopIteration) as error:
         raise RequestError(
             "A quota needs a control group with the controller `cpu`, but none can be "
-            f"made here ({error or 'none is mounted'}); start the benchmark in a "
+            f"made here ({str(error) or 'none is mounted'}); start the benchmark in a "
             "container with `--cpus 1` instead."
         ) from None
     try:
@@ -360,7 +358,7 @@ def main() -> None:
     parser.add_argument("--preset", default="multi30k")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--input", type=Path)
-    parser.add_argument("--neighbours", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--neighbours", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--without", choices=["training", "decoding", "quota"])
@@ -368,7 +366,7 @@ def main() -> None:
     given = parser.parse_args()
     # Processes take the turns of all numbers of neighbours; a quota begins new ones.
     num_turns = WARM_UP_TURNS + given.turns * (1 + len(given.neighbours))
-    with tempfile.TemporaryDirectory() as folder:
+    with unwound_on_termination(), tempfile.TemporaryDirectory() as folder:
         found = []
         if given.without != "training":
             found.append(
@@ -376,7 +374,7 @@ def main() -> None:
             )
         if given.without != "decoding":
             found.append(
-                decoding_systems_of(
+                decoding_systems(
                     preset(given.preset),
                     given.model,
                     given.input,
