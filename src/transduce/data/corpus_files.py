@@ -27,6 +27,7 @@ from transduce.metrics.scores import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import normalize
+from transduce.text.vocabulary import language_tag
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One file or several."""
@@ -125,6 +126,14 @@ class CorpusFiles:
         if not self.corpora:
             return [(self.source, self.target)]
         return [(each.source_files, each.target_files) for each in self.corpora]
+
+    @property
+    def tags(self) -> list[str]:
+        """Different tags before the sources: of their corpora and target languages."""
+        tags = [corpus.tag for corpus in self.corpora]
+        languages = [corpus.target_language for corpus in self.corpora]
+        tags += [language_tag(each) for each in languages if each is not None]
+        return [tag for tag in dict.fromkeys(tags) if tag is not None]
 
     def absolute_names(self) -> dict[str, list[str]]:
         """Return the absolute file names by part, and the names of the dev sets."""

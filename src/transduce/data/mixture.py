@@ -18,7 +18,7 @@ from jaxtyping import Integer
 from transduce.errors import ConfigError, counted
 from transduce.settings import require_between
 from transduce.text.languages import canonical, guess_all
-from transduce.text.vocabulary import corpus_tag, language_tag
+from transduce.text.vocabulary import corpus_tag
 
 CANDIDATES = 16
 """Number of batches among which the next is chosen."""
@@ -123,17 +123,6 @@ def with_target_languages(
         replace(corpus, target_language=language)
         for corpus, language in zip(corpora, languages, strict=True)
     )
-
-
-def tags_of(corpora: Sequence[CorpusConfig]) -> list[str]:
-    """Return the different tags that the sources of corpora have."""
-    tags = [corpus.tag for corpus in corpora]
-    tags += [
-        language_tag(corpus.target_language)
-        for corpus in corpora
-        if corpus.target_language is not None
-    ]
-    return [tag for tag in dict.fromkeys(tags) if tag is not None]
 
 
 def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:

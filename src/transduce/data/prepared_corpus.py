@@ -34,7 +34,7 @@ from transduce.data.corpus_files import (
     read_corpora,
     read_through,
 )
-from transduce.data.mixture import CorpusConfig, tags_of
+from transduce.data.mixture import CorpusConfig
 from transduce.errors import (
     CheckpointError,
     ConfigError,
@@ -409,7 +409,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
             key.training.num_characters,
             source_only=key.symbols is not None,
         )
-        tokenizer = learn_tokenizer(texts, tokenizer, tags_of(files.corpora))
+        tokenizer = learn_tokenizer(texts, tokenizer, files.tags)
     tokenizer.save(folder / TOKENIZER_FILE)
     if key.symbols is not None:
         key.symbols.save(folder / SYMBOLS_FILE)

@@ -109,7 +109,8 @@ def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
     """Raise `ConfigError` if settings contradict each other, or the files."""
     for message in _contradictions(config, files):
         raise ConfigError(message)
-    require_mixture(config.corpora, config.stages, config.training.steps)
+    if config.corpora or config.stages:
+        require_mixture(config.corpora, config.stages, config.training.steps)
 
 
 def settings_without_effect(

@@ -177,3 +177,13 @@ def test_an_unknown_tokenizer_is_refused() -> None:
         ConfigError, match="`evaluation.tokenize` must be one of auto, "
     ):
         EvaluationConfig(tokenize="moses")  # type: ignore[arg-type]
+
+
+def test_the_tags_of_several_corpora_are_those_of_corpora_then_of_languages() -> None:
+    made = [("<bt>", "de"), (None, "fr"), ("<bt>", None), ("<old>", "de")]
+    corpora = [
+        CorpusConfig(name=f"c{i}", source="s", target="t", tag=tag, target_language=to)
+        for i, (tag, to) in enumerate(made)
+    ]
+    tags = ["<bt>", "<old>", ">>de<<", ">>fr<<"]
+    assert CorpusFiles.of(corpora).tags == tags
