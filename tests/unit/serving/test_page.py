@@ -193,6 +193,20 @@ def test_the_target_language_of_a_model_is_chosen(
     expect(words.filter(has_text=">>fr<<")).to_have_count(1)
 
 
+def test_the_tag_of_a_corpus_is_chosen(multilingual: tuple[Page, Translator]) -> None:
+    page, translator = multilingual
+    expect(page.locator("#tag option")).to_have_text(["none", "<law>"])
+    page.fill("#source", "one two")
+    page.select_option("#tag", "<law>")
+    [expected] = translator.into("de").with_tag("law").translate(["one two"])
+    assert expected.text != translator.into("de").translate(["one two"])[0].text
+    expect(page.locator("#target")).to_have_text(expected.text)
+    words = page.locator("#attention .word")
+    expect(words.filter(has_text="<law>")).to_have_count(1)
+    page.select_option("#language", "fr")  # the tag stays
+    expect(page.locator("#tag")).to_have_value("<law>")
+
+
 def test_a_swap_chooses_the_model_and_the_language(
     multilingual: tuple[Page, Translator],
 ) -> None:

@@ -7,9 +7,11 @@ const PAUSE_MS = 250;
 const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
-const [source, target, model, language, swap, key, error, status, copy, layer, head] = [
-  "source", "target", "model", "language", "swap", "key", "error", "status", "copy",
-  "layer", "head",
+const [source, target, model, language, tag, swap] = [
+  "source", "target", "model", "language", "tag", "swap",
+].map((id) => document.getElementById(id));
+const [key, error, status, copy, layer, head] = [
+  "key", "error", "status", "copy", "layer", "head",
 ].map((id) => document.getElementById(id));
 
 let models = [];
@@ -53,6 +55,7 @@ const askForAll = (signal) => isParser()
   ? ask("v1/parse", { q: source.value }, signal)
   : ask("v1/translate", {
     q: source.value, alternatives: NUM_ALTERNATIVES, target: language.value || null,
+    tag: tag.value || null,
   }, signal);
 
 function explain(problem) {
@@ -180,6 +183,7 @@ async function look(button, piece) {
   try {
     const body = {
       source: piece.source, target: resultOf(piece), target_language: language.value || null,
+      tag: tag.value || null,
     };
     attention = await (await ask("v1/attention", body, mine.signal)).json();
     offerChoices();
@@ -246,12 +250,22 @@ function offerLanguages(wanted) {
   if (isChoice) language.value = targets.includes(wanted) ? wanted : chosenModel().target;
 }
 
+// The tags of the corpora on which a model was trained.
+function offerTags() {
+  const tags = chosenModel()?.tags ?? [];
+  document.getElementById("tag-label").hidden = tags.length === 0;
+  const wanted = tags.includes(tag.value) ? tag.value : "";
+  tag.replaceChildren(new Option("none", ""), ...tags.map((each) => new Option(each)));
+  tag.value = wanted;
+}
+
 function modelChosen() {
   offerLanguages(language.value);
   languageChosen();
 }
 
 function languageChosen() {
+  offerTags();
   swap.hidden = opposite() === undefined;
   document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
   work();
@@ -315,6 +329,7 @@ document.addEventListener("keydown", (event) => {
 });
 model.addEventListener("change", modelChosen);
 language.addEventListener("change", languageChosen);
+tag.addEventListener("change", work);
 document.getElementById("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
   work();
