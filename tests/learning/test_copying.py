@@ -37,8 +37,14 @@ def write(path: Path, lines: list[str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", [1, -1], ids=["copying", "reversing"])
-def test_a_tiny_model_learns_sequences_of_digits(turn: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("turn", "decoder"),
+    [(1, "attention"), (-1, "attention"), (-1, "ssru")],
+    ids=["copying", "reversing", "reversing with recurrent units"],
+)
+def test_a_tiny_model_learns_sequences_of_digits(
+    turn: int, decoder: str, tmp_path: Path
+) -> None:
     random = np.random.default_rng(5)
     training = sentences(random, 20_000)
     known = set(training)
@@ -48,7 +54,7 @@ def test_a_tiny_model_learns_sequences_of_digits(turn: int, tmp_path: Path) -> N
     unseen = write(tmp_path / "unseen", test)
     run, out = tmp_path / "run", tmp_path / "out"
     files = ["--source", str(source), "--target", str(target)]
-    settings = ["--set", *SETTINGS]
+    settings = ["--set", *SETTINGS, f"model.decoder_self_attention={decoder}"]
     main(["train", "--preset", "tiny", *files, *settings, "--out", str(run)])
     main(["translate", str(run), "--input", str(unseen), "--output", str(out)])
     translations = out.read_text().splitlines()

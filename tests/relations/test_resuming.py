@@ -28,6 +28,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 
 
 IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
+RECURRENT = {**IN_ONE_CALL, "decoder_self_attention": "ssru"}
 
 
 @pytest.fixture(params=[{}, IN_ONE_CALL], ids=["layers one by one", "in one call"])
@@ -95,6 +96,15 @@ def test_the_tested_steps_cross_the_end_of_an_epoch(batcher):
 def test_stopped_and_resumed_training_equals_uninterrupted_training(
     make_trainer, stop_at
 ):
+    require_equal_when_resumed(make_trainer, stop_at)
+
+
+@pytest.mark.parametrize("make_trainer", [RECURRENT], indirect=True, ids=["recurrent"])
+def test_training_of_recurrent_units_resumes_bit_for_bit(make_trainer):
+    require_equal_when_resumed(make_trainer, 3)
+
+
+def require_equal_when_resumed(make_trainer, stop_at: int) -> None:
     whole = make_trainer(steps=7)
     expected = run(whole)
     stopped = make_trainer(steps=7)
