@@ -75,7 +75,7 @@ FORMATS = {
     QUANTIZED_FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
-RARE = {"position_base", "tied_output", "decoder_self_attention"}
+RARE = {"position_base", "tied_output", "decoder_self_attention", "learned_start"}
 """Settings of a Transformer that are left out where they have the paper's value, so
 that older versions read the model."""
 MAX_UPDATES = 10**12

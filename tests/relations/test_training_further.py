@@ -23,6 +23,7 @@ from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.experiments.run_folder import RunFolder
 from transduce.interop.marian_npz import import_marian
+from transduce.interop.marian_npz_export import export
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 
@@ -117,4 +118,8 @@ def test_a_model_of_marian_is_trained_further(
     vocabularies, options = MARIAN[name]
     marian_npz.write_folder(tmp_path / "marian", vocabularies, **options)
     import_marian(tmp_path / "marian", tmp_path / "start", ["The dog runs."])
-    assert_trained(*train_further(tmp_path / "start", corpus_files, tmp_path / "new"))
+    before, after = train_further(tmp_path / "start", corpus_files, tmp_path / "new")
+    assert_trained(before, after)
+    # The start token is not learned there, so that the model can go back.
+    export(after, tmp_path / "out", ["The dog runs."])
+    assert (tmp_path / "out" / "model.npz").is_file()

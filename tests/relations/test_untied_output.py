@@ -91,6 +91,7 @@ def test_only_models_that_need_them_have_the_settings_in_their_folder(
         save_model(model, tmp_path / name)
         content = json.loads((tmp_path / name / "config.json").read_text())
         has_settings = {"tied_output", "position_base"} <= content["model"].keys()
+        assert "learned_start" not in content["model"]
         assert has_settings == (name == "untied")
         assert load_model(tmp_path / name).config == model.config
 

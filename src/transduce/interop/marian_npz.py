@@ -417,6 +417,7 @@ def _config(options: Options, path: Path) -> ModelConfig:
             decoder_self_attention="ssru" if is_recurrent else "attention",
             norm_epsilon=EPSILON,
             position_base=marian_position_base(d_model),
+            learned_start=False,
         )
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -108,8 +108,8 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
     start = checkpoint.weights[f"{embedding_names(checkpoint)[1]}.weight"][BOS]
     if bool(start.any()):
         raise RequestError(
-            f"A model for {TARGET} must start a target with a vector of zeros, but "
-            "this one has learned its start token; it cannot be exported there."
+            f"A model for {TARGET} must have `model.learned_start` = false, but has "
+            "learned the embedding of its start token; it cannot be exported there."
         )
     tokenizer = checkpoint.tokenizer
     if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:

@@ -103,6 +103,9 @@ class ModelConfig:
     tied_output: bool = True
     """Whether the output layer has the matrix of the target's embedding, as in the
     paper (section 3.4). Imported models may have a matrix of its own."""
+    learned_start: bool = True
+    """Whether the start token of a target has a learned embedding. The paper does not
+    say. Marian's own models start with zeros, as does tensor2tensor."""
 
     def __post_init__(self) -> None:
         self._check_sizes()

@@ -24,7 +24,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
 )
 from transduce.model.sizes import update_flops
-from transduce.text.vocabulary import PAD
+from transduce.text.vocabulary import BOS, PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,12 @@ class Transformer(nn.Module):
                 bias=config.output_bias,
             )
         )
+        if not config.learned_start:
+            with torch.no_grad():
+                self.output_embedding.weight[BOS] = 0
+            _keep_start(self)
+            # Loading may replace the parameter.
+            self.register_load_state_dict_post_hook(_keep_start)
         self.positions = (
             SinusoidalPositions(config.d_model, config.position_base)
             if config.positions == "sinusoidal"
@@ -257,3 +263,12 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
     shape = list(tensor.shape)
     shape[dim] = size - tensor.size(dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _keep_start(model: Transformer, _: object = None) -> None:
+    """Let the embedding of a target's start token have no gradient."""
+    model.output_embedding.weight.register_hook(_without_start)
+
+
+def _without_start(gradient: Tensor) -> Tensor:
+    return gradient.index_fill(0, torch.tensor([BOS], device=gradient.device), 0)

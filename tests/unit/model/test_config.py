@@ -38,6 +38,7 @@ def test_the_defaults_are_the_papers_base_model():
         "output_bias": False,
         "tied_output": True,
         "decoder_self_attention": "attention",
+        "learned_start": True,
     }
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.text.vocabulary import PAD
+from transduce.nn.fuse import fuse
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD]])
 TARGET_IN = torch.tensor([[1, 6, 22, 7], [1, 11, PAD, PAD]])
@@ -333,3 +334,31 @@ def test_the_memory_has_a_padding_mask(tiny):
     memory = Transformer(tiny).encode(SOURCE)
     assert memory.states.shape == (2, 5, tiny.d_model)
     assert torch.equal(memory.mask[:, 0, 0, :], SOURCE != PAD)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("target_vocab_size", [None, 9])
+def test_a_start_that_is_not_learned_stays_zero(target_vocab_size, is_loaded) -> None:
+    torch.manual_seed(2)
+    config = ModelConfig(
+        vocab_size=12, target_vocab_size=target_vocab_size, num_layers=1, d_model=8,
+        d_ff=8, num_heads=2, d_k=4, d_v=4, dropout=0.0, learned_start=False,
+    )  # fmt: skip
+    model = Transformer(config)
+    if is_loaded:
+        weights = {name: w.clone() for name, w in model.state_dict().items()}
+        with torch.device("meta"):
+            model = Transformer(config)
+        model.load_state_dict(weights, assign=True)
+    model = fuse(model)
+    weight = model.output_embedding.weight
+    before = weight.detach().clone()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = model(torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 4, 7]]))
+        logits.log_softmax(-1).square().sum().backward()
+        optimizer.step()
+    assert not weight[BOS].any()
+    others = [i for i in range(len(weight)) if i != BOS]
+    assert (weight != before)[others].any(dim=1).all()
