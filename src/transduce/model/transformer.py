@@ -75,7 +75,7 @@ class Transformer(nn.Module):
                 self.output_embedding.weight[BOS] = 0
             _keep_start(self)
             # Loading may replace the parameter.
-            self.register_load_state_dict_post_hook(_keep_start)
+            self.register_load_state_dict_post_hook(_keep_start)  # type: ignore[no-untyped-call]
         self.positions = (
             SinusoidalPositions(config.d_model, config.position_base)
             if config.positions == "sinusoidal"
