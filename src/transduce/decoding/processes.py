@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -131,22 +132,13 @@ class WorkerPool(Generic[Searcher]):
         busy: dict[Connection, _Worker] = {}
         try:
             self._end_if_closed()
-            self._fill(len(shares))
-            for share in shares:
+            number = min(len(shares), self._number)
+            self._fill(number)
+            for share in shares[:number]:
                 worker = self._idle.pop()
                 busy[worker.connection] = worker
                 worker.start(task, share)
-            while busy:
-                for connection in _ready(busy, on_step):
-                    try:
-                        found = busy[connection].receive()
-                    except EOFError:
-                        yield from self._undone(task, busy.pop(connection))
-                        continue
-                    # Before the yield, as the caller may never ask for more.
-                    if busy[connection].is_done:
-                        self._idle.append(busy.pop(connection))
-                    yield found
+            yield from self._received(task, busy, deque(shares[number:]), on_step)
         finally:
             # Workers that are still searching, for results that nobody reads, end.
             try:
@@ -155,6 +147,32 @@ class WorkerPool(Generic[Searcher]):
             finally:
                 self._is_free.release()
             self._end_if_free()
+
+    def _received(
+        self,
+        task: SearchTask[Searcher, Any],
+        busy: dict[Connection, "_Worker"],
+        waiting: deque[list[int]],
+        on_step: Callable[[], object] | None,
+    ) -> Iterator[list[SearchResult]]:
+        """Yield what busy workers find; give those that are done a waiting share."""
+        while busy:
+            for connection in _ready(busy, on_step):
+                worker = busy[connection]
+                try:
+                    found = worker.receive()
+                except EOFError:
+                    del busy[connection]
+                    yield from self._undone(task, worker)
+                    continue
+                # Before the yield, as the caller may never ask for more.
+                if worker.is_done and waiting:
+                    worker.start(task, waiting.popleft())
+                elif worker.is_done:
+                    self._idle.append(busy.pop(connection))
+                yield found
+        for share in waiting:  # all workers were killed
+            yield from self._search_alone(task, share)
 
     def _undone(
         self, task: SearchTask[Searcher, Any], killed: "_Worker"
@@ -166,9 +184,14 @@ class WorkerPool(Generic[Searcher]):
             RuntimeWarning,
             stacklevel=2,
         )
-        undone = sorted(killed.missing)
-        for found in search_in_batches(task.subset(undone), self._searcher):
-            yield [(undone[i], hypotheses) for i, hypotheses in found]
+        yield from self._search_alone(task, sorted(killed.missing))
+
+    def _search_alone(
+        self, task: SearchTask[Searcher, Any], numbers: list[int]
+    ) -> Iterator[list[SearchResult]]:
+        """Search for some sentences of the task in this process."""
+        for found in search_in_batches(task.subset(numbers), self._searcher):
+            yield [(numbers[i], hypotheses) for i, hypotheses in found]
 
     def _fill(self, number: int) -> None:
         for worker in [each for each in self._idle if not each.is_alive]:

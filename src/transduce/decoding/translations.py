@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import chain, islice, repeat, zip_longest
+from itertools import accumulate, chain, islice, pairwise, repeat, zip_longest
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -447,6 +447,10 @@ def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 
 MIN_SHARE = 8
 """Sentences below which another process does not pay."""
+LATE_SHARE = 0.2
+"""Part of a large task that waits for the processes that are done first."""
+LATE_SHARES = 4
+"""Most shares of it for each process."""
 
 
 class StepRows(NamedTuple):
@@ -495,7 +499,12 @@ class SearchTask(Generic[Searcher, Input]):
         )
 
     def shares(self, most: int) -> list[list[int]]:
-        """Return sentences' numbers in at most that many shares of about equal cost."""
+        """Return sentences' numbers in shares, to begin one after the other.
+
+        At most that many have about equal cost. A large task has further, small shares
+        of short sentences: processes that are done first take them over, so that a
+        process whose core is busy with another program holds nobody up.
+        """
         number = max(min(most, len(self.sentences) // MIN_SHARE), 1)
         if number == 1:
             return [list(range(len(self.sentences)))]
@@ -504,7 +513,21 @@ class SearchTask(Generic[Searcher, Input]):
             shares = similar_shares(steps, self.step_rows, number)
             if all(map(self._is_one_batch, shares)):
                 return shares
-        return mixed_shares(steps, self.step_rows, number)
+        late = self._late_shares(number)
+        taken = set(chain.from_iterable(late))
+        first = [i for i in range(len(steps)) if i not in taken]
+        shares = mixed_shares([steps[i] for i in first], self.step_rows, number)
+        return [*([first[i] for i in share] for share in shares if share), *late]
+
+    def _late_shares(self, number: int) -> list[list[int]]:
+        """Return shares of the shortest sentences, each of at least about a batch."""
+        most = LATE_SHARE * sum(self.lengths)
+        count = min(int(most / self.capacity), LATE_SHARES * number)
+        order = _longest_first(self.lengths)
+        sizes = accumulate(self.lengths[i] for i in reversed(order))
+        late = order[len(order) - sum(size <= most for size in sizes) :]
+        bounds = [len(late) * k // max(count, 1) for k in range(count + 1)]
+        return [late[a:b] for a, b in pairwise(bounds) if a < b]
 
     def _is_one_batch(self, numbers: Sequence[int]) -> bool:
         return len(numbers) * max(self.lengths[i] for i in numbers) <= self.capacity

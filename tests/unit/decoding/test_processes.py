@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Timer
-from time import sleep
+from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from transduce.decoding.processes import (
     WorkerPool,
     default_processes,
 )
+from transduce.decoding.search import Hypothesis, Sentence
 from transduce.decoding.translations import (
     MIN_SHARE,
     SearchResult,
@@ -109,6 +112,64 @@ def test_sentences_of_a_killed_process_are_translated_in_the_first(
     assert found == expected
     assert [each.text for each in shared.translate(SENTENCES)] == expected
     assert len(children() - others - before) == 1
+
+
+def found_here() -> Sentence:
+    """Sentence whose only hypothesis is the number of this process."""
+    sentence = Sentence()
+    sentence.hypotheses.append(Hypothesis((os.getpid(),), 0.0, (0.0,), 0.0))
+    return sentence
+
+
+class OneStep:
+    """Stand-in for `Decoding` that is done after one step."""
+
+    def __init__(self, _searcher: object, sentences: list[int]) -> None:
+        self.search = SimpleNamespace(live=[found_here() for _ in sentences])
+
+    def step(self) -> None:
+        self.search.live = []
+
+
+SHORT: SearchTask[object, int] = SearchTask(
+    sentences=range(3_000),
+    lengths=[10] * 3_000,
+    capacity=512,
+    start=OneStep,  # type: ignore[arg-type] # has all that the search uses
+)
+"""Large task of which three processes have 800 sentences each, and 600 wait."""
+
+
+def test_a_late_process_holds_nobody_up(others: set[int]) -> None:
+    pool = WorkerPool(object(), 3, "cpu")
+    late, *_ = children() - others
+    os.kill(late, signal.SIGSTOP)
+    found: list[SearchResult] = []
+    before = monotonic()
+
+    def wake() -> None:
+        if len(found) == 2_200 or monotonic() - before > 20:
+            os.kill(late, signal.SIGCONT)
+
+    for results in pool.search(SHORT, wake):
+        found += results
+    assert sorted(number for number, _ in found) == list(range(3_000))
+    searched = Counter(hypotheses[0].ids[0] for _, hypotheses in found)
+    assert len(searched) == 3
+    assert searched[late] == 800
+
+
+def test_the_first_process_takes_over_what_waits_if_all_are_killed(
+    others: set[int],
+) -> None:
+    pool = WorkerPool(object(), 3, "cpu")
+    for pid in children() - others:
+        os.kill(pid, signal.SIGSTOP)
+        Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.warns(RuntimeWarning, match="was killed"):
+        found = list(chain.from_iterable(pool.search(SHORT)))
+    assert sorted(number for number, _ in found) == list(range(3_000))
+    assert {hypotheses[0].ids[0] for _, hypotheses in found} == {os.getpid()}
 
 
 def test_a_process_killed_while_idle_is_replaced(

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from transduce.decoding import translations
 from transduce.decoding.search import Decoding
 from transduce.decoding.translations import (
+    LATE_SHARE,
+    LATE_SHARES,
     MIN_SHARE,
     SearchTask,
     StepRows,
@@ -166,6 +168,42 @@ def test_no_share_is_smaller_than_the_minimum(sentences: int, number: int) -> No
     shares = task.shares(4)
     assert len(shares) == number
     assert sorted(chain.from_iterable(shares)) == list(range(sentences))
+
+
+def test_short_sentences_of_a_large_task_wait_for_the_first_free_process() -> None:
+    lengths = np.random.default_rng(1).integers(1, 60, 2_000).tolist()
+    task = SearchTask(
+        sentences=range(2_000), lengths=lengths, capacity=512, start=_unused
+    )
+    shares = task.shares(2)
+    assert sorted(chain.from_iterable(shares)) == list(range(2_000))
+    sizes = [sum(lengths[i] for i in share) for share in shares]
+    assert len(shares) == 2 + 2 * LATE_SHARES
+    assert abs(sizes[0] - sizes[1]) <= 60
+    assert 0.19 < sum(sizes[2:]) / sum(sizes) <= LATE_SHARE
+    longest_late = max(lengths[i] for share in shares[2:] for i in share)
+    assert longest_late <= min(lengths[i] for share in shares[:2] for i in share)
+    # The last share, which may end last, is the smallest.
+    assert min(sizes) == sizes[-1]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=16, max_size=200),
+    capacity=st.integers(1, 600),
+    number=st.integers(2, 6),
+)
+def test_each_sentence_is_in_one_share_of_a_task(
+    lengths: list[int], capacity: int, number: int
+) -> None:
+    task = SearchTask(
+        sentences=range(len(lengths)),
+        lengths=lengths,
+        capacity=capacity,
+        start=_unused,
+    )
+    shares = task.shares(number)
+    assert sorted(chain.from_iterable(shares)) == list(range(len(lengths)))
+    assert all(shares)
 
 
 def _unused(_: object, __: object) -> Decoding:
