@@ -27,7 +27,7 @@ def test_a_model_is_exported_with_its_proof(
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
 @pytest.mark.filterwarnings("ignore")  # raised by the libraries
-@pytest.mark.parametrize("target", get_args(Target))
+@pytest.mark.parametrize("target", sorted({*get_args(Target)} - {"marian-npz"}))
 def test_only_an_older_export_is_overwritten(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
