@@ -284,6 +284,18 @@ def test_after_a_prefix_all_tokens_are_candidates(checkpoint: Checkpoint) -> Non
     assert listed[::2] == without[::2]
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_candidates_that_could_all_be_excluded_are_all_tokens(
+    checkpoint: Checkpoint, shortlist: Shortlist, beam_size: int
+) -> None:
+    few = replace(checkpoint, shortlist=shortlist.limited(0, 1))
+    config = config_of(beam_size, min_length=6, no_repeat_ngram=1)
+    listed = found(Translator(few, "cpu").translate_stream(["four"], config))
+    whole = replace(config, shortlist=False)
+    expected = found(Translator(few, "cpu").translate_stream(["four"], whole))
+    assert near(listed) == [(text, score) for text, score, _ in expected]
+
+
 def test_an_ensemble_chooses_among_the_first_models_candidates(
     checkpoint: Checkpoint, shortlist: Shortlist
 ) -> None:

@@ -800,7 +800,7 @@ def _start_search(
     sums_attention = config.coverage_penalty > 0
     decoder = _encode(models, parts, sum_attention=sums_attention)
     if config.shortlist and models[0].shortlist is not None:
-        decoder = restricted(decoder, _candidates(models[0].shortlist, parts))
+        decoder = restricted(decoder, _candidates(models[0].shortlist, parts, config))
     coverage: Coverage | None = None
     if sums_attention:
         assert isinstance(decoder, CoverageDecoder)
@@ -811,17 +811,23 @@ def _start_search(
     return Decoding(decoder, search, BOS)
 
 
-def _candidates(shortlist: Shortlist, parts: list[Part]) -> list[Candidates]:
-    """Return the tokens among which each part chooses: all of them after a prefix.
+def _candidates(
+    shortlist: Shortlist, parts: list[Part], config: SearchConfig
+) -> list[Candidates]:
+    """Return the tokens among which each part chooses.
 
-    They depend on the part alone, so that its translation does, too.
+    It chooses among all of them after a prefix, and if so few candidates could all be
+    excluded before the least length. They depend on the part alone, so that its
+    translation does, too.
     """
     # Unlike the paper: a shortlist as an option, for speed; the softmax of
     # section 3.4 is then over some hundred tokens.
     base = shortlist.base()
+    found = (shortlist.candidates(part.source, base) for part in parts)
+    few = config.min_length + len(config.bad_words) + 1
     return [
-        None if part.prefix else shortlist.candidates(part.source, base)
-        for part in parts
+        None if part.prefix or len(own) <= few else own
+        for part, own in zip(parts, found, strict=True)
     ]
 
 
