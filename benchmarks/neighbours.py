@@ -86,7 +86,7 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What systems are compared by."""
+    """Quantity by which systems are compared."""
 
     title: str
     unit: str

@@ -450,7 +450,7 @@ class _Threads:
 
     number: int | None = None
     written: str | None = None
-    """What `use_threads` has written to the environment."""
+    """Number that `use_threads` has written to the environment."""
 
 
 def leave_a_core() -> None:

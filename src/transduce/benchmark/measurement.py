@@ -178,7 +178,7 @@ class Machine:
     versions: dict[str, str]
     """Versions of Python and of the installed packages."""
     threads_limit: str | None = None
-    """What limits the threads, such as a CPU quota; None: the machine's cores."""
+    """Limit of the threads, such as a CPU quota; None: the machine's cores."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {found}" for name, found in self.versions.items())
