@@ -123,6 +123,29 @@ def test_a_line_is_translated_the_same_alone_and_in_any_batch(
 
 
 @needs_library
+def test_a_recurrent_decoder_chooses_among_a_lines_own_candidates(
+    trained_checkpoint: Checkpoint,
+    shortlist: Shortlist,
+    precision: DecodingPrecision,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(4)
+    config = replace(trained_checkpoint.config, decoder_self_attention="ssru")
+    weights = Transformer(config).state_dict()
+    recurrent = replace(
+        trained_checkpoint, config=config, weights=weights, shortlist=shortlist
+    )
+    translator, search = Translator(recurrent, "cpu", precision=precision), config_of(4)
+    alone = [next(iter(found(translator.translate_stream([x], search)))) for x in LINES]
+    # So small that sentences join others that have begun.
+    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 80)
+    assert found(translator.translate_stream(LINES[::-1], search))[::-1] == alone
+    monkeypatch.setattr(translators, "restricted", ShortlistedDecoder)
+    reference = found(translator.translate_stream(LINES, search))
+    assert alone == near_all(reference)
+
+
+@needs_library
 def test_processes_find_the_same(
     checkpoint: Checkpoint, precision: DecodingPrecision
 ) -> None:
