@@ -332,6 +332,27 @@ def test_a_number_within_the_quota_stays_the_users_choice(
 
 
 @pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, AFFINE), ({"OMP_NUM_THREADS": "1"}, 1)],
+)
+def test_processes_share_the_cores_unless_the_user_sets_their_threads(
+    proc, variables, expected
+):
+    """They do not inherit the number of threads that a quota gives the first one."""
+    limited(proc, VERSION_2, "0::/\n", {"cpu.max": "90000 100000"})
+    say = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from transduce.cli.launching import run_processes\n"
+        "from transduce.machine import respect_cpu_quota\n"
+        f"respect_cpu_quota(Path({str(proc)!r}))\n"
+        f"run_processes([sys.executable, '-c', {say!r}], 1)"
+    )
+    assert told_by(program, **variables) == str(expected)
+
+
+@pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, False),
