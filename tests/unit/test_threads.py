@@ -180,7 +180,12 @@ def test_a_chosen_number_of_threads_is_kept(monkeypatch):
             2.0,
         ),
         # A group outside of what the container sees.
-        (VERSION_2, "0::/../../x\n", {"cpu.max": "200000 100000"}, 2.0),
+        (
+            VERSION_2,
+            "0::/../x\n",
+            {"cpu.max": "200000 100000", "../x/cpu.max": "1000 100000"},
+            2.0,
+        ),
         (
             VERSION_2.replace(" / ", " /docker/7 "),
             "0::/x\n",
