@@ -363,10 +363,12 @@ def gomp_parallel() -> int | None:
 
     With it, the native library computes on PyTorch's threads; without, on threads of
     its own, which it does not wait for when they are late. PyTorch's are better only if
-    they spin for long after each operator, and so occupy the cores (`spins_briefly`),
-    and exist only in GCC's OpenMP.
+    they spin for long after each operator, and so occupy the cores: those of LLVM's
+    OpenMP, which has the function too, and of GCC's unless `spins_briefly`.
     """
-    if spins_briefly(os.environ) or (library := _openmp()) is None:
+    if (library := _openmp()) is None:
+        return None
+    if spins_briefly(os.environ) and not hasattr(library, "__kmpc_fork_call"):
         return None
     return ctypes.cast(library.GOMP_parallel, c_void_p).value
 
@@ -471,7 +473,10 @@ def _default_threads() -> int:
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """Return GCC's OpenMP library, the one that PyTorch uses or will use, or None."""
+    """Return the OpenMP library that PyTorch uses or will use, or None.
+
+    It is GCC's, or another one that has GCC's functions.
+    """
     folder = torch_folder()
     own = [] if folder is None else sorted((folder / "lib").glob("libgomp*"))
     # PyTorch brings its own copy, uses the system's, or has it loaded already.

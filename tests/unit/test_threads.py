@@ -372,6 +372,19 @@ def test_spinning_threads_of_openmp_are_recognized(environment, expected):
     assert spins_briefly(environment) == expected
 
 
+@pytest.mark.skipif(
+    not list((Path(torch.__file__).parent / "lib").glob("libgomp*")),
+    reason="this PyTorch does not bring GCC's OpenMP",
+)
+@pytest.mark.parametrize(("spins", "is_shared"), [("1000", False), ("300000", True)])
+def test_threads_of_openmp_are_shared_only_if_they_spin_for_long(spins, is_shared):
+    program = (
+        "from transduce.machine import gomp_parallel\n"
+        "print(gomp_parallel() is not None)"
+    )
+    assert told_by(program, GOMP_SPINCOUNT=spins) == str(is_shared)
+
+
 @pytest.mark.parametrize(
     ("before", "variables", "expected"),
     [
