@@ -105,6 +105,8 @@ def _recurrence(candidate: Tensor, forget: Tensor, cells: Tensor) -> Any:
     )
 
 
+# Compiled, its loop would make a graph of its own for each number of steps.
+@torch.compiler.disable  # type: ignore[untyped-decorator] # torch's own
 def scan(
     forget: Float[Tensor, "batch length d_model"],
     addend: Float[Tensor, "batch length d_model"],
