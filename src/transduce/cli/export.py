@@ -33,8 +33,9 @@ def export(
     """Export a model to another library, and prove that the two are equal.
 
     The proof: on all sample sentences, the exported model, run by that library, has the
-    same logits and chooses the same tokens, and its tokenizer gives the same ids. If
-    the proof fails, nothing is written.
+    same logits and chooses the same tokens, and its tokenizer gives the same ids. For
+    Marian itself, the folder is read back and compared instead. If the proof fails,
+    nothing is written.
 
     For example:
 

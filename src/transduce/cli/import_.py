@@ -35,9 +35,10 @@ def import_(
     ----------
     folder
         A folder with config.json, model.safetensors, source.spm, target.spm and
-        vocab.json, or one written by `transduce export --to marian`; or one of Marian
-        itself, with model.npz and its SentencePiece vocabularies, of which decoder.yml
-        may give the order.
+        vocab.json (and target_vocab.json, if targets have another vocabulary), or one
+        written by `transduce export --to marian`; or one of Marian itself, with
+        model.npz and its SentencePiece vocabularies, of which decoder.yml may give the
+        order.
     out
         The model folder to write.
     force
