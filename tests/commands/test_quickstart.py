@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -144,3 +145,14 @@ def test_only_an_older_quickstart_is_overwritten(
     said = refuses("quickstart", "--out", folder, "--force")
     assert "--force overwrites only what the same command wrote" in said
     assert (folder / "corpus" / "train.en").is_file()
+
+
+def test_an_older_quickstart_is_replaced_by_force(out: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(out, folder)
+    before = json.loads((folder / "run" / "config.json").read_text())["id"]
+    (folder / "run" / "checkpoints" / "old").mkdir()
+    main(["quickstart", "--out", str(folder), "--force"])
+    assert json.loads((folder / "run" / "config.json").read_text())["id"] != before
+    assert not (folder / "run" / "checkpoints" / "old").exists()
+    assert {path.name for path in folder.iterdir()} == {"corpus", "run"}
