@@ -1,6 +1,7 @@
 """The tag of a corpus at translation: commands, Python and the server."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,3 +160,17 @@ def test_the_server_has_a_tag_for_each_request(tagged_checkpoint: Checkpoint) ->
 def test_python_refuses_an_unknown_tag(tagged_checkpoint: Checkpoint) -> None:
     with pytest.raises(RequestError, match="it has <law>"):
         Translator(tagged_checkpoint, "cpu").with_tag("<med>")
+
+
+def test_html_is_translated_with_both_tags(tagged_checkpoint: Checkpoint) -> None:
+    expected = Translator(tagged_checkpoint, "cpu").into("fr").with_tag("law")
+    plain = expected.translate("one two").text
+    with running([served(tagged_checkpoint, "many")]) as server:
+        body = {"q": "<p>one <b>two</b></p>", "format": "html", "tag": "law"}
+        found = server.post("/translate", body | {"source": "en", "target": "fr"}).json[
+            "translatedText"
+        ]
+        assert re.sub("<[^>]*>", "", found) == plain
+        lines = server.post("/v1/translate", body | {"target": "fr"}).body.splitlines()
+        streamed = "".join(json.loads(line)["translation"] for line in lines)
+        assert streamed == found

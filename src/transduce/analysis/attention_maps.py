@@ -323,7 +323,9 @@ def attended_links(
     represent, and for all pairs if the model has no cross-attention.
     """
     tokenizer = translator.tokenizer
-    sources = tokenizer.encode_sources([source for source, _ in pairs])
+    texts = [source for source, _ in pairs]
+    untagged = tokenizer.encode_sources(texts)
+    sources = translator.source_ids(texts)
     targets = tokenizer.encode_targets([target for _, target in pairs])
     lengths = [
         max(len(source), len(target)) + 1
@@ -346,9 +348,10 @@ def attended_links(
                 # An unknown word has the letters that it has in the text.
                 (tokenizer.split(pairs[i][0]), tokenizer.split(pairs[i][1]))
                 if isinstance(tokenizer, WordTokenizer)
-                else (tokenizer.pieces(sources[i]), tokenizer.pieces(targets[i]))
+                else (tokenizer.pieces(untagged[i]), tokenizer.pieces(targets[i]))
             )
-            found[i] = _links(pairs[i], pieces, weights)
+            num_tags = len(sources[i]) - len(untagged[i])
+            found[i] = _links(pairs[i], pieces, weights[..., num_tags:])
     return found
 
 

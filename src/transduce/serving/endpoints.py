@@ -255,7 +255,7 @@ class Endpoints:
         search = search_for(queue.translator.search, message.alternatives)
         futures = queue.submit(texts, search, deadline, options.corpus_tag)
         found = translated_segments(
-            queue, segments, futures, message.format, message.alternatives, deadline
+            queue, segments, futures, options, message.alternatives, deadline
         )
         return _streamed(_translated(each) async for each in found)
 

@@ -313,6 +313,15 @@ def split(document: str, options: DocumentOptions) -> list[Segment]:
     return split_format(document, options.language, splits_lines=options.splits_lines)
 
 
+def reader_of(queue: RequestQueue, options: DocumentOptions) -> Translator:
+    """Return the translator that puts the tags of a document before each source."""
+    translator = queue.translator
+    if options.corpus_tag:
+        translator = translator.with_tag(options.corpus_tag)
+    # The language as it is written in the tag >>fr<<.
+    return translator.into(options.tag[2:-2]) if options.tag else translator
+
+
 def sources(
     segments: Sequence[Segment], options: DocumentOptions, queue: RequestQueue
 ) -> list[str]:
@@ -338,7 +347,8 @@ async def translate_documents(
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
     marked = [each for each in every if each.is_sentence]
     pairs = list(zip(marked, found, strict=True))
-    links = await _links(queue, pairs, num_alternatives, deadline)
+    reader = reader_of(queue, options)
+    links = await _links(queue, reader, pairs, num_alternatives, deadline)
     write = partial(_written, options.format, num_alternatives)
     written = iter(
         await in_thread(deadline, lambda: list(map(write, marked, found, links)))
@@ -353,17 +363,20 @@ async def translated_segments(
     queue: RequestQueue,
     segments: Sequence[Segment],
     futures: Sequence[Future[Translation]],
-    format: Format,
+    options: DocumentOptions,
     num_alternatives: int,
     deadline: Deadline,
 ) -> AsyncIterator[TranslatedSegment]:
     """Yield each segment as soon as it and all before it are translated."""
+    reader = reader_of(queue, options)
     async for segment, found in found_segments(segments, futures):
         if found is None:
             yield _copied(segment)
             continue
-        [links] = await _links(queue, [(segment, found)], num_alternatives, deadline)
-        yield _written(format, num_alternatives, segment, found, links)
+        [links] = await _links(
+            queue, reader, [(segment, found)], num_alternatives, deadline
+        )
+        yield _written(options.format, num_alternatives, segment, found, links)
 
 
 async def found_segments(
@@ -395,6 +408,7 @@ def other_hypotheses(
 
 async def _links(
     queue: RequestQueue,
+    reader: Translator,
     found: Sequence[tuple[Segment, Translation]],
     num_alternatives: int,
     deadline: Deadline,
@@ -414,7 +428,7 @@ async def _links(
     for start in range(0, len(places), LINKED_AT_ONCE):
         chosen = places[start : start + LINKED_AT_ONCE]
         pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
-        link = partial(_linked, queue.translator, pairs)
+        link = partial(_linked, reader, pairs)
         linked = await queue.run(link, deadline)
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each

@@ -275,3 +275,26 @@ def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
     assert {each.head.kind for each in preferred_offsets(maps)} == {"encoder"}
     with pytest.raises(RequestError, match="recurrent units in place of self-attent"):
         maps[0].of("decoder")
+
+
+def test_words_are_linked_by_the_attention_of_the_tagged_source(
+    tagged_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(tagged_checkpoint, "cpu").into("fr").with_tag("law")
+    tokenizer = translator.tokenizer
+    tags = [tokenizer.tag_id(tag) for tag in ("<law>", ">>fr<<")]
+    first, second = map(len, tokenizer.encode_sources(["one", "two"]))
+
+    def to_the_second_word(_: object, source: Tensor, target: Tensor) -> list[Tensor]:
+        assert source[0, :2].tolist() == tags
+        weights = torch.zeros(1, 1, target.size(1), source.size(1))
+        weights[..., 2 + first : 2 + first + second] = 1 / second
+        return [weights]
+
+    name = "transduce.analysis.attention_maps.cross_attention_maps"
+    monkeypatch.setattr(name, to_the_second_word)
+    [links] = attended_links(translator, [("one two three", "eins zwei")])
+    assert links is not None
+    # The tags are no words of the text.
+    assert len(links.source) == 3
+    assert links.source_of == (1, 1)
