@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "checks.h"
 #include "decode/encoder.h"
 #include "decode/step.h"
