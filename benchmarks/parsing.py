@@ -22,7 +22,7 @@ from transduce.text.corpus import read_text, write_lines
 from transduce.trees.trees import read_trees
 
 TRANSDUCE = [sys.executable, "-m", "transduce"]
-NUM_MEMORizED = 200
+NUM_MEMORIZED = 200
 """Trees that are both trained on and scored."""
 NUM_TIMED = 1_000
 OVERFITTING = (
@@ -130,7 +130,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     known = tasks(arguments.data, out)
     first = read_text([arguments.data / "wsj_sample" / "train.trees"])
-    memorized = list(read_trees(first, "wsj_sample"))[:NUM_MEMORizED]
+    memorized = list(read_trees(first, "wsj_sample"))[:NUM_MEMORIZED]
     write_lines(out / "memorized.trees", map(str, memorized))
     for name in arguments.tasks:
         train(known[name], out / name, options)
