@@ -545,10 +545,9 @@ RIVALS = {
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=500,
-            schedule="warm-hold-decay",
-            learning_rate=2e-3,
-            hold_steps=4_000,
-            clip_norm=1.0,
+            learning_rate_scale=1.77,
+            cooldown_share=0.36,
+            clip_norm=5.0,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
