@@ -79,7 +79,7 @@ EXTRA_OF = {
     "average": "train",
     "tune": "train",
     "distill": "train",
-    "evaluate": "train",
+    "evaluate {model} --source {source} --reference {source}": "train",
     "compare": "train",
     "reproduce table1": "train",
     "reproduce table2": "train",
