@@ -233,15 +233,8 @@ def _plain_markdown(text: str) -> str:
 
 
 COMMANDS = """\
-Every command has `--help`.
-
-| exit code | when |
-|---|---|
-| 0 | the command has done its work |
-| 1 | a failure that no other option or file would avoid |
-| 2 | a mistake in options or files, with one sentence on standard error |
-
-Nothing half-written stays behind: outputs appear whole, or as `OUTPUT.part`.
+Every command has `--help`. Nothing half-written stays behind: outputs appear whole, or
+as `OUTPUT.part`. [Exit codes](../index.md#exit-codes) tell success from errors.
 """
 
 
@@ -263,7 +256,7 @@ def command_index() -> str:
 def settings_page() -> str:
     """Page of all settings: type, default of a run without preset, and meaning."""
     from transduce.architectures.config import CONFIGS, TRANSFORMER
-    from transduce.cli.settings import setting_tables
+    from transduce.cli.settings import repeated_tables, setting_tables
     from transduce.experiments.presets import RunConfig
 
     lines = [
@@ -278,6 +271,16 @@ def settings_page() -> str:
     ]
     for table in setting_tables():
         lines += [f"## {table.name}", "", table.meaning, ""]
+        lines += _definitions(table, "")
+    lines += [
+        "## Mixtures of corpora",
+        "",
+        "These tables stand in a TOML file only, once for each corpus and each stage; "
+        "[how to mix corpora](../how-to/mixtures.md) has an example.",
+        "",
+    ]
+    for table in repeated_tables():
+        lines += [f"### `[[{table.name}]]`", "", table.meaning, ""]
         lines += _definitions(table, "")
     lines += [
         "## Other architectures",
@@ -304,7 +307,10 @@ def _definitions(table: Any, prefix: str) -> Iterator[str]:
         if setting.choices:
             choices = ", ".join(f"<code>{each}</code>" for each in setting.choices)
             kind = f"one of {choices}" + (" or none" if "none" in kind else "")
-        default = f"default <code>{_quoted(toml(setting.default))}</code>"
+        if setting.is_required:
+            default = "required"
+        else:
+            default = f"default <code>{_quoted(toml(setting.default))}</code>"
         anchor = f"{prefix}{setting.name}"
         yield definition(setting.name, [kind, default], setting.meaning, anchor)
     yield from ("</dl>", "")

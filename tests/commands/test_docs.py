@@ -16,7 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from transduce.cli.settings import setting_tables
+from transduce.cli import USER_ERROR
+from transduce.cli.launching import LEFT_BEHIND
+from transduce.cli.settings import repeated_tables, setting_tables
+from transduce.cli.terminal import OUTPUT_LOST
 from transduce.experiments.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -190,10 +193,21 @@ def test_commands_in_the_pages_have_only_options_that_exist() -> None:
     assert wrong == []
 
 
+def test_the_reference_has_every_exit_code_once() -> None:
+    page = (ROOT / "docs/reference/index.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^\| (\d+)(?: \+ n)? \|", page, re.MULTILINE)
+
+    # 1 is Python's for an exception; signals add 128 (`unwound_on_termination`).
+    known = {0, 1, USER_ERROR, OUTPUT_LOST, LEFT_BEHIND, 128}
+    assert sorted(map(int, codes)) == sorted(known)
+    assert "exit code |" not in REFERENCE.command_index()
+    assert "#exit-codes" in REFERENCE.command_index()
+
+
 def test_every_setting_has_a_line() -> None:
     page = REFERENCE.settings_page()
 
-    for table in setting_tables():
+    for table in (*setting_tables(), *repeated_tables()):
         for setting in table.settings:
             name = re.escape(setting.name)
             match = re.search(rf'<dt id="{name}">.*?<dd>(.*?)</dd>', page)

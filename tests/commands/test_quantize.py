@@ -26,7 +26,7 @@ def quantized(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_sizes_are_told(
+def test_the_sizes_are_reported(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "int8"

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.options import run_config
-from transduce.cli.settings import as_assigned, field_meanings, setting_tables
+from transduce.cli.settings import (
+    as_assigned,
+    field_meanings,
+    repeated_tables,
+    setting_tables,
+)
 from transduce.data.treebank import AugmentationConfig
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.settings import apply_mapping
@@ -29,7 +34,26 @@ def test_settings_are_listed_with_default_type_and_meaning(
     assert "* " not in text
 
 
-def test_changes_of_a_preset_are_marked_and_told_with_the_default(
+def test_the_tables_of_a_mixture_are_listed_with_their_fields(
+    succeeds: Callable[..., str],
+) -> None:
+    text = words(succeeds("settings"))
+    assert "[[corpora]]: Corpora of a mixture" in text
+    assert (
+        "source Text file, or several, one sentence per line. [text or list; " in text
+    )
+    assert "weight=none Share of the training pairs" in text
+    assert "[[stages]]: Stages of training" in text
+    assert "weights={} Weights by the names of corpora; " in text
+    tables = list(repeated_tables())
+    assert [each.name for each in tables] == ["corpora", "stages"]
+    for table in tables:
+        assert all(setting.meaning for setting in table.settings)
+    toml = succeeds("settings", "--toml")
+    assert "# [[corpora]]\n# name: Name in the log" in toml
+
+
+def test_changes_of_a_preset_are_marked_and_shown_with_the_default(
     succeeds: Callable[..., str],
 ) -> None:
     text = words(succeeds("settings", "multi30k"))

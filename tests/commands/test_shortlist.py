@@ -175,7 +175,7 @@ def test_the_option_of_a_server_sets_its_search(
     assert translator.search.shortlist is (is_wanted or False)
 
 
-def test_a_damaged_shortlist_is_told_in_one_sentence(
+def test_a_damaged_shortlist_is_reported_in_one_sentence(
     listed: Path, text: tuple[Path, Path], refuses: Callable[..., str],
     succeeds: Callable[..., str],
 ) -> None:  # fmt: skip

@@ -69,7 +69,7 @@ def test_a_model_of_several_best_translates_one_line_for_one_line(
     assert (outcome.code, outcome.err) == (0, TOLD)
 
 
-def test_a_stored_beam_beyond_the_bounds_is_told_with_its_place(
+def test_a_stored_beam_beyond_the_bounds_is_reported_with_its_place(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"

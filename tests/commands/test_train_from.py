@@ -178,7 +178,7 @@ def test_other_sizes_or_tokenizers_are_refused(
     assert not options[-1].exists()
 
 
-def test_another_activation_is_told(command, run, options) -> None:
+def test_another_activation_is_reported(command, run, options) -> None:
     options = (*options, "--set", "model.activation=silu")
     outcome = command("train", "--from", run, *options)
     assert outcome.code == 0
@@ -205,7 +205,7 @@ def test_another_language_can_be_confirmed(command, run, options) -> None:
     assert load_model(options[-1]).target_language == "nl"
 
 
-def test_unknown_text_is_told(command, run, options, tmp_path) -> None:
+def test_unknown_text_is_reported(command, run, options, tmp_path) -> None:
     greek = tmp_path / "train.en"
     lines = len(Path(options[1]).read_text().splitlines())
     greek.write_text("Ένας σκύλος τρέχει.\n" * lines, encoding="utf-8")

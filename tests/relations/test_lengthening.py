@@ -215,7 +215,7 @@ def test_updates_by_reward_must_come_after_those_made(files, tmp_path):
         resume(tmp_path / "run", CPU, steps=10)
 
 
-def test_a_plateau_that_has_ended_a_run_is_told(files, tmp_path):
+def test_a_plateau_that_has_ended_a_run_is_reported(files, tmp_path):
     config = tiny(schedule="plateau", learning_rate=1e-3, least_rate=9e-4, steps=50)
     train(files, config, tmp_path / "run", CPU)
     state = tmp_path / "run/checkpoints"

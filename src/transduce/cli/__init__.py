@@ -117,8 +117,8 @@ GROUPS = {
     "Serve and exchange": {
         "serve": "Serve models over HTTP, with a web page.",
         "export": "Write a model for another library, if the two prove to be the same.",
-        "import": "Import a Marian model of Hugging Face, if the two prove to be the "
-        "same.",
+        "import": "Import a Marian model, in Marian's or Hugging Face's format, if the "
+        "two prove to be the same.",
         "quantize": "Write a model a quarter as large, with weights in 8 bits.",
     },
 }

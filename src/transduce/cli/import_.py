@@ -61,13 +61,13 @@ def import_(
         from transduce.interop.generation_settings import unheeded_settings
 
         if marian_npz.is_marian_folder(folder):
-            told = marian_npz.import_marian(folder, out, sentences, languages)
+            proof = marian_npz.import_marian(folder, out, sentences, languages)
             unheeded = marian_npz.unheeded_options(folder)
         else:
-            proof = marian_import.import_model(folder, out, sentences, languages)
-            told = f"Proof: {proof}"
+            found = marian_import.import_model(folder, out, sentences, languages)
+            proof = f"Proof: {found}"
             unheeded = unheeded_settings(folder)
         for each in unheeded:
             print(f"Warning: {each}", file=sys.stderr)
     print(f"The model is in {out}.")
-    print(f"{told}.")
+    print(f"{proof}.")

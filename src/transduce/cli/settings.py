@@ -7,8 +7,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from textwrap import wrap
 from typing import Annotated, Any, Literal
 
@@ -43,6 +43,7 @@ class Setting:
     value: Any
     """Value in a preset, or the default."""
     default: Any
+    """Default; `dataclasses.MISSING` if there is none, as for a corpus's name."""
     type: str
     """Type of the value in words: "whole number or none"."""
     choices: tuple[str, ...]
@@ -53,6 +54,11 @@ class Setting:
     def is_changed(self) -> bool:
         """Whether a preset changes the default."""
         return bool(self.value != self.default)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it must be given, as it has no default."""
+        return self.default is MISSING
 
     @property
     def table(self) -> str:
@@ -111,6 +117,35 @@ def _settings(config: Any, default: Any, prefix: str) -> Iterator[Setting]:
         )
 
 
+def repeated_tables() -> Iterator[SettingTable]:
+    """Tables that a TOML file may have several times: `[[corpora]]`, `[[stages]]`."""
+    meanings, hints = field_meanings(RunConfig), typing.get_type_hints(RunConfig)
+    for field in fields(RunConfig):
+        if typing.get_origin(hints[field.name]) is tuple:
+            kind = typing.get_args(hints[field.name])[0]
+            yield SettingTable(
+                name=field.name,
+                meaning=meanings[field.name],
+                settings=tuple(_fields(kind, f"{field.name}.")),
+            )
+
+
+def _fields(kind: type, prefix: str) -> Iterator[Setting]:
+    """Settings of a repeated table, whose values are the defaults."""
+    meanings, hints = field_meanings(kind), typing.get_type_hints(kind)
+    for field in fields(kind):
+        has_factory = field.default_factory is not MISSING
+        default = field.default_factory() if has_factory else field.default
+        yield Setting(
+            name=f"{prefix}{field.name}",
+            value=default,
+            default=default,
+            type=" or ".join(_kinds(hints[field.name])),
+            choices=(),
+            meaning=meanings[field.name],
+        )
+
+
 def changed_settings(config: RunConfig, default: RunConfig) -> Iterator[Setting]:
     """Settings of `config` that differ from those of `default`."""
     for table in _tables(config, default, ""):
@@ -148,6 +183,8 @@ def _kinds(hint: Any) -> Iterator[str]:
                 yield "text"
             case origin if origin is tuple:
                 yield "list"
+            case origin if origin is Mapping:
+                yield "table of numbers"
             case _:
                 yield KINDS[each]
 
@@ -168,7 +205,9 @@ def settings(
     """List all settings of a run: value, type, default and meaning.
 
     A setting is changed by `--set model.dropout=0.2`, or in a TOML file that `--config`
-    names. An asterisk marks values of the preset that differ from the default.
+    names. An asterisk marks values of the preset that differ from the default. The
+    tables of a mixture, `[[corpora]]` and `[[stages]]`, stand in TOML files only, once
+    for each corpus and stage.
 
     For example:
 
@@ -182,7 +221,7 @@ def settings(
     toml
         Print a TOML file to edit and to give by --config.
     json_output
-        Print the list as JSON, with the whole description of each setting.
+        Print the settings for --set as JSON, with the whole description of each.
     """
     tables = list(setting_tables(preset_named(preset) if preset else None))
     if json_output:
@@ -203,6 +242,10 @@ def _print(tables: list[SettingTable], preset: str | None) -> None:
         entries = [_entry(setting) for setting in table.settings]
         title = f"{table.name}: {table.meaning.removesuffix('.')}"
         print_entries(console, title, entries, WIDEST_LABEL)
+    for table in repeated_tables():
+        entries = [_entry_of_repeated(setting) for setting in table.settings]
+        title = f"[[{table.name}]]: {table.meaning.removesuffix('.')}"
+        print_entries(console, title, entries, WIDEST_LABEL)
 
 
 def _entry(setting: Setting) -> tuple[str, str]:
@@ -217,6 +260,14 @@ def _entry(setting: Setting) -> tuple[str, str]:
         f"{mark}{setting.name}={as_assigned(setting.value)}",
         f"{_in_short(setting.meaning)} [{notes}]",
     )
+
+
+def _entry_of_repeated(setting: Setting) -> tuple[str, str]:
+    """Setting of a repeated table as TOML takes it, and its description."""
+    name = setting.name.rpartition(".")[2]
+    notes = f"{setting.type}; required" if setting.is_required else setting.type
+    label = name if setting.is_required else f"{name}={as_assigned(setting.default)}"
+    return label, f"{_in_short(setting.meaning)} [{notes}]"
 
 
 def _in_short(meaning: str) -> str:
@@ -256,6 +307,13 @@ def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]
             name = setting.name.removeprefix(f"{table.name}.")
             unset = "# " if setting.value is None else ""
             yield f"{unset}{name} = {as_toml(setting.value)}"
+    for table in repeated_tables():
+        yield ""
+        yield from _comment(table.meaning)
+        yield f"# [[{table.name}]]"
+        for setting in table.settings:
+            label, description = _entry_of_repeated(setting)
+            yield from _comment(f"{label.partition('=')[0]}: {description}")
 
 
 def _comment(text: str) -> list[str]:

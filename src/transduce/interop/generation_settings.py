@@ -195,26 +195,26 @@ def unheeded_settings(folder: Path) -> list[str]:
     """Return a sentence for each generation setting that is not obeyed."""
     path = _file(folder)
     content = read_json(path)
-    told = {
+    unheeded = {
         name: instead
         for name, (usual, instead) in USUAL.items()
         if content.get(name) not in usual
     }
-    told |= _other_ids(folder, content)
+    unheeded |= _other_ids(folder, content)
     if content.get("forced_eos_token_id") not in (None, content.get("eos_token_id")):
-        told["forced_eos_token_id"] = "translations end by the end token only"
+        unheeded["forced_eos_token_id"] = "translations end by the end token only"
     has_restrictions = bool(_restrictions(content, (), path))
     if has_restrictions and content.get("renormalize_logits"):
-        told["renormalize_logits"] = "tokens that are left keep their probabilities"
+        unheeded["renormalize_logits"] = "tokens that are left keep their probabilities"
     is_greedy = content.get("num_beams") in (None, 1)
     penalty = content.get("repetition_penalty")
     if is_greedy and penalty not in (None, 1):
-        told["repetition_penalty"] = (
+        unheeded["repetition_penalty"] = (
             "it is obeyed for log-probabilities, where the library's greedy search has "
             "it for logits"
         )
     return [
         f"{path}: `{name}` = {json.dumps(content[name])} is not obeyed as there; "
         f"{instead}."
-        for name, instead in told.items()
+        for name, instead in unheeded.items()
     ]

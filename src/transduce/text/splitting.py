@@ -512,14 +512,14 @@ def _fitting(
 def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
     """Join neighbours while they fit; a piece that is too long stays alone."""
     packed: list[list[str]] = []
-    room = 0
+    capacity = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):
-        if packed and length <= room:
+        if packed and length <= capacity:
             packed[-1].append(piece)
         else:
             packed.append([piece])
-            room = max_tokens
-        room -= length
+            capacity = max_tokens
+        capacity -= length
     return ["".join(part).strip() for part in packed]
 
 

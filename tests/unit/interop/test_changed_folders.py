@@ -105,7 +105,7 @@ def test_an_imported_model_with_added_tokens_is_exported_and_read_back(
 @pytest.mark.parametrize(
     "tokens", [{"<term>": 9_999}, {"<term>": 3}, {"<term>": "x"}, {"<term>": [1]}]
 )
-def test_added_tokens_of_another_model_are_told(
+def test_added_tokens_of_another_model_are_reported(
     folder: Path, tmp_path: Path, tokens: dict
 ) -> None:
     (folder / "added_tokens.json").write_text(json.dumps(tokens))
@@ -123,7 +123,7 @@ def test_an_index_that_names_other_folders_is_refused(
         import_model(changed, tmp_path / "model", SENTENCES)
 
 
-def test_a_missing_file_of_several_is_told(changed: Path, tmp_path: Path) -> None:
+def test_a_missing_file_of_several_is_reported(changed: Path, tmp_path: Path) -> None:
     sorted(changed.glob("model-*.safetensors"))[0].unlink()
     with pytest.raises(CheckpointError, match="missing or damaged"):
         import_model(changed, tmp_path / "model", SENTENCES)

@@ -60,14 +60,15 @@ def test_lengths_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
     assert read_search(folder, IDS) == SearchConfig(min_length=4, max_length=39)
 
 
-def test_special_ids_that_differ_from_the_model_are_told(tmp_path: Path) -> None:
+def test_special_ids_that_differ_from_the_model_are_reported(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, decoder_start_token_id=5)
     (folder / "config.json").write_text('{"eos_token_id": 0, "pad_token_id": 9}')
     assert unheeded_settings(folder) == []
     (folder / "config.json").write_text('{"decoder_start_token_id": 9}')
-    [told] = unheeded_settings(folder)
+    [unheeded] = unheeded_settings(folder)
     assert (
-        "`decoder_start_token_id` = 5 is not obeyed as there; the model's is 9" in told
+        "`decoder_start_token_id` = 5 is not obeyed as there; the model's is 9"
+        in unheeded
     )
 
 
@@ -87,13 +88,13 @@ def test_special_ids_that_differ_from_the_model_are_told(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_other_settings_are_told(tmp_path: Path, settings: dict, said: str) -> None:
-    [told] = unheeded_settings(folder_of(tmp_path, **settings))
-    assert told.startswith(f"{tmp_path}/generation_config.json: `")
-    assert said in told
+def test_other_settings_are_reported(tmp_path: Path, settings: dict, said: str) -> None:
+    [unheeded] = unheeded_settings(folder_of(tmp_path, **settings))
+    assert unheeded.startswith(f"{tmp_path}/generation_config.json: `")
+    assert said in unheeded
 
 
-def test_settings_that_change_nothing_are_not_told(tmp_path: Path) -> None:
+def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
     settings = {
         "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
         "bad_words_ids": [[9]], "max_length": 512, "guidance_scale": 1,

@@ -47,8 +47,8 @@ def test_scores_equal_those_of_marian(name: str, tmp_path: Path) -> None:
     vocabularies, options = VARIANTS[name]
     folder = tmp_path / "marian"
     arrays = marian_npz.write_folder(folder, vocabularies, **options)
-    told = import_marian(folder, tmp_path / "model", SENTENCES)
-    assert "pieces of SentencePiece on 3 sentences" in told
+    proof = import_marian(folder, tmp_path / "model", SENTENCES)
+    assert "pieces of SentencePiece on 3 sentences" in proof
     reference = marian_npz.Reference(arrays, pre_norm="norms" in name)
     processors = [
         sentencepiece.SentencePieceProcessor(model_file=str(folder / each))
@@ -182,7 +182,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("arrays", "options", "said"), DAMAGED, ids=str)
-def test_damaged_weights_are_told(
+def test_damaged_weights_are_reported(
     tied: Path, tmp_path: Path, arrays: dict, options: dict, said: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", arrays, **options)
@@ -191,13 +191,13 @@ def test_damaged_weights_are_told(
     assert not (tmp_path / "model").exists()
 
 
-def test_weights_beyond_the_options_are_told(tied: Path, tmp_path: Path) -> None:
+def test_weights_beyond_the_options_are_reported(tied: Path, tmp_path: Path) -> None:
     folder = changed(tied, tmp_path / "marian", {"decoder_l1_rnn_W": ZERO})
     with pytest.raises(RequestError, match=r"there are others \(decoder_l1_rnn_W\)"):
         import_marian(folder, tmp_path / "model", SENTENCES)
 
 
-def test_quantized_weights_are_told(tied: Path, tmp_path: Path) -> None:
+def test_quantized_weights_are_reported(tied: Path, tmp_path: Path) -> None:
     arrays = {"Wemb": np.zeros((3, 3), dtype=np.int8)}
     folder = changed(tied, tmp_path / "marian", arrays)
     with pytest.raises(RequestError, match="in fp32 or fp16, but is int8"):
@@ -241,7 +241,7 @@ def test_several_models_must_be_named(tied: Path, tmp_path: Path) -> None:
     import_marian(folder, tmp_path / "model", SENTENCES)
 
 
-def test_missing_vocabularies_are_told(tied: Path, tmp_path: Path) -> None:
+def test_missing_vocabularies_are_reported(tied: Path, tmp_path: Path) -> None:
     folder = changed(tied, tmp_path / "marian", {})
     (folder / "vocab.spm").unlink()
     with pytest.raises(RequestError, match="must hold its vocabularies"):
@@ -271,7 +271,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_an_array_with_a_damaged_header_is_told(
+def test_an_array_with_a_damaged_header_is_reported(
     tied: Path, tmp_path: Path, name: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {"Wemb": None})
@@ -284,7 +284,7 @@ def test_an_array_with_a_damaged_header_is_told(
 
 
 @pytest.mark.parametrize("damage", ["score", "double", "map"])
-def test_a_damaged_model_of_sentencepiece_is_told(
+def test_a_damaged_model_of_sentencepiece_is_reported(
     tied: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {})
@@ -303,7 +303,7 @@ def test_a_damaged_model_of_sentencepiece_is_told(
 @pytest.mark.parametrize(
     "line", ['"</s>": 0\n<unk>: ' + "9" * 5_000, '{"</s>": [0], "<unk>": 1}']
 )
-def test_a_word_list_with_other_ids_is_told(
+def test_a_word_list_with_other_ids_is_reported(
     tied: Path, tmp_path: Path, line: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {})
@@ -327,7 +327,7 @@ def test_options_are_read_as_yaml_writes_them() -> None:
     }  # fmt: skip
 
 
-def test_options_of_decoding_that_are_not_obeyed_are_told(tmp_path: Path) -> None:
+def test_options_of_decoding_that_are_not_obeyed_are_reported(tmp_path: Path) -> None:
     (tmp_path / "decoder.yml").write_text(
         "\ufeffword-penalty: 0.5\nshortlist:\n  - lex.gz\n  - 50\nn-best: false\n",
         encoding="utf-8",

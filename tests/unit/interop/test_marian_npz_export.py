@@ -44,8 +44,8 @@ def test_an_imported_model_goes_back_array_by_array(name: str, tmp_path: Path) -
     vocabularies, options = VARIANTS[name]
     arrays = marian_npz.write_folder(tmp_path / "marian", vocabularies, **options)
     import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
-    told = export(load_model(tmp_path / "model"), tmp_path / "out", SENTENCES)
-    assert told.startswith("The folder, read back, has the same weights, and the same")
+    proof = export(load_model(tmp_path / "model"), tmp_path / "out", SENTENCES)
+    assert proof.startswith("The folder, read back, has the same weights, and the same")
     with np.load(tmp_path / "out" / "model.npz") as stored:
         found = {each: stored[each] for each in stored if "special" not in each}
     assert found.keys() == arrays.keys()
@@ -124,7 +124,7 @@ def test_the_search_goes_back(imported: Checkpoint, tmp_path: Path) -> None:
     assert load_model(tmp_path / "model").search == search
 
 
-def test_search_settings_that_marian_lacks_are_told(
+def test_search_settings_that_marian_lacks_are_reported(
     imported: Checkpoint, tmp_path: Path
 ) -> None:
     search = SearchConfig(beam_size=2, no_repeat_ngram=3)

@@ -200,7 +200,7 @@ def test_a_file_of_something_else_is_damaged(
         Shortlist.load(path, tokenizer)
 
 
-def test_a_newer_format_is_told(
+def test_a_newer_format_is_reported(
     learned: Shortlist, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     path = tmp_path / "shortlist"
