@@ -134,8 +134,8 @@ def _fields(kind: type, prefix: str) -> Iterator[Setting]:
     """Settings of a repeated table, whose values are the defaults."""
     meanings, hints = field_meanings(kind), typing.get_type_hints(kind)
     for field in fields(kind):
-        has_factory = field.default_factory is not MISSING
-        default = field.default_factory() if has_factory else field.default
+        factory = field.default_factory
+        default = field.default if factory is MISSING else factory()
         yield Setting(
             name=f"{prefix}{field.name}",
             value=default,
