@@ -13,13 +13,15 @@
 
 static td_status decoder_new(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
-                             int sum_attention, int num_threads, td_decoder **decoder)
+                             int64_t summed_layers, int num_threads,
+                             td_decoder **decoder)
 {
     if (!decoder)
         return TD_BAD_ARGUMENT;
     *decoder = NULL;
     int64_t tokens, longest;
     if (!model || !model->is_finished || !states || !is_thread_count(num_threads) ||
+        !is_between(summed_layers, 0, model->decoder.num_layers) ||
         check_lengths(lengths, sentences, &tokens, &longest))
         return TD_BAD_ARGUMENT;
     td_decoder *made = calloc(1, sizeof *made);
@@ -32,8 +34,9 @@ static td_status decoder_new(const td_model *model, const float *states,
         .capacity = first_capacity(sentences),
         .positions = first_capacity(sentences),
         .max_source = longest,
+        .summed_layers = summed_layers,
     };
-    td_status status = begin_state(&made->state, &model->decoder, sum_attention);
+    td_status status = begin_state(&made->state, &model->decoder);
     if (!status) {
         memcpy(made->state.source_lengths, lengths,
                (size_t)sentences * sizeof *lengths);
@@ -141,7 +144,7 @@ static td_status decoder_join(td_decoder *decoder, const td_decoder *other)
 {
     if (!decoder || !other || decoder == other || decoder->model != other->model ||
         decoder->state.group != other->state.group ||
-        !decoder->state.attention != !other->state.attention)
+        decoder->state.summed_layers != other->state.summed_layers)
         return TD_BAD_ARGUMENT;
     const int64_t sentences = decoder->state.sentences + other->state.sentences;
     if (sentences > MAX_ROWS / decoder->state.group)
@@ -187,9 +190,32 @@ TD_INTERNAL void sum_coverage(const td_decoder *decoder, double *coverage)
 
 static td_status decoder_coverage(const td_decoder *decoder, double *coverage)
 {
-    if (!decoder || !coverage || !decoder->state.attention)
+    if (!decoder || !coverage || decoder->state.summed_layers != 1)
         return TD_BAD_ARGUMENT;
     sum_coverage(decoder, coverage);
+    return TD_OK;
+}
+
+static td_status decoder_take_attention(td_decoder *decoder, float *attention,
+                                        int64_t positions)
+{
+    if (!decoder || !decoder->state.summed_layers)
+        return TD_BAD_ARGUMENT;
+    const DecoderState *state = &decoder->state;
+    if (!is_between(positions, 0, INT32_MAX) || is_missing(attention, state->sentences))
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; i < state->sentences; i++)
+        if (source_length(state, i) > positions)
+            return TD_BAD_ARGUMENT;
+    const int64_t rows = state->sentences * state->group;
+    memset(attention, 0, (size_t)(rows * positions) * sizeof *attention);
+    for (int64_t row = 0; row < rows; row++) {
+        float *summed = attention_of(state, row);
+        const size_t bytes =
+            (size_t)source_length(state, row / state->group) * sizeof *summed;
+        memcpy(attention + row * positions, summed, bytes);
+        memset(summed, 0, bytes);
+    }
     return TD_OK;
 }
 

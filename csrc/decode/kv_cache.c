@@ -101,7 +101,7 @@ static td_status allocate_caches(DecoderState *state, const Stack *stack)
 }
 
 /* Allocate the arrays that reordering replaces. */
-static td_status allocate_rows(DecoderState *state, int has_attention)
+static td_status allocate_rows(DecoderState *state)
 {
     const int64_t sentences = state->sentences;
     const double rows = (double)sentences * (double)state->group;
@@ -115,7 +115,7 @@ static td_status allocate_rows(DecoderState *state, int has_attention)
         return TD_OUT_OF_MEMORY;
     for (int64_t i = 0; i < sentences; i++)
         state->entries[i] = i;
-    if (!has_attention)
+    if (!state->summed_layers)
         return TD_OK;
     const double floats = rows * (double)state->max_source;
     state->attention = allocate_lines(floats * (double)sizeof(float));
@@ -125,14 +125,13 @@ static td_status allocate_rows(DecoderState *state, int has_attention)
     return TD_OK;
 }
 
-TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
-                                  int has_attention)
+TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack)
 {
     td_status status = TD_OUT_OF_MEMORY;
     if (state->positions <= INT32_MAX)
         status = allocate_caches(state, stack);
     if (!status)
-        status = allocate_rows(state, has_attention);
+        status = allocate_rows(state);
     if (!status) {
         const size_t bytes = (size_t)max_i64(state->sentences, 1) * sizeof(int64_t);
         state->source_lengths = calloc(1, bytes);
@@ -343,8 +342,7 @@ static td_status regroup(DecoderState *state, const int64_t *rows, int64_t sente
     DecoderState new = *state;
     new.sentences = sentences;
     new.group = group;
-    new.attention = NULL;
-    const td_status status = allocate_rows(&new, state->attention != NULL);
+    const td_status status = allocate_rows(&new);
     if (status) {
         free_rows(&new);
         return status;
@@ -558,8 +556,9 @@ TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *oth
         .capacity = capacity,
         .positions = max_i64(capacity, positions),
         .max_source = max_i64(needs.source, 1),
+        .summed_layers = state->summed_layers,
     };
-    status = begin_state(&new, stack, state->attention != NULL);
+    status = begin_state(&new, stack);
     if (status)
         return status;
     status = copy_state(stack, state, &new, 0);

@@ -48,15 +48,17 @@ typedef struct {
     int64_t *lengths;        /* [sentences]: positions read */
     int64_t *entries;        /* [sentences] */
     int64_t *source_lengths; /* [entries] */
-    float *attention;   /* [sentences, group, max_source]: sum over steps, or NULL */
-    LayerCache *layers; /* [num_layers] */
-    float *block;       /* in which the numbers of all caches are */
+    int64_t summed_layers;   /* last layers whose attention is summed */
+    float *attention;        /* [sentences, group, max_source]: sum over steps and the
+                              * summed layers; NULL if there are none */
+    LayerCache *layers;      /* [num_layers] */
+    float *block;            /* in which the numbers of all caches are */
 } DecoderState;
 
 /* Allocate a state that has read nothing, given its sentences, group, capacity,
- * positions and max_source. Entries are 0, 1, 2, ...; callers set source_lengths. */
-TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
-                                  int has_attention);
+ * positions, max_source and summed_layers. Entries are 0, 1, 2, ...; callers set
+ * source_lengths. */
+TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack);
 TD_INTERNAL void end_state(DecoderState *state);
 
 static inline int32_t *past_of(const DecoderState *state, int64_t row)

@@ -272,7 +272,7 @@ TD_INTERNAL td_status search_run(td_search *search, td_decoder *decoder,
     if (decoder->state.sentences != search->num_live ||
         decoder->state.group != search->group ||
         search->group != search->config.beam_size ||
-        (needs_coverage(search) && !decoder->state.attention))
+        (needs_coverage(search) && decoder->state.summed_layers != 1))
         return TD_BAD_ARGUMENT;
     Run run = {.search = search, .decoder = decoder, .num_threads = num_threads};
     const td_status status = take_steps(&run, tokens, max_steps, few, num_steps);

@@ -30,7 +30,7 @@ typedef struct {
     const Layer *layer;
     const DecoderState *state;
     const LayerCache *cache;
-    int sum_attention; /* 1: add the attention to that of earlier steps */
+    int sum_attention; /* 1: add the attention to that of other layers and steps */
 } StepAttention;
 
 /* Prefetch all heads of a slot. */
@@ -196,7 +196,7 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
             .layer = stack->layers + i,
             .state = state,
             .cache = state->layers + i,
-            .sum_attention = state->attention && i == stack->num_layers - 1,
+            .sum_attention = i >= stack->num_layers - state->summed_layers,
         };
         if (stack->is_recurrent)
             recur(&attention);

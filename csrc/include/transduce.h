@@ -196,11 +196,11 @@ typedef struct td_stack {
     const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within
                               the sub-layer, two of the dropout of its output */
     /* Pointers of all layers. A layer has self-attention or a recurrent unit,
-     * cross-attention if there is one, and feed-forward. A sub-layer has its linear maps
-     * (query, key_value and output; gate and candidate; or inner and outer), then gain
-     * and bias of its layer norm. A linear map has weight [outputs, inputs], the weight
-     * packed forward and packed backward (each as large in bf16; NULL in fp32), and
-     * bias; candidate has no bias. */
+     * cross-attention if there is one, and feed-forward. A sub-layer has its linear
+     * maps (query, key_value and output; gate and candidate; or inner and outer), then
+     * gain and bias of its layer norm. A linear map has weight [outputs, inputs], the
+     * weight packed forward and packed backward (each as large in bf16; NULL in fp32),
+     * and bias; candidate has no bias. */
     void **weights;
     void **grad_weights; /* [parts, as many as weights]; packed weights are not read */
     const float *x;      /* [sentences, length, d_model] */
@@ -320,10 +320,11 @@ typedef struct td_model_config {
     td_norm norm;
     td_scores scores;
     td_activation activation;
-    int is_recurrent;  /* 1: recurrent units (SSRU; Kim et al., 2019) in place of the
-                          decoder's self-attention */
-    int output_bias;   /* 1: logits have a bias */
-    int has_output;    /* 1: logits have a matrix of their own, 0: the target's embedding */
+    int is_recurrent; /* 1: recurrent units (SSRU; Kim et al., 2019) in place of the
+                         decoder's self-attention */
+    int output_bias;  /* 1: logits have a bias */
+    int has_output;   /* 1: logits have a matrix of their own, 0: the target's embedding
+                       */
     double position_base; /* of the wavelengths of sinusoids; 0: 10,000, the paper's */
     td_precision precision;
 } td_model_config;
@@ -462,11 +463,13 @@ typedef struct td_decode_api {
                         int num_threads);
 
     /* Create a decoder that has read nothing, with one hypothesis for each sentence,
-     * given the results of `encode`. With sum_attention 1, it supports
-     * decoder_coverage. TD_OUT_OF_MEMORY. */
+     * given the results of `encode`. It sums the attention to each source position
+     * over its last `summed_layers` layers: 0 for none, 1 for decoder_coverage.
+     * TD_OUT_OF_MEMORY. */
     td_status (*decoder_new)(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
-                             int sum_attention, int num_threads, td_decoder **decoder);
+                             int64_t summed_layers, int num_threads,
+                             td_decoder **decoder);
     /* Let each sentence choose among a shortlist of counts[i] tokens, which follow one
      * another in `tokens` and rise; 0: among all tokens. Logits of other tokens are
      * minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
@@ -490,6 +493,12 @@ typedef struct td_decode_api {
      * positions, where `a` is the sum over steps of the attention to the position, the
      * mean over the heads of the last layer (Wu et al., 2016, equation 14). */
     td_status (*decoder_coverage)(const td_decoder *decoder, double *coverage);
+    /* Write the attention [sentences, group, positions] to source positions, summed
+     * over the layers and the steps since the last call, the mean over the heads; 0
+     * beyond the end of a source. TD_BAD_ARGUMENT: a source is longer than `positions`.
+     */
+    td_status (*decoder_take_attention)(td_decoder *decoder, float *attention,
+                                        int64_t positions);
     /* Number of sentences and of hypotheses of each; 0 for NULL. */
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);

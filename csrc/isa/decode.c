@@ -39,6 +39,7 @@ const td_decode_api TD_NAME(td_decode) = {
     .decoder_reorder = reorder_hypotheses,
     .decoder_join = decoder_join,
     .decoder_coverage = decoder_coverage,
+    .decoder_take_attention = decoder_take_attention,
     .decoder_sentences = decoder_sentences,
     .decoder_group = decoder_group,
     .decoder_capacity = decoder_capacity,

@@ -100,6 +100,67 @@ static void model_is_near(const td_decode_api *decode, td_model_config config)
     tiny_free(tiny);
 }
 
+/* Weights of a step sum to 1 in each layer, over the tokens of the source alone. */
+static void attention_is_taken(const td_api *api)
+{
+    const td_decode_api *decode = api->decode;
+    TinyModel *tiny = tiny_new(decode, tiny_config(), 7);
+    Rows *memory = malloc(SENTENCES * sizeof *memory);
+    float *states = encode_both(tiny, memory);
+    const int64_t layers = tiny->config.decoder_layers, width = MAX_TOKENS;
+    float *logits = malloc((size_t)(SENTENCES * vocab_of(tiny)) * sizeof *logits);
+    float *attention = malloc((size_t)(SENTENCES * width) * sizeof *attention);
+    td_decoder *decoder = NULL, *other = NULL;
+    const int64_t wrong[] = {-1, layers + 1};
+    for (int i = 0; i < 2; i++)
+        CHECK_STATUS(decode->decoder_new(tiny->model, states, lengths, SENTENCES,
+                                         wrong[i], 1, &decoder),
+                     TD_BAD_ARGUMENT);
+    for (int64_t summed = 0; summed <= layers; summed++) {
+        decode->decoder_new(tiny->model, states, lengths, SENTENCES, summed, 1,
+                            &decoder);
+        double coverage[SENTENCES];
+        CHECK_STATUS(decode->decoder_coverage(decoder, coverage),
+                     summed == 1 ? TD_OK : TD_BAD_ARGUMENT);
+        for (int64_t taken = 0; summed && taken < 3; taken++) {
+            for (int64_t i = 0; i < taken; i++)
+                CHECK_STATUS(
+                    decode->decoder_step(decoder, (int64_t[]){1, 2, 3}, logits, 1),
+                    TD_OK);
+            CHECK_STATUS(decode->decoder_take_attention(decoder, attention, width),
+                         TD_OK);
+            for (int64_t row = 0; row < SENTENCES; row++) {
+                float sum = 0;
+                for (int64_t i = 0; i < lengths[row]; i++)
+                    sum += attention[row * width + i];
+                CHECK_NEAR(sum, (float)(summed * taken), 1e-5);
+                for (int64_t i = lengths[row]; i < width; i++)
+                    CHECK_NEAR(attention[row * width + i], 0, 0);
+            }
+        }
+        if (!summed) {
+            other = decoder;
+            continue;
+        }
+        CHECK_STATUS(decode->decoder_join(decoder, other), TD_BAD_ARGUMENT);
+        CHECK_STATUS(decode->decoder_take_attention(decoder, NULL, width),
+                     TD_BAD_ARGUMENT);
+        CHECK_STATUS(decode->decoder_take_attention(decoder, attention, 1),
+                     TD_BAD_ARGUMENT);
+        decode->decoder_free(decoder);
+    }
+    CHECK_STATUS(decode->decoder_take_attention(other, attention, width),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_take_attention(NULL, attention, width),
+                 TD_BAD_ARGUMENT);
+    decode->decoder_free(other);
+    free(attention);
+    free(logits);
+    free(states);
+    free(memory);
+    tiny_free(tiny);
+}
+
 static void every_configuration(const td_api *api)
 {
     const td_model_config tiny = tiny_config();
@@ -435,6 +496,7 @@ static void refused_memory_is_a_status(const td_api *api)
 int main(void)
 {
     for_each_isa(every_configuration);
+    for_each_isa(attention_is_taken);
     for_each_isa(joined_sentences_go_on);
     for_each_isa(wrong_calls_change_nothing);
     for_each_isa(rounded_weights_give_the_same_model);

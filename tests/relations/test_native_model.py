@@ -146,6 +146,19 @@ def test_the_native_model_in_fp32_equals_the_plain_model(
         require_near(ours, theirs, "fp32")
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_attention_of_given_targets_equals_pytorchs(
+    tiny: ModelConfig, precision: NativePrecision, variant: dict[str, object]
+) -> None:
+    model, operators = both(replace(tiny, **variant), precision)
+    targets = [[9, 7, 8], [6], [5, 8]]
+    found = model.cross_attention(SOURCES, targets)
+    expected = operators.cross_attention(SOURCES, targets)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.sum(axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(ours, theirs, atol=ROUNDING[precision])
+
+
 def test_a_sentence_does_not_depend_on_its_batch(
     tiny: ModelConfig, precision: NativePrecision
 ) -> None:

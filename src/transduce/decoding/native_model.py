@@ -1,8 +1,7 @@
 """The Transformer in the native library: encoding, and decoding step by step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from transduce.native import (
     pointer,
 )
 from transduce.text.shortlist import Shortlist
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Precision of matrix products in decoding; fp32 is exact, bf16 is PyTorch's."""
@@ -117,23 +116,30 @@ class NativeModel:
 
         It has `coverage` only with `sum_attention`.
         """
-        handle = ffi.new("td_decoder **")
-        check(
-            self._api.decoder_new(
-                self._handle,
-                pointer(encoded.states, "float *"),
-                pointer(encoded.lengths, "int64_t *"),
-                len(encoded.lengths),
-                sum_attention,
-                num_threads(),
-                handle,
-            )
-        )
-        return NativeDecoder(
-            self,
-            ffi.gc(handle[0], self._api.decoder_free),
-            sums_attention=sum_attention,
-        )
+        return self._start(encoded, int(sum_attention))
+
+    def cross_attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[Float32[np.ndarray, "target source"]]:
+        """Return the weights with which each target token was predicted.
+
+        Sources are with end tokens, targets without. The weights are the mean over all
+        heads of all layers.
+        """
+        order = sorted(range(len(targets)), key=lambda i: -len(targets[i]))
+        encoded = self.encode([sources[i] for i in order])
+        decoder = self._start(encoded, self.config.num_decoder_layers)
+        maps = [
+            np.empty((len(target), len(source)), dtype=np.float32)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        longest = int(encoded.lengths.max(initial=0))
+        steps = _steps(decoder, [targets[i] for i in order])
+        for position, logits in enumerate(steps):
+            attention = decoder.take_attention(longest)[:, 0]
+            for i, weights in zip(order[: len(logits)], attention, strict=True):
+                maps[i][position] = weights[: len(sources[i])]
+        return [each / self.config.num_decoder_layers for each in maps]
 
     def score(
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]
@@ -152,6 +158,25 @@ class NativeModel:
                 for total, output in zip(totals, outputs, strict=True)
             ]
         return scores
+
+    def _start(self, encoded: EncodedSources, summed_layers: int) -> "NativeDecoder":
+        handle = ffi.new("td_decoder **")
+        check(
+            self._api.decoder_new(
+                self._handle,
+                pointer(encoded.states, "float *"),
+                pointer(encoded.lengths, "int64_t *"),
+                len(encoded.lengths),
+                summed_layers,
+                num_threads(),
+                handle,
+            )
+        )
+        return NativeDecoder(
+            self,
+            ffi.gc(handle[0], self._api.decoder_free),
+            sums_attention=summed_layers == 1,
+        )
 
     def _set(
         self, name: str, values: Float[np.ndarray, "..."] | QuantizedWeight
@@ -266,6 +291,19 @@ class NativeDecoder:
         check(self._api.decoder_coverage(self.handle, pointer(coverage, "double *")))
         return coverage
 
+    def take_attention(
+        self, positions: int
+    ) -> Float32[np.ndarray, "sentences group positions"]:
+        """Return the attention to the source since the last call.
+
+        It is the mean over the heads, summed over the layers and steps, and 0 beyond
+        the end of a source, whose length is at most `positions`.
+        """
+        attention = np.empty((*self._shape, positions), dtype=np.float32)
+        numbers = pointer(attention, "float *")
+        check(self._api.decoder_take_attention(self.handle, numbers, positions))
+        return attention
+
     @property
     def _shape(self) -> tuple[int, int]:
         """Number of sentences, and of hypotheses of each."""
@@ -281,21 +319,30 @@ def read_targets(
     The decoder has one hypothesis for each source. Targets include their end tokens,
     and the longest come first.
     """
-    lengths = np.array([len(target) for target in targets])
-    ids = np.full((len(targets), lengths[0]), PAD, dtype=np.int64)
-    for row, target in zip(ids, targets, strict=True):
-        row[: len(target)] = target
     totals = np.zeros(len(targets))
-    last_ids, live = np.full((len(targets), 1), BOS, dtype=np.int64), len(targets)
-    for position in count():
-        logits = decoder.step(last_ids)[:, 0]
-        totals[:live] += log_likelihoods(logits, ids[:live, position])
-        live = int((lengths > position + 1).sum())
-        if not live:
-            break
-        decoder.reorder(np.arange(live)[:, None])
-        last_ids = ids[:live, position, None].copy()
+    for position, logits in enumerate(_steps(decoder, targets)):
+        live = len(logits)
+        next_ids = np.array([target[position] for target in targets[:live]])
+        totals[:live] += log_likelihoods(logits, next_ids)
     return totals
+
+
+def _steps(
+    decoder: Decoder, targets: Sequence[Sequence[int]]
+) -> Iterator[Float32[np.ndarray, "live vocab"]]:
+    """Yield the logits of each position, for the targets that have it.
+
+    The longest targets come first.
+    """
+    lengths = np.array([len(target) for target in targets])
+    last_ids = np.full((len(targets), 1), BOS, dtype=np.int64)
+    for position in range(lengths[0]):
+        live = int((lengths > position).sum())
+        if position:
+            decoder.reorder(np.arange(live)[:, None])
+            ids = [target[position - 1] for target in targets[:live]]
+            last_ids = np.array(ids, dtype=np.int64)[:, None]
+        yield decoder.step(last_ids)[:, 0]
 
 
 class PackedLinear:

@@ -1,7 +1,8 @@
 """Translation and parsing of text: `load` a model, then call its `Translator`.
 
 On a CPU the native library decodes. PyTorch is imported only where the library cannot
-decode: on a GPU, in bf16, or without a C compiler at installation.
+decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
+compiler at installation.
 """
 
 import warnings
@@ -41,6 +42,7 @@ from transduce.decoding.shortlisted import Candidates, restricted
 from transduce.decoding.translations import (
     EMPTY,
     WINDOW_LINES,
+    Attention,
     Pace,
     Part,
     SearchResult,
@@ -646,6 +648,9 @@ class Translator:
             needed_for = f"Device {self.device}"
         elif self.precision == "bf16":
             needed_for = f"Precision {self.precision}"
+        elif not isinstance(checkpoint.config, ModelConfig):
+            architecture = architecture_of(checkpoint.config)
+            needed_for = f'Decoding with the architecture "{architecture}"'
         else:
             needed_for = (
                 "Decoding without the native library, which a C compiler builds,"
@@ -733,11 +738,15 @@ class Translator:
             map(set(UNKNOWN_IDS).isdisjoint, ids)
         ):
             return [None] * len(found)
-        model = self.torch_model
-        if not model.model.cross_attention_taps:
+        model = self.models[0]
+        if isinstance(model, NativeModel):
+            attention: Attention = model.cross_attention
+        elif self.torch_model.model.cross_attention_taps:
+            attention = self.torch_model.cross_attention
+        else:
             return [None] * len(found)
         dictionary = self._checkpoints[0].dictionary
-        return replaced_texts(found, self.tokenizer, dictionary, model.cross_attention)
+        return replaced_texts(found, self.tokenizer, dictionary, attention)
 
     def _task(
         self,
