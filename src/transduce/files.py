@@ -20,6 +20,8 @@ MAX_BYTES = 2**26
 
 MADE_BY = ".made-by"
 """File of an output folder that names the command that wrote it."""
+COMMAND = re.compile("[a-z0-9-]+( [a-z0-9-]+){0,3}", re.ASCII)
+"""Pattern of the words of a command."""
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of `renameat2`, from Linux's fcntl.h and fs.h."""
@@ -95,7 +97,8 @@ def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
     Even force overwrites only a folder that the same command wrote, never a run or an
-    unknown folder: its file `.made-by` names the command, and it has no folders.
+    unknown folder: its file `.made-by` has `made_by`, the words of the command, and it
+    has no folders.
     """
     if not (out.is_symlink() or out.exists()):
         return
@@ -115,14 +118,24 @@ def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     maker = None
     with suppress(OSError, ValueError):  # without the file, or damaged
         maker = read_bounded(out / MADE_BY).strip()
-    if maker != made_by or any(each.is_dir() for each in there):
-        found = "has other content" if maker is None else f"is of {maker[:80]}"
-        if maker == made_by:
-            found = "has folders in it"
-        raise ConfigError(
-            f"{out}: --force overwrites only what the same command wrote, but the "
-            f"folder {found}; choose another."
+    if maker == made_by and not any(each.is_dir() for each in there):
+        return
+    found = "has folders in it" if maker == made_by else _described(maker)
+    raise ConfigError(
+        f"{out}: --force overwrites only a folder that the same command wrote, but "
+        f"this one {found}; choose another."
+    )
+
+
+def _described(maker: str | None) -> str:
+    """Describe a folder by the content of its file `MADE_BY`; None if it has none."""
+    if maker is None:
+        return (
+            f"has no file {MADE_BY} (or an older version wrote it: remove it yourself)"
         )
+    if COMMAND.fullmatch(maker):
+        return f"was written by `transduce {maker}`"
+    return f"has a damaged file {MADE_BY}"
 
 
 @contextmanager
@@ -181,7 +194,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
-    `made_by` is the command whose output it is, for `require_new_folder`.
+    `made_by` has the words of the command whose output it is, such as "export --to
+    onnx", for `require_new_folder`.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one

@@ -326,11 +326,16 @@ def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
     assert (out / "my.en").exists()
     (out / ".made-by").write_text("split\n")
     said = refuses(*call, "--force")
-    assert "--force overwrites only what the same command wrote" in said
-    assert said.endswith("but the folder is of split; choose another.")
+    assert "--force overwrites only a folder that the same command wrote" in said
+    assert said.endswith(
+        "but this one was written by `transduce split`; choose another."
+    )
     (out / ".made-by").unlink()
     said = refuses(*call, "--force")
-    assert said.endswith("but the folder has other content; choose another.")
+    assert said.endswith(
+        "but this one has no file .made-by (or an older version wrote it: remove it "
+        "yourself); choose another."
+    )
     assert (out / "report.json").exists()
 
 

@@ -20,10 +20,12 @@ from transduce.cli.distill import DistillationDisplay
 from transduce.data.batches import open_dataset
 from transduce.decoding.translator import Translator
 from transduce.experiments import distillation, distillation_report, pipeline
+from transduce.experiments.distillation import _tags_in
 from transduce.experiments.synthetic_text import OutputRules
 from transduce.model.transformer import Transformer
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import learn_tokenizer
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import SPECIAL_PIECES, TokenizerConfig
 
 WORDS = {
     "one": "eins", "two": "zwei", "three": "drei", "four": "vier",
@@ -467,6 +469,20 @@ def test_the_function_gives_the_same_student_as_the_command(teacher, finished) -
         "student"
     ] * 2
     assert transduce.load(result.student).translate("one two").text is not None
+
+
+def test_the_languages_of_a_text_are_those_of_the_vocabulary(tmp_path) -> None:
+    """A SentencePiece vocabulary cuts every tag off, also an unknown one."""
+    model = UnigramModel(
+        pieces=(("a", -1.0),), character_map=b"", adds_space=True, removes_spaces=True
+    )
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", ">>de<<", ">>fr<<", "a"),
+        source=model,
+        target=model,
+    )
+    (tmp_path / "text").write_text(">>xx<< a\n>>fr<< a\na\n")
+    assert _tags_in([tmp_path / "text"], tokenizer) == {">>fr<<"}
 
 
 @pytest.fixture

@@ -37,19 +37,20 @@ def test_only_an_older_export_is_overwritten(
 ) -> None:
     call = ("export", model, "--to", target, "--force", "--out")
     succeeds(*call, tmp_path / "out")
-    assert (tmp_path / "out" / MADE_BY).read_text() == f"export to {target}\n"
+    assert (tmp_path / "out" / MADE_BY).read_text() == f"export --to {target}\n"
     shutil.copytree(model, tmp_path / "model")
     before = (tmp_path / "model" / "config.json").read_bytes()
-    assert "--force overwrites only what" in refuses(*call, tmp_path / "model")
+    assert "--force overwrites only a folder that" in refuses(*call, tmp_path / "model")
     assert (tmp_path / "model" / "config.json").read_bytes() == before
 
 
 def test_an_export_to_another_library_is_not_overwritten(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / MADE_BY).write_text("export to onnx\n")
+    (tmp_path / MADE_BY).write_text("export --to onnx\n")
     call = ("export", model, "--to", "ctranslate2", "--out", tmp_path, "--force")
-    assert "but the folder is of export to onnx; choose another." in refuses(*call)
+    said = refuses(*call)
+    assert "but this one was written by `transduce export --to onnx`; choose" in said
 
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
@@ -158,8 +159,8 @@ def test_a_setting_without_counterpart_is_named_with_its_path(
 ) -> None:
     options = ["--to", "ctranslate2", "--out", tmp_path / "out"]
     assert refuses("export", parsing_model, *options) == (
-        f"{parsing_model}: A model for CTranslate2 must have one vocabulary for source "
-        "and target, but this one parses, and has two; it cannot be exported there."
+        f"{parsing_model}: A model for CTranslate2 must translate into text, but this "
+        "one parses; it cannot be exported there."
     )
 
 

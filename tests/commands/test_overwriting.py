@@ -164,7 +164,7 @@ def test_a_folder_is_overwritten_by_force_if_the_command_has_written_it(
     assert Path("out", mark).read_bytes() != b"old"
     Path("out", "folder").mkdir()
     message = refuses(*writing, "out", "--force")
-    assert message.startswith("out: --force overwrites only what the same command")
+    assert message.startswith("out: --force overwrites only a folder that the same")
 
 
 def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
@@ -172,7 +172,9 @@ def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
     Path("home", "precious").touch()
     for writing, _ in FOLDERS.values():
         message = refuses(*writing, "home", "--force")
-        assert message.startswith("home: --force overwrites only what the same command")
+        assert message.startswith(
+            "home: --force overwrites only a folder that the same"
+        )
     assert Path("home", "precious").is_file()
 
 
@@ -185,7 +187,7 @@ def test_a_model_of_a_run_or_of_another_command_is_not_overwritten(
     for folder in ("run", "run/averaged", "run/best", "model", "int8"):
         before = {p: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
         message = refuses("average", "model", "--out", folder, "--force")
-        assert message.startswith(f"{folder}: --force overwrites only what the same")
+        assert message.startswith(f"{folder}: --force overwrites only a folder that")
         assert {p: p.read_bytes() for p in before} == before
 
 

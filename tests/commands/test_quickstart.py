@@ -129,11 +129,18 @@ def test_the_quickstart_of_parsing_refuses_chinese(
     assert "needs --task translation" in refuses("quickstart", *options)
 
 
+def copied(out: Path, folder: Path) -> Path:
+    """Copy a quickstart as if it had been written there."""
+    shutil.copytree(out, folder)
+    record = folder / "run" / "config.json"
+    record.write_text(record.read_text().replace(str(out), str(folder)))
+    return folder
+
+
 def test_only_an_older_quickstart_is_overwritten(
     refuses: Callable[..., str], out: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(out, folder)
+    folder = copied(out, tmp_path / "out")
     with pytest.raises(ConfigError, match="overwrite it with --force"):
         quickstart._require_new(folder, overwrite=False)
     quickstart._require_new(folder, overwrite=True)
@@ -143,13 +150,29 @@ def test_only_an_older_quickstart_is_overwritten(
     (folder / "mine").unlink()
     (folder / "corpus" / ".made-by").unlink()  # somebody's own corpus and run
     said = refuses("quickstart", "--out", folder, "--force")
-    assert "--force overwrites only what the same command wrote" in said
+    assert "--force overwrites only a folder that the same command wrote" in said
     assert (folder / "corpus" / "train.en").is_file()
 
 
+@pytest.mark.parametrize("corpus", ["none", "empty", "another"])
+def test_a_run_on_other_text_is_not_overwritten_by_a_quickstart(
+    refuses: Callable[..., str], out: Path, tmp_path: Path, corpus: str
+) -> None:
+    folder = copied(out, tmp_path / "out")
+    if corpus == "another":  # beside the corpus of a quickstart
+        shutil.copytree(out / "run", folder / "run", dirs_exist_ok=True)
+    else:
+        shutil.rmtree(folder / "corpus")
+    if corpus == "empty":
+        (folder / "corpus").mkdir()
+    before = (folder / "run" / "config.json").read_bytes()
+    said = refuses("quickstart", "--out", folder, "--force")
+    assert f"this one was not trained on {folder}/corpus; choose" in said
+    assert (folder / "run" / "config.json").read_bytes() == before
+
+
 def test_an_older_quickstart_is_replaced_by_force(out: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(out, folder)
+    folder = copied(out, tmp_path / "out")
     before = json.loads((folder / "run" / "config.json").read_text())["id"]
     (folder / "run" / "checkpoints" / "old").mkdir()
     main(["quickstart", "--out", str(folder), "--force"])

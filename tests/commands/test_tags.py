@@ -60,8 +60,15 @@ def test_commands_put_the_tag_before_each_line(
     without = succeeds("translate", model, "--device", "cpu", "--jsonl", stdin=LINE)
     assert without != found
     scored = succeeds("score", model, *files, *options).splitlines()[0]
-    expected = translator.score("one two three", "eins zwei").log_probability
-    assert float(scored) == pytest.approx(expected, abs=1e-5)
+    # As on the server, the source names the model's own language by default.
+    german, french = (
+        translator.into(language).score("one two three", "eins zwei").log_probability
+        for language in ("de", "fr")
+    )
+    assert float(scored) == pytest.approx(german, abs=1e-5)
+    into = ("--target-language", "fr")
+    scored = succeeds("score", model, *files, *options, *into).splitlines()[0]
+    assert float(scored) == pytest.approx(french, abs=1e-5)
     sampled = succeeds("sample", model, *options, stdin=LINE)
     assert sampled != succeeds("sample", model, "--device", "cpu", stdin=LINE)
     found = succeeds(

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from transduce import files as module
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.files import (
     atomic_directory,
     atomic_file,
     clear_leftovers,
     remove_folder,
+    require_new_folder,
 )
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -319,3 +320,24 @@ def test_the_leftover_of_a_file_is_cleared(tmp_path):
     (tmp_path / ".file.transduce-new").write_text("half", encoding="utf-8")
     clear_leftovers(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("import\n", "was written by `transduce import`"),
+        ("export --to onnx", "was written by `transduce export --to onnx`"),
+        ("\x1b[31msplit\nquantize", "has a damaged file .made-by"),
+        (None, "has no file .made-by (or an older version wrote it: remove it"),
+    ],
+)
+def test_force_names_the_command_of_another_folder_on_one_line(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    (tmp_path / "file").touch()
+    if content is not None:
+        (tmp_path / ".made-by").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        require_new_folder(tmp_path, force=True, made_by="quantize")
+    assert f"the same command wrote, but this one {said}" in str(caught.value)
+    assert str(caught.value).isprintable()

@@ -118,7 +118,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"--max-rounds must be at least 1, but is {max_rounds}.")
-    require_new_folder(out, force=force, made_by="table1")
+    require_new_folder(out, force=force, made_by="reproduce table1")
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with error_console().status("Starting...") as status:
@@ -128,7 +128,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
             max_rounds=max_rounds,
             on_progress=status.update,
         )
-    finish_report(table1_report(table), asdict(table), out, "table1")
+    finish_report(table1_report(table), asdict(table), out, "reproduce table1")
 
 
 def table2(
@@ -277,7 +277,7 @@ def table2(
         )
     named = LanguagesConfig(target=language).target or guess_all(reference)
     language_of_runs = Target(language=named, tokenize=tokenize)
-    require_new_folder(out, force=force, made_by="table2")
+    require_new_folder(out, force=force, made_by="reproduce table2")
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
@@ -300,7 +300,7 @@ def table2(
         else None,
         waited=waited if is_measured else None,
     )
-    finish_report(table2_report(table), asdict(table), out, "table2")
+    finish_report(table2_report(table), asdict(table), out, "reproduce table2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +417,9 @@ def _train_table2(
             paths=paths,
             failures=failures,
         )
-        finish_report(trained_report(table), asdict(table), out / "report", "table2")
+        finish_report(
+            trained_report(table), asdict(table), out / "report", "reproduce table2"
+        )
     _require_all_done(runs, failures)
 
 
@@ -516,7 +518,9 @@ def table3(
             workers = Workers(experiment, slots, lock)
             failures = run_all(runs, workers, display.went_on)
         table = collect(experiment, runs, failures, trials)
-        finish_report(table3_report(table), asdict(table), out / "report", "table3")
+        finish_report(
+            table3_report(table), asdict(table), out / "report", "reproduce table3"
+        )
     _require_all_done(runs, failures)
 
 
@@ -566,7 +570,7 @@ def table4(
         raise ConfigError(
             "F1 is meaningless without its test set; name it by --treebank and --split."
         )
-    require_new_folder(out, force=force, made_by="table4")
+    require_new_folder(out, force=force, made_by="reproduce table4")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,
@@ -579,7 +583,7 @@ def table4(
         for gold, predicted in pairs
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
-    finish_report(table4_report(table), asdict(table), out, "table4")
+    finish_report(table4_report(table), asdict(table), out, "reproduce table4")
 
 
 def scaling(
@@ -670,7 +674,7 @@ def scaling(
             experiment, statistics, runs, failures, str(machine)
         )
         report = scaling_experiment.as_report(figures)
-        finish_report(report, asdict(figures), out / "report", "scaling")
+        finish_report(report, asdict(figures), out / "report", "reproduce scaling")
     _require_all_done(runs, failures)
 
 

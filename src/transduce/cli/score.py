@@ -60,7 +60,8 @@ def score(
         Continue an interrupted output of the same model, input and options.
     target_language
         Language to translate into, of a model with several target languages: its tag,
-        such as >>de<<, is put before each line that does not begin with one.
+        such as >>de<<, is put before each line that does not begin with one. By default
+        the model's own, or else the first of its languages.
     tag
         Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl
@@ -71,10 +72,11 @@ def score(
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
     translator = load(model, device=device, target_language=target_language, tag=tag)
+    if target_language is None and (known := translator.target_languages):
+        own = translator.target_language
+        translator = translator.into(own if own in known else known[0])
     warn_of_other_language(model, "source", translator.source_language, source)
-    if translator.language_tag or not translator.target_languages:
-        known = translator.target_language
-        warn_of_other_language(model, "target", known, target)
+    warn_of_other_language(model, "target", translator.target_language, target)
 
     def origin() -> Origin:
         return {

@@ -210,11 +210,14 @@ class ProgressDisplay:
 
 
 def finish_report(
-    report: Report, figures: Mapping[str, object], out: Path, name: str
+    report: Report, figures: Mapping[str, object], out: Path, command: str
 ) -> None:
-    """Print the report, and write it as Markdown, page and JSON."""
+    """Print the report, and write it as Markdown, page and JSON.
 
-    with atomic_directory(out, name) as folder:
+    The last word of the command names the files.
+    """
+    name = command.split()[-1]
+    with atomic_directory(out, command) as folder:
         write_markdown(report, folder, name)
         (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
         text = json.dumps(figures, indent=2) + "\n"

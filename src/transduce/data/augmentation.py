@@ -160,8 +160,11 @@ class PairAugmenter:
         if isinstance(tokenizer, SentencePieceTokenizer):
             if not config.subword_alpha:
                 return None
-            model = tokenizer.source if side == "source" else tokenizer.target
-            return UnigramSampler(tokenizer, model, config.subword_alpha)
+            alpha = config.subword_alpha
+            if side == "source":
+                return UnigramSampler(tokenizer, tokenizer.source, alpha)
+            num_targets = tokenizer.target_vocab_size
+            return UnigramSampler(tokenizer, tokenizer.target, alpha, num_targets)
         rate = config.subword_dropout
         return BytePairSampler(tokenizer, rate) if rate else None
 

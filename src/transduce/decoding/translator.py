@@ -79,6 +79,7 @@ from transduce.text.tokenizer import (
     Tokenizer,
     WordTokenizer,
     encode_with_tag,
+    own_target_size,
     tagged,
 )
 from transduce.text.vocabulary import (
@@ -383,6 +384,7 @@ class Translator:
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
         self._require_known(config.bad_words)
+        self._require_a_choice(config)
         config = self._usable(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
@@ -413,6 +415,17 @@ class Translator:
             raise ConfigError(
                 "`search.bad_words` must hold token ids below the vocabulary's size "
                 f"{self.tokenizer.vocab_size:,}, but one is {largest:,}."
+            )
+
+    def _require_a_choice(self, config: SearchConfig) -> None:
+        """Raise `ConfigError` if bad words leave no token for a first place."""
+        number = own_target_size(self.tokenizer) or self.tokenizer.vocab_size
+        excluded = {word[0] for word in config.bad_words if len(word) == 1}
+        excluded |= {*EXCLUDED, *([EOS] if config.min_length else [])}
+        if len(excluded & set(range(number))) == number:
+            raise ConfigError(
+                "`search.bad_words` (--bad-words) must leave some tokens to choose "
+                f"from, but exclude all {number:,} of the vocabulary; name fewer."
             )
 
     @overload

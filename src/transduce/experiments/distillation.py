@@ -445,8 +445,14 @@ def _students_tokenizer(plan: DistillationPlan, translator: Translator) -> Token
     tokenizer = translator.tokenizer
     if not tokenizer.language_tags:
         return without_tags(tokenizer)
-    found = set(map(tokenizer.language, read_text(plan.source))) - {""}
+    found = _tags_in(plan.source, tokenizer)
     return without_tags(tokenizer, {*found, translator.language_tag} if found else ())
+
+
+def _tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
+    """Return the tags of the vocabulary with which lines of a text begin."""
+    found = set(map(tokenizer.language, read_text(paths)))
+    return found & set(tokenizer.language_tags)
 
 
 def _student(

@@ -224,7 +224,7 @@ def train(
     if start is not None:
         refuse_replacing(start, out)
     config, files = _with_mixture(config, files)
-    encoder = start.encoder if start else encoder
+    encoder = start.encoder(config.corpora) if start else encoder
     patience = config.training.patience
     config = resolved(config, files, hardware, start, encoder)
     corpus, advice = None, tuple[Advice, ...]()

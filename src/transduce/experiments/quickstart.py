@@ -13,11 +13,11 @@ from transduce.data.treebank import TreebankFiles, read_treebank
 from transduce.decoding.parser import ParseScore, score_parses
 from transduce.decoding.translator import load
 from transduce.device import Hardware
-from transduce.errors import ConfigError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_folder import PICTURE
-from transduce.files import atomic_directory, require_new_folder
+from transduce.experiments.run_folder import PICTURE, RUN_CONFIG
+from transduce.files import MADE_BY, atomic_directory, read_json, require_new_folder
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
 from transduce.metrics.scores import BleuScore, choose_tokenization, corpus_bleu
 from transduce.text.corpus import read_text, write_lines
@@ -177,4 +177,30 @@ def _require_new(out: Path, *, overwrite: bool) -> None:
             f"{out}: only a quickstart can be overwritten by another, but the folder "
             "holds something else; choose another by --out."
         )
-    require_new_folder(out / "corpus", force=True, made_by="quickstart")
+    corpus, run = out / "corpus", out / "run"
+    require_new_folder(corpus, force=True, made_by="quickstart")
+    if run.exists() and not _is_trained_on(run, corpus):
+        raise ConfigError(
+            f"{run}: only the run of a quickstart can be overwritten by another, but "
+            f"this one was not trained on {corpus}; choose another folder by --out, or "
+            "remove the run yourself."
+        )
+
+
+def _is_trained_on(run: Path, corpus: Path) -> bool:
+    """Return whether a run's record names files of the corpus of a quickstart."""
+    try:
+        if (corpus / MADE_BY).read_text(encoding="utf-8").strip() != "quickstart":
+            return False
+        files = read_json(run / RUN_CONFIG)["files"]
+        names = files.get("source") or files["trees"]
+        return all(Path(name).parent.samefile(corpus) for name in names)
+    except (
+        CheckpointError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):
+        return False

@@ -17,6 +17,7 @@ from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, built, load_model, write_model
 from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.mixture import CorpusConfig
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice
@@ -38,6 +39,7 @@ from transduce.text.languages import (
     english_name,
     guess,
 )
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from transduce.text.vocabulary import (
     NUM_RESERVED,
@@ -94,10 +96,12 @@ class StartModel:
     state: TrainingState | None = None
     """State of the optimizer to continue; None for a new optimizer."""
 
-    @property
-    def encoder(self) -> PairEncoder:
-        """Encoder of pairs by the model's vocabulary."""
-        return PairEncoder(tokenizer=self.model.tokenizer, symbols=self.model.symbols)
+    def encoder(self, corpora: Sequence[CorpusConfig]) -> PairEncoder:
+        """Return the encoder of pairs of corpora by the model's vocabulary."""
+        tokenizer = self.model.tokenizer
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            tokenizer = tokenizer.trained_with(each.tag for each in corpora if each.tag)
+        return PairEncoder(tokenizer=tokenizer, symbols=self.model.symbols)
 
     def write(self, run: Path) -> None:
         """Write the model into the folder of a run."""

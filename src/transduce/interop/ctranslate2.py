@@ -15,7 +15,9 @@ ranks by the mean log-probability (a power penalty of 1).
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch import Tensor
 from transduce.checkpoint import Checkpoint
 from transduce.files import atomic_directory
 from transduce.interop.export import (
+    MAX_LENGTH,
     Affine,
     Attention,
     GreedyOutput,
@@ -39,6 +42,7 @@ from transduce.interop.export import (
     embedding_names,
     encoder,
     prove,
+    prove_candidates,
     require,
     require_plain_attention,
     require_short,
@@ -55,6 +59,8 @@ MAX_POSITIONS = 2_048
 differ from the paper's."""
 TARGET = "CTranslate2"
 CANDIDATES = "vmap.txt"
+WHITE = re.compile(r"[ \t\r\n]")
+"""Pattern of the characters that separate pieces and lines of `CANDIDATES`."""
 ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
 
 
@@ -70,12 +76,17 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer, SPACE)
 
-    with atomic_directory(folder, "export to ctranslate2") as new:
+    with atomic_directory(folder, "export --to ctranslate2") as new:
         tokenizer = write_portable(checkpoint.tokenizer, new, SPACE)
         _spec(checkpoint, pieces).save(str(new))
         if (shortlist := checkpoint.shortlist) is not None:
             (new / CANDIDATES).write_text(_map(shortlist, pieces), encoding="utf-8")
-        return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)
+        exported = _Exported(new, pieces)
+        proof = prove(exported, tokenizer, checkpoint, sentences)
+        if shortlist is not None:
+            chosen = partial(exported.greedy_ids, max_length=MAX_LENGTH)
+            prove_candidates(chosen, shortlist, checkpoint, sentences)
+        return proof
 
 
 def _map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
@@ -83,14 +94,22 @@ def _map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
 
     The line without a source piece has the candidates of all sentences.
     """
-    of_all = [*shortlist.frequent, *shortlist.always]
+    of_all = [*shortlist.frequent.tolist(), *shortlist.always.tolist()]
     starts = [0, *shortlist.ends.tolist()]
-    lines = ["\t" + " ".join(pieces[i] for i in of_all)]
+    # A piece without text, such as a control symbol, would begin a second line for all
+    # sentences, and spaces separate the candidates. No text has such a piece.
+    can_be_written = [bool(piece) and not WHITE.search(piece) for piece in pieces]
+
+    def listed(targets: Iterable[int]) -> str:
+        return " ".join(pieces[i] for i in targets if can_be_written[i])
+
+    lines = ["\t" + listed(of_all)]
     for piece in range(EOS + 1, shortlist.vocab_size):
+        if not can_be_written[piece]:
+            continue
         targets = shortlist.targets[starts[piece] : starts[piece + 1]].tolist()
         own = [piece] if piece < shortlist.target_vocab_size else []
-        written = " ".join(pieces[i] for i in dict.fromkeys([*own, *targets]))
-        lines.append(f"{pieces[piece]}\t{written}")
+        lines.append(f"{pieces[piece]}\t{listed(dict.fromkeys([*own, *targets]))}")
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +120,18 @@ class _Exported:
         self._ids = {piece: i for i, piece in enumerate(pieces)}
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        result = self._translate(source, max_length, return_logits_vocab=True)
+        ids = self._ids_of(result)
+        logits = [
+            torch.from_numpy(np.array(step)).flatten() for step in result.logits[0]
+        ]
+        return GreedyOutput(ids=ids, logits=torch.stack(logits[: len(ids)]))
+
+    def greedy_ids(self, source: list[int], max_length: int) -> list[int]:
+        """Translate with the candidates of `CANDIDATES`."""
+        return self._ids_of(self._translate(source, max_length, use_vmap=True))
+
+    def _translate(self, source: list[int], max_length: int, **options: bool) -> Any:
         (result,) = self._translator.translate_batch(
             [[self._pieces[i] for i in source]],
             beam_size=1,
@@ -108,14 +139,13 @@ class _Exported:
             min_decoding_length=0,
             max_decoding_length=max_length,
             return_end_token=True,
-            return_logits_vocab=True,
             suppress_sequences=[[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]],
+            **options,
         )
-        ids = [self._ids[piece] for piece in result.hypotheses[0]]
-        logits = [
-            torch.from_numpy(np.array(step)).flatten() for step in result.logits[0]
-        ]
-        return GreedyOutput(ids=ids, logits=torch.stack(logits[: len(ids)]))
+        return result
+
+    def _ids_of(self, result: Any) -> list[int]:
+        return [self._ids[piece] for piece in result.hypotheses[0]]
 
 
 def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:

@@ -7,7 +7,7 @@ each chosen token must be its own first choice. So its greedy translation is the
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Protocol, runtime_checkable
@@ -21,6 +21,7 @@ from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.errors import DataError, RequestError, TransduceError, counted
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -115,8 +116,8 @@ def require_text(target: str, checkpoint: Checkpoint) -> None:
     """Raise `RequestError` unless the model translates into text."""
     if checkpoint.symbols is not None:
         raise RequestError(
-            f"A model for {target} must have one vocabulary for source and target, but "
-            "this one parses, and has two; it cannot be exported there."
+            f"A model for {target} must translate into text, but this one parses; it "
+            "cannot be exported there."
         )
 
 
@@ -304,6 +305,30 @@ def prove(
         num_tokens=num_tokens,
         max_difference=max_difference,
     )
+
+
+@torch.no_grad()
+def prove_candidates(
+    greedy_ids: Callable[[list[int]], list[int]],
+    shortlist: Shortlist,
+    checkpoint: Checkpoint,
+    sentences: Sequence[str],
+) -> None:
+    """Raise `ProofError` unless another library chooses among a shortlist's candidates.
+
+    `greedy_ids` translates a source there: each token must be the first choice of this
+    package's model among the candidates.
+    """
+    ours = checkpoint.build_transformer()
+    base = shortlist.base()
+    for sentence in sentences:
+        source = checkpoint.tokenizer.encode(sentence)
+        ids = greedy_ids(source)
+        logits = _logits(ours, source, ids)
+        is_left_out = torch.ones(logits.size(-1), dtype=torch.bool)
+        is_left_out[torch.as_tensor(shortlist.candidates(source, base))] = False
+        logits[:, is_left_out] = -torch.inf
+        _require_first_choices(ids, logits, sentence)
 
 
 def _logits(

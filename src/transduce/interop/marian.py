@@ -89,7 +89,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     ids = range(checkpoint.transformer_config.vocab_size)
     target_ids = ids[: checkpoint.transformer_config.target_vocab_size]
 
-    with atomic_directory(folder, "export to marian") as new:
+    with atomic_directory(folder, "export --to marian") as new:
         _write_tokenizer(checkpoint.tokenizer, new)
         _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)

@@ -262,6 +262,11 @@ def _two_vocabularies(content: Mapping[str, object], folder: Path) -> Vocabulari
             f"{folder / VOCABULARY}: must hold {END} and {UNKNOWN}, but does not; such "
             "a model cannot be imported."
         )
+    if UNKNOWN not in target:
+        raise RequestError(
+            f"{folder / TARGET_VOCABULARY}: must hold {UNKNOWN}, but does not; such a "
+            "model cannot be imported."
+        )
     others = [i for i in range(len(target)) if i not in special]
     of_both = [target[i] for i in others]
     known = {END, SPECIAL_PIECES[PAD], *target}

@@ -15,6 +15,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ from transduce.interop.marian_npz import (
 from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto, whole_proto
 from transduce.interop.portable_tokenizer import TARGET as TARGET_MODEL
 from transduce.model.config import ModelConfig
-from transduce.search_config import SearchConfig
+from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.sentence_pieces import (
     BYTES,
     UNKNOWN,
@@ -75,7 +76,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> st
     cannot hold the model, `ProofError` if it reads back as another.
     """
     tokenizer = _require_expressible(checkpoint)
-    with atomic_directory(folder, "export to marian-npz") as new:
+    with atomic_directory(folder, "export --to marian-npz") as new:
         names = _write_vocabularies(tokenizer, new)
         (new / WEIGHTS).write_bytes(_npz(checkpoint))
         (new / DECODER).write_text(_decoder_settings(checkpoint, names))
@@ -158,7 +159,7 @@ def _npz(checkpoint: Checkpoint) -> bytes:
     options = _options(checkpoint.transformer_config).encode() + b"\0"
     stored = {**arrays, OPTIONS: np.frombuffer(options, dtype=np.int8)}
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **stored)  # type: ignore[arg-type]
+    np.savez(file, **stored)  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -399,25 +400,24 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
     search = checkpoint.search or SearchConfig()
     tokenizer = checkpoint.tokenizer
     assert isinstance(tokenizer, SentencePieceTokenizer)
-    without_unknown = (tokenizer.unknown,)
-    if _has_more(search, without_unknown):
+    written = _marian_search(search, tokenizer.unknown)
+    if others := _differences(search, written):
+        names = ", ".join(f"`search.{name}`" for name in others)
         warnings.warn(
-            f"Of the search settings, {TARGET} has beam size, length penalty, and "
-            "whether unknown pieces are allowed; the model's others are left out.",
+            f"{TARGET} has only a beam size, a length penalty of the kind power, and "
+            "an option for unknown pieces, so it searches differently from these "
+            f"settings of the model: {names}.",
             UserWarning,
             stacklevel=2,
         )
-    alpha = search.length_penalty
-    if search.penalty != "power":
-        alpha *= USUAL_LENGTH / (5 + USUAL_LENGTH)
     settings: dict[str, object] = {
         "relative-paths": True,
         "models": [WEIGHTS],
         "vocabs": [*vocabularies],
-        "beam-size": search.beam_size,
-        "normalize": alpha,
+        "beam-size": written.beam_size,
+        "normalize": written.length_penalty,
         "word-penalty": 0,
-        "allow-unk": without_unknown not in search.bad_words,
+        "allow-unk": not written.bad_words,
         "mini-batch": 32,
         "maxi-batch": 100,
         "maxi-batch-sort": "src",
@@ -425,14 +425,29 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
 
 
-def _has_more(search: SearchConfig, without_unknown: tuple[int, ...]) -> bool:
-    """Whether a search has settings that Marian's decoder lacks."""
-    others = [word for word in search.bad_words if word != without_unknown]
-    usual = SearchConfig()
-    names = (
-        "no_repeat_ngram", "repetition_penalty", "min_length", "coverage_penalty",
-        "diversity",
-    )  # fmt: skip
-    return bool(others) or any(
-        getattr(search, name) != getattr(usual, name) for name in names
+def _marian_search(search: SearchConfig, unknown: int) -> SearchConfig:
+    """Return the search of Marian's decoder that comes closest to a search."""
+    alpha = search.length_penalty
+    if search.penalty != "power":
+        alpha *= USUAL_LENGTH / (5 + USUAL_LENGTH)
+    return SearchConfig(
+        beam_size=search.beam_size,
+        # Marian ends a search when beam-size hypotheses have finished.
+        patience=1.0 if search.beam_size > 1 else None,
+        penalty="power",
+        length_penalty=alpha,
+        bad_words=((unknown,),) if (unknown,) in search.bad_words else (),
     )
+
+
+def _differences(search: SearchConfig, written: SearchConfig) -> list[str]:
+    """Return the names of settings in which two searches differ."""
+    unused = {"num_best"}  # a model's own never counts
+    if search.beam_size == 1:
+        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
+    return [
+        field.name
+        for field in fields(SearchConfig)
+        if field.name not in unused
+        and getattr(search, field.name) != getattr(written, field.name)
+    ]

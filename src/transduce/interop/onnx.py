@@ -55,7 +55,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_text(TARGET, checkpoint)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
-    with atomic_directory(folder, "export to onnx") as new:
+    with atomic_directory(folder, "export --to onnx") as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build_transformer()
         with torch.no_grad():

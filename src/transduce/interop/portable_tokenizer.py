@@ -236,8 +236,6 @@ def write_portable(
             portable_tokenizer(tokenizer, space).save(str(folder / TOKENIZER_FILE))
             return _FileTokenizer(folder / TOKENIZER_FILE)
         case SentencePieceTokenizer():
-            # Only these imports need more packages.
-
             return write_files(tokenizer, folder)
 
 

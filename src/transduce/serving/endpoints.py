@@ -245,7 +245,8 @@ class Endpoints:
         If an error occurs, the last line has an `error`.
         """
         message = await self._admission.admit(request, messages.StreamRequest)
-        model = _into(by_name(self._translating, message.model), message.target)
+        model = by_name(self._translating, message.model)
+        model.require_target(message.target, "target")
         queue = model.queue
         deadline = queue.deadline()
         options = _options(message, model)
@@ -357,16 +358,15 @@ def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:
     return json.dumps(content).encode()
 
 
-def _into(model: ServedModel, target: str | None) -> ServedModel:
-    """Return the model; `RequestError` if it has not this target language."""
-    return model if target is None else by_languages([model], AUTO, target)
-
-
 def _tagged(
     sources: Sequence[str], model: ServedModel, language: str | None
 ) -> list[str]:
-    """Return the sources with the tag of the target language, if there are several."""
-    tag = _into(model, language).tag_for(language or model.target)
+    """Return the sources with the tag of the target language, if there are several.
+
+    Without a language it is the model's own, as in a translation.
+    """
+    model.require_target(language, "target_language")
+    tag = model.tag_for(language or model.target)
     return [tagged(each, tag, model.queue.translator.tokenizer) for each in sources]
 
 

@@ -17,7 +17,11 @@ ModelNamed = Annotated[
     str | None, Field(description="Its name, if several are served: see /v1/models.")
 ]
 TargetLanguage = Annotated[
-    str | None, Field(description="Target language, of a model with several.")
+    str | None,
+    Field(
+        description="Target language, of a model with several; by default the model's "
+        "own, or else the first."
+    ),
 ]
 CorpusTag = Annotated[
     str | None, Field(description="A tag of the training, before each source.")

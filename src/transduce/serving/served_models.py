@@ -135,6 +135,14 @@ class ServedModel:
         """Target languages: one, or those of the model's tags."""
         return list(self.tags) or [self.target]
 
+    def require_target(self, language: str | None, field: str) -> None:
+        """Raise `RequestError` if a field of a request has another target language."""
+        if language is not None and best_match(language, self.targets) is None:
+            raise RequestError(
+                f"`{field}` must be a target language of the model "
+                f"({', '.join(self.targets)}), but is {_shown(language)}."
+            )
+
     def tag_for(self, target: str | None) -> str:
         """Return the tag of a target language; empty for a model of one language."""
         best = None if target is None else best_match(target, list(self.tags))

@@ -452,10 +452,19 @@ class UnigramSampler:
     """
 
     def __init__(
-        self, tokenizer: SentencePieceTokenizer, model: UnigramModel, alpha: float
+        self,
+        tokenizer: SentencePieceTokenizer,
+        model: UnigramModel,
+        alpha: float,
+        vocab_size: int | None = None,
     ) -> None:
-        """`model` is the tokenizer's model of the side that is sampled."""
-        ids = {piece: i for i, piece in enumerate(tokenizer.vocabulary) if i > EOS}
+        """`model` is the tokenizer's model of the side that is sampled.
+
+        `vocab_size` is the number of pieces that the side may have, the first ones; by
+        default all.
+        """
+        own = tokenizer.vocabulary[:vocab_size]
+        ids = {piece: i for i, piece in enumerate(own) if i > EOS}
         self._vocabulary = tokenizer.vocabulary
         self._scores = {
             piece: (alpha * score, ids[piece])

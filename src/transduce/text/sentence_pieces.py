@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,6 @@ from transduce.text.vocabulary import (
     EOS,
     LANGUAGE_TAG,
     READABLE_BYTES,
-    corpus_tags,
     is_tag,
     language_tags,
 )
@@ -171,6 +170,9 @@ class SentencePieceTokenizer:
     """
     added: tuple[str, ...] = ()
     """Tokens that were added to the vocabulary, and are cut out of a text first."""
+    corpus_tags: tuple[str, ...] = field(default=(), compare=False)
+    """Tags of corpora, such as <bt>, with which a run of this package has trained the
+    model. Other pieces of that form, such as <br>, are text."""
 
     @property
     def vocab_size(self) -> int:
@@ -180,11 +182,6 @@ class SentencePieceTokenizer:
     def language_tags(self) -> tuple[str, ...]:
         """Tags of target languages in the vocabulary, such as >>de<<."""
         return language_tags(self._ids)
-
-    @property
-    def corpus_tags(self) -> tuple[str, ...]:
-        """Tags of corpora in the vocabulary, such as <bt>."""
-        return corpus_tags(self._ids)
 
     def tag_id(self, tag: str) -> int | None:
         """Return the id of a tag; None if the vocabulary has no such tag."""
@@ -224,6 +221,14 @@ class SentencePieceTokenizer:
             vocabulary=tuple(p for p in self.vocabulary if p not in removed),
             target_vocab_size=num_targets,
             added=tuple(p for p in self.added if p not in removed),
+            corpus_tags=tuple(p for p in self.corpus_tags if p not in removed),
+        )
+
+    def trained_with(self, tags: Iterable[str]) -> "SentencePieceTokenizer":
+        """Return the tokenizer with the tags of corpora of a run."""
+        known = [tag for tag in tags if self.tag_id(tag) is not None]
+        return replace(
+            self, corpus_tags=tuple(dict.fromkeys([*self.corpus_tags, *known]))
         )
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -256,6 +261,8 @@ class SentencePieceTokenizer:
             content["target_vocab_size"] = self.target_vocab_size
         if self.added:
             content["added"] = self.added
+        if self.corpus_tags:
+            content["corpus_tags"] = self.corpus_tags
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
@@ -272,12 +279,18 @@ class SentencePieceTokenizer:
             type(num_targets) is int and EOS < num_targets <= len(vocabulary)
         ):
             raise ValueError("target_vocab_size must be a part of the vocabulary")
+        if UNKNOWN not in vocabulary[:num_targets]:
+            raise ValueError(f"no piece of targets is {UNKNOWN}")
+        tags = tuple(map(_piece, content.get("corpus_tags", [])))
+        if not set(tags) <= set(filter(is_tag, vocabulary)):
+            raise ValueError("corpus_tags must be tags in the vocabulary")
         return cls(
             vocabulary=vocabulary,
             source=_unigram_model(content["source"]),
             target=_unigram_model(content["target"]),
             target_vocab_size=num_targets,
             added=tuple(map(_piece, content.get("added", []))),
+            corpus_tags=tags,
         )
 
     def _encode(self, texts: Sequence[str], model: UnigramModel) -> list[list[int]]:

@@ -333,13 +333,11 @@ def encode_with_tag(
 def without_tags(tokenizer: Tokenizer, kept: Collection[str] = ()) -> Tokenizer:
     """Return the tokenizer without the tags of languages and corpora but these.
 
-    Ids of the pieces behind a removed tag change. A SentencePiece vocabulary has no
-    tags of corpora: a piece like <br> in it is one of text.
+    Ids of the pieces behind a removed tag change.
     """
-    removed = set(tokenizer.language_tags) - set(kept)
+    removed = {*tokenizer.language_tags, *tokenizer.corpus_tags} - set(kept)
     if isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer.without(removed)
-    removed |= set(tokenizer.corpus_tags) - set(kept)
     if not removed:
         return tokenizer
     content = json.loads(tokenizer.json())

@@ -158,6 +158,29 @@ def test_the_seed_alone_determines_the_changes(part, tokenizer):
         assert not np.array_equal(ids, expected.pairs.source.ids)
 
 
+def test_targets_are_sampled_from_the_pieces_of_targets():
+    """The union of two vocabularies has pieces that no target may have."""
+    model = UnigramModel(
+        pieces=tuple((piece, -1.0) for piece in ("\u2581", "a", "b", "\u2581ab", "ab")),
+        character_map=b"",
+        adds_space=True,
+        removes_spaces=True,
+    )
+    targets = (*SPECIAL_PIECES, "<unk>", "\u2581", "a", "b", "\u2581ab")
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=(*targets, "ab"),
+        source=model,
+        target=model,
+        target_vocab_size=len(targets),
+    )
+    pairs = [SentencePair(source="ab ab", target="ab ab")] * 200
+    config = TextAugmentationConfig(subword_alpha=0.2)
+    changed = augmenter(config, tokenizer)(encoded(pairs, tokenizer), SEED).pairs
+    assert set(changed.source.ids.tolist()) == {4, 5, 6, 7, 8}
+    assert set(changed.target.ids.tolist()) == {4, 5, 6, 7}
+    assert {pair.target for pair in texts(changed, tokenizer)} == {"ab ab"}
+
+
 @pytest.mark.parametrize("sides", ["both", "source", "target"])
 def test_only_the_chosen_sides_are_sampled(sides, part, tokenizer):
     config = TextAugmentationConfig(subword_dropout=0.5, subword_sides=sides)

@@ -417,3 +417,16 @@ def test_a_model_that_puts_out_nan_is_refused(
         translator.translate(["one"], beam_size=beam_size)
     with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
         translator.score(["one"], ["eins"])
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_bad_words_must_leave_some_tokens(
+    trained_checkpoint: Checkpoint, beam_size: int
+) -> None:
+    translator = Translator(trained_checkpoint, "cpu")
+    words = tuple((i,) for i in range(EOS + 1, translator.tokenizer.vocab_size))
+    config = SearchConfig(beam_size=beam_size, bad_words=words)
+    assert [each.text for each in translator.translate_stream(["one"], config)] == [""]
+    for changes in ({"min_length": 1}, {"bad_words": ((EOS,), *words)}):
+        with pytest.raises(ConfigError, match="must leave some tokens to choose from"):
+            translator.translate_stream(["one"], replace(config, **changes))

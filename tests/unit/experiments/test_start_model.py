@@ -9,6 +9,7 @@ import torch
 from transduce.architectures.config import CONFIGS
 from transduce.checkpoint import Checkpoint, _outline
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.start_model import (
@@ -22,12 +23,29 @@ from transduce.experiments.start_model import (
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.languages import LanguagesConfig
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
+from transduce.text.vocabulary import SPECIAL_PIECES
 
 
 @pytest.fixture
 def start(trained_checkpoint: Checkpoint) -> StartModel:
     model = replace(trained_checkpoint, source_language="en", target_language="pt-BR")
     return StartModel(path=Path("model"), model=model)
+
+
+def test_a_run_records_its_tags_of_corpora_with_the_pieces(start):
+    model = UnigramModel(
+        pieces=(("a", -1.0),), character_map=b"", adds_space=True, removes_spaces=True
+    )
+    vocabulary = (*SPECIAL_PIECES, "<unk>", "<br>", "<bt>", "a")
+    pieces = SentencePieceTokenizer(vocabulary=vocabulary, source=model, target=model)
+    start = replace(start, model=replace(start.model, tokenizer=pieces))
+    corpora = [
+        CorpusConfig(name=tag or "plain", source=("a",), target=("b",), tag=tag)
+        for tag in (None, "<bt>")
+    ]
+    assert start.encoder(corpora).tokenizer.corpus_tags == ("<bt>",)
+    assert start.encoder(()).tokenizer.corpus_tags == ()
 
 
 def files(source: str, target: str) -> CorpusFiles:

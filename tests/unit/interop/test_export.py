@@ -1,6 +1,7 @@
 """Each target's own library proves an exported model; others are refused."""
 
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint
+import marian_npz
+from transduce.checkpoint import Checkpoint, load_model
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
+from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
 from transduce.interop.export import GreedyOutput, ProofError, prove
+from transduce.interop.marian_npz import import_marian
 from transduce.interop.portable_tokenizer import portable_tokenizer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -21,9 +25,10 @@ from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SPACE
 from transduce.text.shortlist import encode_pairs, learn_shortlist
 from transduce.text.tokenizer import learn_tokenizer
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import EOS, TokenizerConfig
 
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
+LINES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")
 pytestmark = [
@@ -115,7 +120,7 @@ def test_a_model_that_the_target_does_not_support_is_refused(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_model_that_parses_is_refused(target, parsing_checkpoint, tmp_path):
-    with pytest.raises(RequestError, match="must have one vocabulary .* and has two"):
+    with pytest.raises(RequestError, match="must translate into text, but this"):
         export(target, parsing_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -196,6 +201,54 @@ def test_ctranslate2_translates_alike_with_the_shortlist(
     ours = [each.text for each in translator.translate_stream(lines, search)]
     assert [theirs(line, use_vmap=True) for line in lines] == ours
     assert [theirs(line, use_vmap=False) for line in lines] != ours
+
+
+@pytest.fixture(scope="module")
+def with_control_symbol(tmp_path_factory):
+    """Imported model with a shortlist and a piece without text, a control symbol."""
+    path = tmp_path_factory.mktemp("control")
+    marian_npz.write_folder(path / "marian", ["vocab.spm", "vocab.spm"])
+    import_marian(path / "marian", path / "model", LINES)
+    checkpoint = load_model(path / "model")
+    tokenizer = checkpoint.tokenizer
+    pairs = encode_pairs(zip(LINES * 3, LINES * 3, strict=True), tokenizer)
+    shortlist = learn_shortlist(pairs, tokenizer, frequent=2, per_piece=1)
+    pieces = (*tokenizer.vocabulary[:-1], "")
+    tokenizer = replace(tokenizer, vocabulary=pieces)
+    return replace(checkpoint, tokenizer=tokenizer, shortlist=shortlist)
+
+
+def test_a_piece_without_text_is_left_out_of_the_candidates(
+    with_control_symbol, tmp_path
+):
+    to_ctranslate2.export(with_control_symbol, tmp_path / "out", LINES)
+    text = (tmp_path / "out" / "vmap.txt").read_text(encoding="utf-8")
+    first, *others = text.splitlines()
+    assert first.startswith("\t")
+    assert len(others) == with_control_symbol.tokenizer.vocab_size - EOS - 2
+    assert all(re.fullmatch(r"[^ \t]+\t([^ \t]+( [^ \t]+)*)?", line) for line in others)
+
+
+def test_pieces_with_spaces_are_no_candidates(with_control_symbol):
+    shortlist = with_control_symbol.shortlist
+    pieces = [f"p{i}" for i in range(shortlist.vocab_size)]
+    whole = to_ctranslate2._map(shortlist, pieces)
+    odd = int(shortlist.frequent[0])
+    for piece in ("", "a b", "a\tb", "a\nb"):
+        pieces[odd] = piece
+        written = to_ctranslate2._map(shortlist, pieces)
+        kept = [each for each in whole.splitlines() if not each.startswith(f"p{odd}\t")]
+        expected = [re.sub(rf"\bp{odd}( |$)", "", line).rstrip(" ") for line in kept]
+        assert written.splitlines() == expected
+
+
+def test_other_candidates_than_the_models_fail_the_proof(
+    with_control_symbol, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(to_ctranslate2, "_map", lambda *_: "\t</s>\n")
+    with pytest.raises(ProofError, match="must choose the same tokens"):
+        to_ctranslate2.export(with_control_symbol, tmp_path / "out", LINES)
+    assert not (tmp_path / "out").exists()
 
 
 class Impostor:

@@ -1,8 +1,10 @@
 """Models exported to Marian itself are the same when they are read again."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import RequestError
 from transduce.interop.export import ProofError
 from transduce.interop.marian_npz import import_marian
-from transduce.interop.marian_npz_export import export
+from transduce.interop.marian_npz_export import _decoder_settings, _npz, export
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 
+# Imported without decoder.yml, a model has the searches of this package.
+pytestmark = pytest.mark.filterwarnings("ignore:Marian has only a beam size")
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
 SHARED = ["vocab.spm", "vocab.spm"]
 TWO = ["source.spm", "target.spm"]
@@ -128,11 +132,50 @@ def test_search_settings_that_marian_lacks_are_reported(
     imported: Checkpoint, tmp_path: Path
 ) -> None:
     search = SearchConfig(beam_size=2, no_repeat_ngram=3)
-    with pytest.warns(UserWarning, match="Marian has beam size, length penalty, and"):
+    with pytest.warns(UserWarning, match="Marian has only a beam size, a length"):
         export(replace(imported, search=search), tmp_path / "out", SENTENCES)
     settings = (tmp_path / "out" / "decoder.yml").read_text()
     assert json.loads(settings.split("normalize: ")[1].split("\n")[0]) == 0.5
     assert "allow-unk: true" in settings
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ({"max_length": 20}, "`search.max_length`."),
+        ({"extra_length": 9}, "`search.extra_length`."),
+        ({"patience": 2.0}, "`search.patience`."),
+        ({"shortlist": True}, "`search.shortlist`."),
+        ({"min_length": 2, "bad_words": ((7,),)}, "`search.min_length`, `search.bad"),
+        ({"penalty": "gnmt"}, "`search.length_penalty`, `search.penalty`."),
+        ({"beam_size": 1, "patience": None, "penalty": "gnmt"}, ""),
+        ({"num_best": 2}, ""),
+    ],
+)
+def test_each_setting_that_marian_lacks_is_named(
+    imported: Checkpoint, tmp_path: Path, others: dict[str, Any], told: str
+) -> None:
+    marians = SearchConfig(beam_size=4, patience=1.0, penalty="power")
+    changed = replace(imported, search=replace(marians, **others))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _decoder_settings(changed, ["vocab.spm", "vocab.spm"])
+    messages = [str(each.message) for each in found]
+    assert len(messages) == bool(told)
+    assert all(f"these settings of the model: {told}" in each for each in messages)
+
+
+def test_the_file_holds_arrays_of_the_model_alone(
+    imported: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy 2.0 stores each named argument that it lacks as an array."""
+
+    def savez(file: BinaryIO, **arrays: np.ndarray) -> None:
+        assert all(isinstance(array, np.ndarray) for array in arrays.values())
+        file.write(b"".join(name.encode() for name in sorted(arrays)))
+
+    monkeypatch.setattr(np, "savez", savez)
+    assert b"allow_pickle" not in _npz(imported)
 
 
 def test_a_trained_model_of_other_positions_is_refused(

@@ -128,6 +128,10 @@ CHANGES = {
         "vocab.json", {"</s>": "left out", "other": 0}, RequestError,
         "vocab.json: must hold </s> and <unk>, but does not",
     ),
+    "the target has no unknown piece": (
+        "target_vocab.json", {"<unk>": "left out", "other": 1}, RequestError,
+        "target_vocab.json: must hold <unk>, but does not",
+    ),
 }  # fmt: skip
 
 

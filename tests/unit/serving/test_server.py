@@ -507,4 +507,4 @@ def test_a_model_of_several_languages_scores_and_attends_in_the_chosen_one(
             body = {"source": "one", "target": "eins", "target_language": "es"}
             answer = server.post(path, body)
             assert answer.status == 400
-            assert "en to de or fr" in answer.json["error"]
+            assert "language of the model (de, fr), but is 'es'" in answer.json["error"]

@@ -77,6 +77,34 @@ def test_an_unknown_target_is_refused_with_those_there_are(http: RunningServer) 
     assert "(en to de or fr), but are 'en' and 'nl'" in answer.json["error"]
 
 
+def test_an_unknown_language_of_a_translation_is_refused_by_its_field(
+    http: RunningServer,
+) -> None:
+    pair = {"source": TEXT[0], "target": "Ein Mann."}
+    score = {"source": [TEXT[0]], "target": ["Ein Mann."], "target_language": "es"}
+    for path, body, field in (
+        ("/v1/score", score, "target_language"),
+        ("/v1/attention", {**pair, "target_language": "es"}, "target_language"),
+        ("/v1/translate", {"q": TEXT[0], "target": "es"}, "target"),
+    ):
+        answer = http.post(path, body)
+        assert (answer.status, answer.json["error"]) == (
+            400,
+            f"`{field}` must be a target language of the model (de, fr), but is 'es'.",
+        )
+
+
+def test_scores_have_the_language_of_the_model_unless_another_is_given(
+    http: RunningServer, checkpoint: Checkpoint
+) -> None:
+    translator = Translator(checkpoint, "cpu")
+    for given, language in (({}, "de"), ({"target_language": "fr"}, "fr")):
+        body = {"source": [TEXT[0]], "target": [TEXT[1]], **given}
+        [found] = http.post("/v1/score", body).json
+        expected = translator.into(language).score(TEXT[0], TEXT[1])
+        assert found["log_probability"] == pytest.approx(expected.log_probability)
+
+
 def test_languages_stated_with_the_name_leave_one_target(
     checkpoint: Checkpoint,
 ) -> None:

@@ -252,6 +252,8 @@ def test_a_loaded_tokenizer_equals_the_saved_one(tmp_path):
         lambda content: content["vocabulary"].remove("<unk>"),
         lambda content: content.update(vocabulary=3),
         lambda content: content.update(type="BPE"),
+        lambda content: content.update(target_vocab_size=3),  # without <unk>
+        lambda content: content.update(corpus_tags=["<law>"]),
     ],
 )
 def test_a_damaged_file_is_reported(damage, tmp_path):

@@ -609,8 +609,35 @@ def test_a_sentencepiece_vocabulary_loses_its_language_tags_alone() -> None:
         target_vocab_size=7,
         added=(">>de<<", "x"),
     )
+    assert tokenizer.corpus_tags == ()
     plain = without_tags(tokenizer)
     assert isinstance(plain, SentencePieceTokenizer)
     assert plain.vocabulary == (*SPECIAL_PIECES, "<unk>", "<br>", "\u2581dog")
     assert (plain.target_vocab_size, plain.added) == (6, ("x",))
     assert plain.pieces(plain.encode("dog")) == [" dog"]
+
+
+def test_a_sentencepiece_vocabulary_has_the_corpus_tags_of_runs_alone(
+    tmp_path: Path,
+) -> None:
+    model = UnigramModel(
+        pieces=(("\u2581dog", -1.0),),
+        character_map=b"",
+        adds_space=True,
+        removes_spaces=True,
+    )
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", "<br>", "<bt>", "\u2581dog"),
+        source=model,
+        target=model,
+    )
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json").corpus_tags == ()
+    trained = tokenizer.trained_with(["<bt>", "<law>", "<bt>"])
+    trained.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert again.corpus_tags == trained.corpus_tags == ("<bt>",)
+    assert again == tokenizer  # both give the same ids
+    plain = without_tags(again)
+    assert plain.corpus_tags == ()
+    assert plain.pieces(range(3, plain.vocab_size)) == ["<unk>", "<br>", " dog"]
