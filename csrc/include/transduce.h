@@ -504,7 +504,7 @@ typedef struct td_decode_api {
     int64_t (*decoder_group)(const td_decoder *decoder);
     /* Positions of a sentence whose keys and values fit into the allocated memory; 0
      * for NULL. Restricted attention keeps only those of a neighbourhood, a recurrent
-     * unit one cell of each hypothesis. */
+     * unit the cells of the position before and the newest. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 

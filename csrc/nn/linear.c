@@ -62,12 +62,11 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const BiasAddition *b = shared;
-    const vec min = vec_set1(b->relu ? 0.0f : -INFINITY), zero = vec_set1(0.0f);
+    const vec min = vec_set1(b->relu ? 0.0f : -INFINITY);
     for (int64_t row = first; row < end; row++) {
         float *elements = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
-            const vec bias = b->bias ? vec_load(b->bias + i) : zero;
-            const vec sum = vec_load(elements + i) + bias;
+            const vec sum = vec_load(elements + i) + vec_load(b->bias + i);
             /* vec_max returns its second argument if that is NaN. */
             vec_store_first(elements + i, LANES, vec_max(min, sum));
         }
@@ -83,9 +82,8 @@ static void linear_forward_fp32(LinearMap linear, const float *x, int64_t rows,
     multiply_fp32(PLAIN, x, linear.inputs, TRANSPOSED, linear.weights.weight,
                   linear.inputs, rows, linear.outputs, linear.inputs, 0.0f, y);
     BiasAddition addition = {y, linear.weights.bias, linear.outputs, relu};
-    if (!addition.bias && !relu)
-        return;
-    parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
+    if (addition.bias)
+        parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
 }
 
 static void multiply_strips(void *shared, int64_t first, int64_t end, int worker)
@@ -199,7 +197,7 @@ static void linear_backward_fp32(LinearBackward b, int num_threads)
     const LinearWeights grad = b.grad.weights;
     ColumnSums columns = {b.grad_y.fp32, b.relu_y, b.dropout_scale,
                           grad.bias,     b.rows,   outputs};
-    if (grad.bias || b.relu_y)
+    if (grad.bias)
         parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
     multiply_fp32(PLAIN, b.grad_y.fp32, outputs, PLAIN, b.linear.weights.weight, inputs,
                   b.rows, inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);

@@ -23,7 +23,7 @@ typedef struct {
     float *weight;            /* [outputs, inputs] */
     td_bf16 *packed_forward;  /* NULL if products are in fp32 */
     td_bf16 *packed_backward; /* NULL also if there is no backward pass */
-    float *bias;              /* [outputs]; NULL for none */
+    float *bias; /* [outputs]; NULL for none: then no ReLU follows the map */
 } LinearWeights;
 
 typedef struct {

@@ -55,7 +55,10 @@ from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 MODEL_FORMAT = 5
-"""Format version of model folders, raised when older code could not read newer ones."""
+"""Format version of model folders, raised when older code could not read newer ones.
+
+Settings of `RARE` do not raise it: older code refuses them by name.
+"""
 QUANTIZED_FORMAT = 6
 """Format version of quantized model folders, whose config has a `precision`."""
 DROPOUTS = {"attention_dropout", "relu_dropout"}

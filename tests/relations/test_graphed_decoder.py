@@ -10,6 +10,7 @@ from torch import Tensor
 from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
+from transduce.decoding.cache import RecurrentState
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.torch_decoder import (
     CudaGraphs,
@@ -22,6 +23,7 @@ from transduce.decoding.torch_decoder import (
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 
@@ -127,6 +129,18 @@ def test_a_step_does_not_synchronise_with_the_device(tiny: ModelConfig):
     [record] = recorder.records
     made = [out for *_, result in record.calls for out in tensors(result)]
     assert {each.device.type for each in made} == {"meta"}
+
+
+@torch.no_grad()
+def test_cells_of_a_model_in_bf16_stay_in_fp32_from_step_to_step(tiny: ModelConfig):
+    model = fuse(Transformer(replace(tiny, decoder_self_attention="ssru"))).eval()
+    flat = FusedStep(model, plain_linear, torch.bfloat16)
+    decoder = TorchDecoder(flat, model.to(torch.bfloat16).encode(SOURCE))
+    for _ in range(3):
+        decoder.step(np.full((len(SOURCE), 1), BOS))
+        state = decoder._state
+        assert isinstance(state, RecurrentState)
+        assert {layer.cell.dtype for layer in state.layers} == {torch.float32}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

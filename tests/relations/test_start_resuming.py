@@ -16,11 +16,12 @@ import torch
 from transduce.checkpoint import load_model
 from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.device import Hardware
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.start_model import StartModel, open_start, settings_from
+from transduce.text.vocabulary import BOS
 from transduce.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -211,6 +212,24 @@ def test_an_optimizer_is_continued_as_if_the_run_had_gone_on(
     }
     assert distances["kept"] < 2e-5
     assert distances["anew"] > 5e-5
+
+
+def test_a_start_token_that_is_no_longer_learned_has_zeros_as_its_embedding(
+    files: CorpusFiles, whole: Path, tmp_path: Path
+) -> None:
+    def config(start: StartModel) -> RunConfig:
+        run = settings(start, steps=2, checkpoint_steps=2)
+        return replace(run, model=replace(run.model, learned_start=False))
+
+    start, notes = open_start(whole), Stops()
+    assert start.model.weights["embedding.weight"][BOS].any()
+    train(files, config(start), tmp_path / "run", CPU, notes, start=start)
+    row = weights(tmp_path / "run")["embedding.weight"][BOS]
+    assert not row.any()
+    assert any(each.startswith("`model.learned_start` is") for each in notes.warnings)
+    continued = open_start(whole, keep_optimizer=True)
+    with pytest.raises(ConfigError, match="moments would change the embedding"):
+        train(files, config(continued), tmp_path / "kept", CPU, start=continued)
 
 
 def test_two_processes_train_a_model_further_like_one(

@@ -22,7 +22,7 @@ TRANSLATION = {
     "multi30k": "Tens of thousands of pairs",
     "multi30k-big": "The same, with twice the widths",
     "student-tiny": "Student of a large model (distill)",
-    "student-tiny-ssru": "The same, with a recurrent decoder",
+    "student-tiny-ssru": "Student with a recurrent decoder (SSRU)",
     "quickstart": "The built-in corpus, in minutes",
 }
 RIVALS = {

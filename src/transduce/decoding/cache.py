@@ -289,7 +289,7 @@ class RecurrentState:
     max_length: int = 0
     """Upper bound of `lengths`."""
     capacity: int = 0
-    """Slots of each sentence: none."""
+    """Always 0: cells need no slots."""
     has_capacity: bool = True
     """Whether a step needs no more memory: a cell is written in place."""
 

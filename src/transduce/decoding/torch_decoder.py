@@ -217,7 +217,7 @@ class _Recurrence:
     """Recurrent unit with its residual connection."""
 
     is_watched = False
-    """Whether a hook reads its attention weights: it has none."""
+    """Always false: a recurrent unit has no attention weights."""
 
     def __init__(
         self, layer: RecurrentDecoderLayer, make_linear: MakeLinear, dtype: torch.dtype

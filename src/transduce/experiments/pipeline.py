@@ -582,7 +582,7 @@ class _Run:
             return build(self._config.model), None
         path, state = self._folder.path / START, None
         try:
-            weights = first_weights(load_model(path))
+            weights = first_weights(load_model(path), self._config.model)
             model = built(self._config.model, weights)
             if self._folder.start.get("keeps_optimizer"):
                 state = load_training_state(path)
@@ -888,7 +888,7 @@ class _Run:
         except CheckpointError as error:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
-        model = replace(start, step=0, weights=first_weights(start))
+        model = replace(start, step=0, weights=first_weights(start, start.config))
         return self._dev_scores(trainer, model, 1, self._dev_sets)
 
     def _is_chosen(self, best: DevScore, dev: DevScore) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from transduce.architectures.config import ConvolutionalConfig
+from transduce.architectures.config import ArchitectureConfig, ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, built, load_model, write_model
 from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
@@ -42,6 +42,7 @@ from transduce.text.languages import (
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from transduce.text.vocabulary import (
+    BOS,
     NUM_RESERVED,
     SPECIAL_PIECES,
     UNKNOWN_IDS,
@@ -144,17 +145,25 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
     return StartModel(path=path, model=model, state=state)
 
 
-def first_weights(model: Checkpoint) -> dict[str, Tensor]:
-    """Weights that training starts from, with output biases of at least `MIN_BIAS`.
+def first_weights(model: Checkpoint, config: ArchitectureConfig) -> dict[str, Tensor]:
+    """Weights that training with a model's settings starts from.
+
+    The start token's embedding is zero if the settings have no learned one, and output
+    biases are at least `MIN_BIAS`.
 
     Imported models have output biases of -10,000 for tokens that are never generated.
     Label smoothing gives each token a share of the probability, so such a bias would
     raise the loss by several nats. In fp32 a bias of -100 excludes a token as well.
     """
-    return {
+    weights = {
         name: weight.clamp(min=MIN_BIAS) if name in OUTPUT_BIASES else weight
         for name, weight in model.weights.items()
     }
+    if isinstance(config, ModelConfig) and not config.learned_start:
+        side = "embedding" if config.target_vocab_size is None else "target_embedding"
+        weights[f"{side}.weight"] = weights[f"{side}.weight"].clone()
+        weights[f"{side}.weight"][BOS] = 0
+    return weights
 
 
 def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
@@ -287,6 +296,12 @@ def _require_moments(start: StartModel, config: RunConfig) -> None:
                 f"`training.{name}` is {shown(before)}, but {shown(now)} is requested; "
                 "leave one of them out."
             )
+    if ("learned_start", True, False) in _differences(start, config):
+        raise ConfigError(
+            f"{start.path}: --keep-optimizer continues the run's optimizer, whose "
+            "moments would change the embedding of the start token, but "
+            "`model.learned_start` is false; leave one of them out."
+        )
     model = built(config.model, start.model.weights)
     require_moments(model, config.training, start.state.tensors)
 

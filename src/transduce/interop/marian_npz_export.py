@@ -109,8 +109,9 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
     start = checkpoint.weights[f"{embedding_names(checkpoint)[1]}.weight"][BOS]
     if bool(start.any()):
         raise RequestError(
-            f"A model for {TARGET} must have `model.learned_start` = false, but has "
-            "learned the embedding of its start token; it cannot be exported there."
+            f"A model for {TARGET} must have zeros as the embedding of its start "
+            "token, but has others; start a run from it (`train --from`) with `--set "
+            "model.learned_start=false`."
         )
     tokenizer = checkpoint.tokenizer
     if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:

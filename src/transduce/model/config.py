@@ -92,8 +92,8 @@ class ModelConfig:
     with its square. None for all positions, as in the paper's models."""
     decoder_self_attention: DecoderSelfAttention = "attention"
     """Self-attention of the decoder: attention, as in the paper, or ssru, a recurrent
-    unit in its place (Kim et al., 2019), with which a step of decoding costs the same
-    at every position; students are small and translate fast with it."""
+    unit in its place, with which a step of decoding costs the same at every position.
+    Kim et al. (2019) report fast students with it."""
     norm_epsilon: float = 1e-6
     """Constant in the denominator of layer normalization. The paper does not give it;
     the default is that of its code, tensor2tensor."""

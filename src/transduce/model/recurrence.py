@@ -12,10 +12,10 @@ class SSRU(nn.Module):
         c_t = f_t * c_(t-1) + (1 - f_t) * W x_t,    c_0 = 0
         o_t = max(0, c_t)
 
-    Both matrices read the input alone, so their products are those of all positions at
-    once, in training; only the sum of cells goes from position to position. A step of
-    decoding reads and writes the d_model numbers of one cell, however many tokens came
-    before. Cells are computed in fp32 at least.
+    Both matrices read the input alone, so in training each is one product over all
+    positions; only the sum of cells goes from position to position. A step of decoding
+    reads and writes the d_model numbers of one cell, however many tokens came before.
+    Cells are computed in fp32 at least.
     """
 
     def __init__(self, d_model: int) -> None:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
@@ -73,6 +74,7 @@ class Transformer(nn.Module):
         if not config.learned_start:
             with torch.no_grad():
                 self.output_embedding.weight[BOS] = 0
+            self._start_hook: RemovableHandle | None = None
             _keep_start(self)
             # Loading may replace the parameter.
             self.register_load_state_dict_post_hook(_keep_start)  # type: ignore[no-untyped-call]
@@ -267,8 +269,13 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
 
 def _keep_start(model: Transformer, _: object = None) -> None:
     """Let the embedding of a target's start token have no gradient."""
-    model.output_embedding.weight.register_hook(_without_start)
+    if model._start_hook is not None:
+        model._start_hook.remove()
+    hook = model.output_embedding.weight.register_hook(_without_start)
+    model._start_hook = hook
 
 
 def _without_start(gradient: Tensor) -> Tensor:
-    return gradient.index_fill(0, torch.tensor([BOS], device=gradient.device), 0)
+    gradient = gradient.clone()
+    gradient[BOS] = 0
+    return gradient

@@ -24,7 +24,7 @@ from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
-from transduce.text.vocabulary import SPECIAL_PIECES
+from transduce.text.vocabulary import BOS, SPECIAL_PIECES
 
 
 @pytest.fixture
@@ -98,10 +98,26 @@ def test_biases_that_exclude_a_token_are_raised(start):
     weights = {"embedding.bias": torch.tensor([-1e4, 2.0]), "w": torch.tensor([-1e4])}
     weights["encoder.layers.0.attention.output.bias"] = weights["w"]
     model = replace(start.model, weights=weights)
-    found = first_weights(model)
+    found = first_weights(model, model.config)
     assert found["embedding.bias"].tolist() == [-100.0, 2.0]
     assert found["w"].tolist() == [-1e4]
     assert found["encoder.layers.0.attention.output.bias"].tolist() == [-1e4]
+
+
+@pytest.mark.parametrize("target_vocab_size", [None, 9])
+def test_a_start_that_is_not_to_be_learned_becomes_zero(start, target_vocab_size):
+    config = ModelConfig(target_vocab_size=target_vocab_size)
+    side = "embedding" if target_vocab_size is None else "target_embedding"
+    names = ["embedding.weight", "target_embedding.weight"]
+    model = replace(start.model, weights={name: torch.ones(9, 2) for name in names})
+    assert all(weight.all() for weight in first_weights(model, config).values())
+    found = first_weights(model, replace(config, learned_start=False))
+    expected = torch.ones(9, 2)
+    expected[BOS] = 0
+    other = {name: torch.ones(9, 2) for name in names if name != f"{side}.weight"}
+    for name, weight in {**other, f"{side}.weight": expected}.items():
+        assert torch.equal(found[name], weight)
+    assert model.weights[f"{side}.weight"].all()
 
 
 @pytest.mark.parametrize(

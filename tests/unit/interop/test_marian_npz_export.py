@@ -190,7 +190,7 @@ def test_a_learned_start_is_refused(imported: Checkpoint, tmp_path: Path) -> Non
     weight = imported.weights["embedding.weight"].clone()
     weight[BOS, 3] = 0.25
     weights = {**imported.weights, "embedding.weight": weight}
-    with pytest.raises(RequestError, match="must have `model.learned_start` = false"):
+    with pytest.raises(RequestError, match="must have zeros as the embedding of"):
         export(replace(imported, weights=weights), tmp_path / "out", SENTENCES)
 
 

@@ -336,6 +336,16 @@ def test_the_memory_has_a_padding_mask(tiny):
     assert torch.equal(memory.mask[:, 0, 0, :], SOURCE != PAD)
 
 
+def test_loading_weights_again_adds_no_hook(tiny: ModelConfig) -> None:
+    model = Transformer(replace(tiny, learned_start=False))
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for assign in (False, False, True, True):
+        model.load_state_dict(weights, assign=assign)
+        hooks = model.output_embedding.weight._backward_hooks
+        assert hooks is not None
+        assert len(hooks) == 1
+
+
 @pytest.mark.parametrize("is_loaded", [False, True])
 @pytest.mark.parametrize("target_vocab_size", [None, 9])
 def test_a_start_that_is_not_learned_stays_zero(target_vocab_size, is_loaded) -> None:

@@ -51,7 +51,7 @@ def test_the_native_unit_has_the_outputs_and_gradients_of_the_loop(length: int) 
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 21])
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 21, 64, 100, 257])
 def test_the_scan_has_the_outputs_and_gradients_of_the_loop(length: int) -> None:
     plain = unit_of(5).double()
     x = torch.randn(3, length, 5, dtype=torch.float64)
@@ -62,11 +62,20 @@ def test_the_scan_has_the_outputs_and_gradients_of_the_loop(length: int) -> None
 
 
 def test_open_and_closed_gates_leave_the_scan_finite() -> None:
-    forget = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1e-30] * 50)[None, :, None]
-    cells = scan(forget, torch.ones(1, 300, 1))
-    expected = [1.0, 1.0, 2.0, 3.0, 1.0, 1.0, 2.0]
-    torch.testing.assert_close(cells[0, :7, 0], torch.tensor(expected))
-    assert cells.isfinite().all()
+    gates = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1e-30] * 50)
+    gates[100:250] = 1  # cells that reach back over 150 positions
+    forget, addend = gates.requires_grad_(), torch.ones(300, requires_grad=True)
+    expected = [addend[0]]
+    for position in range(1, 300):
+        expected.append(forget[position] * expected[-1] + addend[position])
+    cells = scan(forget[None, :, None], addend[None, :, None])[0, :, 0]
+    loop = torch.stack(expected)
+    torch.testing.assert_close(cells, loop)
+    weight = torch.linspace(-1, 1, 300)
+    found = torch.autograd.grad(cells, (forget, addend), weight)
+    gradients = torch.autograd.grad(loop, (forget, addend), weight, allow_unused=True)
+    for ours, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_sequence_without_positions_is_left_to_the_scan() -> None:
