@@ -19,6 +19,9 @@ Decoding is that of a random model of the preset's sizes, with translations of 2
 tokens, or of a given model. Run it on a machine with nothing else to do.
 """
 
+import transduce  # noqa: F401  # before PyTorch, as it sets OpenMP's spinning
+
+# isort: split
 import argparse
 import os
 import subprocess
@@ -26,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -38,7 +41,15 @@ import torch
 from machine import describe_machine
 
 from transduce.benchmark import decoding, training
-from transduce.benchmark.measurement import Turn, Turns, Worker, order_of_turns
+from transduce.benchmark.measurement import (
+    OPENMP_SPINS,
+    Turn,
+    Turns,
+    Worker,
+    order_of_turns,
+    peer_environment,
+    within_quota,
+)
 from transduce.checkpoint import load_model, save_model
 from transduce.device import choose_hardware
 from transduce.errors import RequestError, counted
@@ -50,7 +61,6 @@ from transduce.machine import (
     PROC,
     control_groups,
     describe_threads,
-    respect_cpu_quota,
 )
 
 CPU = torch.device("cpu")
@@ -60,8 +70,6 @@ WARM_UP_TURNS = 2
 """Turns in which memory is allocated, before all conditions."""
 SETTLING_S = 0.5
 """Time in which the kernel spreads new neighbours over the cores."""
-OPENMP_SPINS = "300000"
-"""OpenMP's own number of spins, if no variable sets another."""
 SPIN = """
 import os
 parent = os.getppid()
@@ -102,18 +110,12 @@ class Measured:
         return replace(self, systems=own)
 
 
-def ours(work: Callable[[Turns[Any]], None], turns: Turns[Any]) -> None:
-    """Work with the number of threads that `transduce` has."""
-    respect_cpu_quota()
-    work(turns)
-
-
 def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured:
     """Return the systems that train: ours and the peers that are installed."""
     run = preset(name)
     hardware = choose_hardware("cpu", width=run.model.d_model)
     task = training.TrainingTask(run=run, hardware=hardware, steps=num_turns)
-    work = partial(ours, training.work_of(training.OURS, task))
+    work = partial(within_quota, training.work_of(training.OURS, task))
     systems = [System(name=training.OURS, work=work, environment={})]
     if long_spins:
         old = {"GOMP_SPINCOUNT": OPENMP_SPINS}
@@ -132,12 +134,6 @@ def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured
         amount=lambda outcome: outcome.num_target_tokens,
         seconds=lambda turn: turn.seconds,
     )
-
-
-def peer_environment() -> dict[str, str]:
-    """Environment that undoes what `import transduce` sets for OpenMP."""
-    chosen = os.environ.get("GOMP_SPINCOUNT") != "1000"
-    return {} if chosen else {"GOMP_SPINCOUNT": OPENMP_SPINS}
 
 
 def decoding_systems(
@@ -233,47 +229,59 @@ def join(group: Path) -> None:
 def quota_group() -> Iterator[Path]:
     """Make a control group with a quota of one core.
 
-    Raises `RequestError` if this process may not.
+    Raises `RequestError` if this process may not, also not join it.
     """
-    try:
-        parent, version = next(control_groups("cpu", PROC))
-        group = parent / f"transduce-{os.getpid()}"
-        if version == 2:
-            (parent / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
-        group.mkdir()
-    except (OSError, StopIteration) as error:
-        raise RequestError(
-            "A quota needs a control group with the controller `cpu`, but none can be "
-            f"made here ({str(error) or 'none is mounted'}); start the benchmark in a "
-            "container with `--cpus 1` instead."
-        ) from None
-    try:
-        if version == 2:
-            (group / "cpu.max").write_text(f"{QUOTA_US} {PERIOD_US}", encoding="ascii")
-        else:
-            for name, number in (("period", PERIOD_US), ("quota", QUOTA_US)):
-                path = group / f"cpu.cfs_{name}_us"
-                path.write_text(str(number), encoding="ascii")
+    with ExitStack() as stack:
+        try:
+            parent, version = next(control_groups("cpu", PROC))
+            group = parent / f"transduce-{os.getpid()}"
+            if version == 2:
+                stack.enter_context(controlled_cpu(parent))
+            group.mkdir()
+            stack.callback(remove, group)
+            if version == 2:
+                (group / "cpu.max").write_text(
+                    f"{QUOTA_US} {PERIOD_US}", encoding="ascii"
+                )
+            else:
+                for name, number in (("period", PERIOD_US), ("quota", QUOTA_US)):
+                    (group / f"cpu.cfs_{name}_us").write_text(
+                        str(number), encoding="ascii"
+                    )
+            with in_group(group):
+                pass
+        except (OSError, StopIteration) as error:
+            raise RequestError(
+                "A quota needs a control group with the controller `cpu`, but none can "
+                f"be used here ({str(error) or 'none is mounted'}); start the "
+                "benchmark in a container with `--cpus 1` instead."
+            ) from None
         yield group
-    finally:
-        for _ in range(100):  # the kernel may not yet have removed ended processes
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.1)
 
 
 @contextmanager
-def with_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables, which processes started in the block inherit."""
-    before = dict(os.environ)
-    os.environ.update(variables)
+def controlled_cpu(parent: Path) -> Iterator[None]:
+    """Give the groups within a group of version 2 the controller `cpu`."""
+    path = parent / "cgroup.subtree_control"
+    if "cpu" in path.read_text(encoding="ascii").split():
+        yield
+        return
+    path.write_text("+cpu", encoding="ascii")
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        with suppress(OSError):  # another group within it needs the controller now
+            path.write_text("-cpu", encoding="ascii")
+
+
+def remove(group: Path) -> None:
+    """Remove a control group, once the kernel has removed its ended processes."""
+    for _ in range(100):
+        try:
+            group.rmdir()
+            break
+        except OSError:
+            time.sleep(0.1)
 
 
 Workers = dict[str, Worker[Any]]
@@ -283,8 +291,7 @@ def start(stack: ExitStack, measured: Measured) -> Workers:
     """Start a process for each system, which inherits affinity and control group."""
     workers: Workers = {}
     for system in measured.systems:
-        with with_environment(system.environment):
-            worker: Worker[Any] = Worker(system.name, system.work, CPU)
+        worker: Worker[Any] = Worker(system.name, system.work, CPU, system.environment)
         workers[system.name] = stack.enter_context(worker)
         for _ in range(WARM_UP_TURNS):
             worker.take_turn()

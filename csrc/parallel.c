@@ -62,8 +62,11 @@ typedef void (*GompParallel)(void (*)(void *), void *, unsigned, unsigned);
 static _Atomic(GompParallel) gomp_parallel;
 static atomic_bool has_used_gomp;
 
+static void register_fork_handler(void);
+
 void td_use_openmp(void *function)
 {
+    register_fork_handler(); /* a runtime's threads do not survive a fork either */
     GompParallel run;
     *(void **)&run = function; /* as POSIX allows for results of dlsym */
     atomic_store(&gomp_parallel, run);
@@ -116,6 +119,12 @@ static void reset_after_fork(void)
 
 static void add_fork_handler(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
 
+static void register_fork_handler(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, add_fork_handler);
+}
+
 /* Begin the open job; NULL if there is none. The caller holds the mutex. */
 static Job *begin_job(void)
 {
@@ -159,8 +168,7 @@ static void *work(void *unused)
  * holds the mutex. */
 static void grow_pool(int num_workers)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, add_fork_handler);
+    register_fork_handler();
     sigset_t all,
         before; /* new threads block signals: the program's threads get them */
     sigfillset(&all);

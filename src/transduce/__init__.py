@@ -18,11 +18,28 @@ if TYPE_CHECKING:
 
     __version__: str
 
-if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+
+def _is_openmp_loaded() -> bool:
+    """Return whether GCC's OpenMP, which other packages use too, has its settings."""
+    if "torch" in sys.modules:
+        return True
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return b"/libgomp" in maps.read()
+    except OSError:  # not Linux
+        return False
+
+
+_shortens_spins = (
+    not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    and not _is_openmp_loaded()
+)
+"""Whether this process has set the time that threads of OpenMP spin."""
+if _shortens_spins:
     # Threads of GCC's OpenMP wait for the next operator in a loop, by default for some
     # milliseconds, in which neither another program nor another thread has their cores.
-    # OpenMP reads the variable when PyTorch is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # OpenMP reads the variable when it is loaded, usually with PyTorch.
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 __all__ = [
     "SamplingConfig",

@@ -8,9 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 WATCH_SECONDS = 0.5
 """Seconds between two checks that the parent still runs."""
@@ -22,6 +23,34 @@ def terminations() -> list[signal.Signals]:
     if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
         return [signal.SIGTERM]
     return [signal.SIGTERM, hangup]
+
+
+def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
+    """Return the handlers of signals, without those that C code has set.
+
+    Python cannot restore these, so the functions of this module leave them in place.
+    """
+    found = {number: signal.getsignal(number) for number in numbers}
+    return {number: each for number, each in found.items() if each is not None}
+
+
+def _restore(handlers: Mapping[int, Any], arrived: Iterable[int] = ()) -> None:
+    """Set all handlers before one of them runs, then raise the signals that arrived.
+
+    A handler that raises an exception would otherwise keep the others from being set.
+    """
+    set_mask = getattr(signal, "pthread_sigmask", None)  # missing on Windows
+    before = set_mask(signal.SIG_BLOCK, ()) if set_mask else None
+    try:
+        if set_mask:
+            set_mask(signal.SIG_BLOCK, handlers)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    finally:
+        for number in list(arrived):
+            signal.raise_signal(number)  # handled as soon as it is not blocked
+        if set_mask:
+            set_mask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -36,26 +65,19 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
         return
-    previous = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, *terminations())
-    }
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def request(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and requested.is_set():
-            restore()
-            signal.raise_signal(number)
+            _restore(previous, [number])
         requested.set()
 
-    for number in previous:
-        signal.signal(number, request)
     try:
+        for number in previous:
+            signal.signal(number, request)
         yield requested.is_set
     finally:
-        restore()
+        _restore(previous)
 
 
 @contextmanager
@@ -71,12 +93,13 @@ def unwound_on_termination() -> Iterator[None]:
     def unwind(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = {number: signal.signal(number, unwind) for number in terminations()}
+    previous = _handlers_of_python(terminations())
     try:
+        for number in previous:
+            signal.signal(number, unwind)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        _restore(previous)
 
 
 @contextmanager
@@ -89,22 +112,25 @@ def signals_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[int] = []
+    held: dict[int, None] = {}
+    is_left = False
+    previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def hold(number: int, _frame: FrameType | None) -> None:
-        held.append(number)
+        if is_left:  # another thread, which may not block signals, received one
+            _restore({number: previous[number]}, [number])
+        else:
+            held[number] = None
 
-    previous = {
-        number: signal.signal(number, hold)
-        for number in (signal.SIGINT, *terminations())
-    }
     try:
+        for number in previous:
+            signal.signal(number, hold)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for arrived in dict.fromkeys(held):
-            signal.raise_signal(arrived)
+        try:
+            _restore(previous, held)
+        finally:
+            is_left = True
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

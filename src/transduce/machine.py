@@ -37,6 +37,9 @@ CORES = Path("/sys/devices/system/cpu")
 """Linux information on each hardware thread."""
 MOUNT_ROOT, MOUNT_FOLDER = 3, 4
 """Fields of a line of `/proc/self/mountinfo`."""
+WRITTEN_THREADS = "TRANSDUCE_WRITTEN_THREADS"
+"""Environment variable with the number that `use_threads` has written to the others, so
+that child processes do not take it for the user's choice."""
 MOST_BRIEF_SPINS = 10_000
 """Spins that take less than a millisecond on any processor; a pause of up to 140 cycles
 is between two."""
@@ -109,7 +112,8 @@ def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
     """Yield folder and version of this process's control groups, inner to outer.
 
     `kind` is the controller, such as "cpu". Folders may be missing: a container may see
-    only the outermost group, which is then its own.
+    only the outermost group, which is then its own. A group in several mounts comes
+    several times.
     """
     mounts = _group_mounts(proc)
     for line in _lines(proc / "self" / "cgroup"):
@@ -121,29 +125,46 @@ def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
             version, usual, found = 1, CONTROL_GROUPS / kind, mounts.get(kind)
         else:
             continue
-        root, folder = found or (Path("/"), usual)
-        inside = Path(group)
-        if ".." in inside.parts or not inside.is_relative_to(root):
-            inside = root  # of another namespace
-        below = inside.relative_to(root)
-        for each in (below, *below.parents):
-            yield folder / each, version
+        for folder in _group_folders(Path(group), found or {usual: Path("/")}):
+            yield folder, version
 
 
-def _group_mounts(proc: Path) -> dict[str, tuple[Path, Path]]:
-    """Return group and folder of each mount of control groups, by controller.
+def _group_folders(group: Path, mounts: Mapping[Path, Path]) -> Iterator[Path]:
+    """Yield the folders of a group and of those around it, in each mount that has it.
 
-    Version 2 has one mount for all controllers, named "".
+    `mounts` has the outermost group of each mount, by folder.
     """
-    mounts: dict[str, tuple[Path, Path]] = {}
+    is_inside = ".." not in group.parts
+    having = {
+        folder: group.relative_to(root)
+        for folder, root in mounts.items()
+        if is_inside and group.is_relative_to(root)
+    }
+    if not having:  # the group's name is that of another namespace
+        yield next(iter(mounts))
+    for folder, below in having.items():
+        for each in (below, *below.parents):
+            yield folder / each
+
+
+def _group_mounts(proc: Path) -> dict[str, dict[Path, Path]]:
+    """Return the outermost group of each mount of control groups, by folder.
+
+    The mounts are grouped by controller. Those of version 2 have all controllers, and
+    the name "".
+    """
+    mounts: dict[str, dict[Path, Path]] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         mount, _, system = line.partition(" - ")
         fields, (kind, *options) = mount.split(" "), system.split(" ")
-        if kind not in ("cgroup", "cgroup2") or len(fields) <= MOUNT_FOLDER:
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        if len(fields) <= MOUNT_FOLDER or not options:
             continue
         group, folder = (_unescaped(fields[i]) for i in (MOUNT_ROOT, MOUNT_FOLDER))
         names = [""] if kind == "cgroup2" else options[-1].split(",")
-        mounts |= {name: (Path(group), Path(folder)) for name in names}
+        for name in names:  # a mount on the same folder hides the earlier one
+            mounts.setdefault(name, {})[Path(folder)] = Path(group)
     return mounts
 
 
@@ -153,9 +174,12 @@ def _unescaped(path: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Read the lines of a file; none if it cannot be read."""
+    """Read the lines of a file; none if it cannot be read.
+
+    Only a line feed ends a line: names of groups may have other control characters.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError:
         return []
 
@@ -193,17 +217,23 @@ def usable_cores(
     """Return the number of threads to compute with, and what limits it.
 
     It is the smallest of the cores in the process's affinity, the CPU quotas of its
-    control groups (of containers and cluster jobs), rounded up, and OMP_NUM_THREADS.
+    control groups (of containers and cluster jobs), rounded up, and MKL_NUM_THREADS, or
+    OMP_NUM_THREADS where it is not set.
     """
-    number = present = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        number = len(os.sched_getaffinity(0))
-    limits = [Cores(number, "affinity" if number < present else None)]
+    number = _cores_of_affinity()
+    limits = [Cores(number, "affinity" if number < (os.cpu_count() or 1) else None)]
     if (quota := cpu_quota(proc)) < math.inf:
         several = "core" if quota == 1 else "cores"
         limits.append(Cores(math.ceil(quota), f"CPU quota of {quota:.3g} {several}"))
     limits += _chosen_threads(environment)
     return min(limits, key=lambda cores: cores.number)  # the first of equal ones
+
+
+def _cores_of_affinity() -> int:
+    """Return the number of hardware threads in the process's affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_quota(proc: Path = PROC) -> float:
@@ -405,12 +435,15 @@ def describe_threads() -> str:
 
 
 def use_threads(number: int) -> None:
-    """Set the number of threads, also of PyTorch, whether loaded now or later."""
+    """Set the number of threads, also of PyTorch, whether loaded now or later.
+
+    If PyTorch is not loaded, child processes inherit the number.
+    """
     _Threads.number = number
     if (torch := _loaded_torch()) is not None:
         torch.set_num_threads(number)
         return
-    _Threads.written = os.environ["OMP_NUM_THREADS"] = str(number)
+    os.environ["OMP_NUM_THREADS"] = os.environ[WRITTEN_THREADS] = str(number)
     if "MKL_NUM_THREADS" in os.environ:
         os.environ["MKL_NUM_THREADS"] = str(number)
     if (library := _openmp()) is not None:
@@ -429,16 +462,15 @@ def respect_cpu_quota(proc: Path = PROC) -> None:
         before = torch.get_num_threads()
     else:
         chosen = next(_chosen_threads(os.environ), None)
-        before = num_cores() + 1 if chosen is None else chosen.number
+        before = _cores_of_affinity() if chosen is None else chosen.number
     if math.ceil(quota) < before:
         use_threads(min(num_threads(), math.ceil(quota)))
 
 
 def are_threads_chosen() -> bool:
-    """Return whether the environment that this process got sets a number of threads."""
-    return any(
-        os.environ.get(name) not in (None, _Threads.written) for name in READ_BY_PYTORCH
-    )
+    """Return whether the user sets a number of threads in the environment."""
+    chosen = next(_chosen_threads(os.environ), None)
+    return chosen is not None and str(chosen.number) != os.environ.get(WRITTEN_THREADS)
 
 
 def _loaded_torch() -> ModuleType | None:
@@ -451,8 +483,6 @@ class _Threads:
     """Number of threads set by `use_threads`, for this process."""
 
     number: int | None = None
-    written: str | None = None
-    """Number that `use_threads` has written to the environment."""
 
 
 def leave_a_core() -> None:
@@ -479,10 +509,13 @@ def _openmp() -> ctypes.CDLL | None:
     """
     folder = torch_folder()
     own = [] if folder is None else sorted((folder / "lib").glob("libgomp*"))
-    # PyTorch brings its own copy, uses the system's, or has it loaded already.
-    for path in [*map(str, own), None, "libgomp.so.1"]:
+    # PyTorch brings its own copy, uses the system's, or has it loaded already. A loaded
+    # library of the same name, such as another extension's, takes its copy's place.
+    choices = [(path.name, os.RTLD_NOLOAD) for path in own]
+    choices += [(str(path), 0) for path in own]
+    for name, mode in [*choices, (None, 0), ("libgomp.so.1", 0)]:
         with suppress(OSError, AttributeError):
-            library = ctypes.CDLL(path)
+            library = ctypes.CDLL(name, mode)
             _ = library.GOMP_parallel, library.omp_get_max_threads
             return library
     return None

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -157,3 +158,79 @@ def test_a_held_signal_is_handled_once_after_the_block(number):
         assert handled == [number]
     finally:
         signal.signal(number, before)
+
+
+@pytest.fixture
+def disturbed(monkeypatch):
+    """Return a function that lets a signal arrive after a handler has been set."""
+
+    def disturb(after: int, arriving: int) -> None:
+        change = signal.signal
+
+        def changed(number: int, handler: object) -> object:
+            before = change(number, handler)
+            if number == after:
+                monkeypatch.setattr(signal, "signal", change)
+                os.kill(os.getpid(), arriving)
+            return before
+
+        monkeypatch.setattr(signal, "signal", changed)
+
+    return disturb
+
+
+def interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
+@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+@pytest.mark.parametrize("is_within", [False, True])
+@pytest.mark.parametrize(
+    ("after", "arriving"),
+    [
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGHUP),
+    ],
+)
+def test_a_signal_at_any_time_leaves_the_earlier_handlers(
+    disturbed, held, is_within, after, arriving
+):
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
+    with suppress(KeyboardInterrupt, SystemExit):
+        if not is_within:
+            disturbed(after, arriving)
+        with held():
+            if is_within:
+                disturbed(after, arriving)
+    assert [signal.getsignal(number) for number in SIGNALS] == [interrupt] * 3
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_handler_left_by_a_race_calls_the_earlier_one(received):
+    with signals_held():
+        left = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, left)
+    signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) != left
+
+
+@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+def test_handlers_of_c_code_stay(monkeypatch, held):
+    """Python names them None, and cannot restore them."""
+    change = signal.signal
+    handler_of = signal.getsignal
+    changed = []
+    monkeypatch.setattr(
+        signal, "getsignal", lambda n: None if n == signal.SIGTERM else handler_of(n)
+    )
+    monkeypatch.setattr(
+        signal, "signal", lambda n, handler: (changed.append(n), change(n, handler))[1]
+    )
+    with held():
+        pass
+    assert signal.SIGTERM not in changed
+    assert signal.SIGHUP in changed

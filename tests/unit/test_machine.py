@@ -135,6 +135,26 @@ def test_a_group_without_a_cache_figure_counts_no_cache(linux):
     assert free_memory(1) == 180_000
 
 
+@pytest.mark.parametrize("root", ["/../..", "/other", "/job/step"])
+def test_a_later_mount_does_not_hide_the_groups_limit(linux, tmp_path, root):
+    mounts = [
+        f"31 23 0:28 {root} {folder} rw - cgroup2 cgroup2 rw"
+        for root, folder in (("/", tmp_path / "own"), (root, tmp_path / "later"))
+    ]
+    linux(
+        {
+            "meminfo": "MemAvailable: 400 kB\n",
+            "self/cgroup": "0::/job\n",
+            "self/mountinfo": "\n".join(mounts),
+            "own/job/memory.max": "300000",
+            "own/job/memory.current": "120000\n",
+            "later/memory.max": "200000",
+            "later/memory.current": "190000\n",
+        }
+    )
+    assert free_memory(1) == 180_000
+
+
 def test_free_memory_is_infinite_if_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr("transduce.machine.PROC", tmp_path)
     assert free_memory(1) == math.inf

@@ -13,7 +13,9 @@ import torch
 
 from transduce.machine import (
     READ_BY_PYTORCH,
+    WRITTEN_THREADS,
     Cores,
+    are_threads_chosen,
     cpu_quota,
     describe_threads,
     leave_a_core,
@@ -28,6 +30,11 @@ PRESENT = os.cpu_count() or 1
 AFFINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else PRESENT
 VERSION_2 = "31 23 0:28 / {} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = "32 31 0:29 / {} rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct"
+
+OPENMP = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+needs_openmp = pytest.mark.skipif(
+    not OPENMP, reason="this PyTorch does not bring GCC's OpenMP"
+)
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def test_a_partly_loaded_pytorch_is_not_queried(monkeypatch) -> None:
     for name in READ_BY_PYTORCH:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr("transduce.machine._Threads.number", None)
-    monkeypatch.setattr("transduce.machine._Threads.written", None)
+    monkeypatch.setenv(WRITTEN_THREADS, "7")
     use_threads(1)
     assert num_threads() == before == 1
 
@@ -200,6 +207,41 @@ def test_a_chosen_number_of_threads_is_kept(monkeypatch):
             "4:memory:/m\n1:cpu:/\n0::/\n",
             {"cpu/cpu.cfs_quota_us": "9000", "cpu/cpu.cfs_period_us": "10000"},
             0.9,
+        ),
+        # Mounts of groups of another namespace, of another group, and of an inner one.
+        *(
+            (
+                VERSION_2.replace("{}", "{0}/own")
+                + "\n"
+                + VERSION_2.replace("{}", "{0}/later").replace(" / ", f" {root} "),
+                "0::/a\n",
+                {"own/a/cpu.max": "200000 100000", "later/cpu.max": "1000 100000"},
+                2.0,
+            )
+            for root in ("/../..", "/other", "/a/b")
+        ),
+        # The inner group has two mounts, and both are read.
+        (
+            VERSION_2.replace("{}", "{0}/own")
+            + "\n"
+            + VERSION_2.replace("{}", "{0}/inner").replace(" / ", " /a "),
+            "0::/a/b\n",
+            {"own/cpu.max": "200000 100000", "inner/b/cpu.max": "150000 100000"},
+            1.5,
+        ),
+        # A mount hides an earlier one on the same folder.
+        (
+            f"{VERSION_2.replace(' / ', ' /a ')}\n{VERSION_2}".replace("{}", "{0}"),
+            "0::/a\n",
+            {"a/cpu.max": "200000 100000", "cpu.max": "max 100000"},
+            2.0,
+        ),
+        # Only a line feed ends a line, and mounts of version 1 have options.
+        (
+            VERSION_2 + "\n32 31 0:29 / /x rw - cgroup",
+            "0::/a\fb\n",
+            {"a\fb/cpu.max": "200000 100000"},
+            2.0,
         ),
     ],
 )
@@ -338,7 +380,7 @@ def test_a_number_within_the_quota_stays_the_users_choice(
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({}, AFFINE), ({"OMP_NUM_THREADS": "1"}, 1)],
+    [({}, AFFINE), ({"OMP_NUM_THREADS": ""}, AFFINE), ({"OMP_NUM_THREADS": "1"}, 1)],
 )
 def test_processes_share_the_cores_unless_the_user_sets_their_threads(
     proc, variables, expected
@@ -358,6 +400,41 @@ def test_processes_share_the_cores_unless_the_user_sets_their_threads(
 
 
 @pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, False),
+        ({"OMP_NUM_THREADS": ""}, False),
+        ({"OMP_NUM_THREADS": "0"}, False),
+        ({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "two"}, True),
+        ({"OMP_NUM_THREADS": "2", WRITTEN_THREADS: "2"}, False),
+        ({"OMP_NUM_THREADS": "3", WRITTEN_THREADS: "2"}, True),
+    ],
+)
+def test_only_a_number_that_pytorch_would_use_is_a_choice(
+    monkeypatch, variables, expected
+):
+    for name in (*READ_BY_PYTORCH, WRITTEN_THREADS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert are_threads_chosen() == expected
+
+
+def test_a_child_process_does_not_take_an_inherited_number_for_the_users_choice():
+    child = (
+        "from transduce.machine import are_threads_chosen, num_threads\n"
+        "print(num_threads(), are_threads_chosen())"
+    )
+    program = (
+        "import subprocess, sys\n"
+        "from transduce.machine import use_threads\n"
+        "use_threads(1)\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    assert told_by(program) == "1 False"
+
+
+@pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, False),
@@ -372,10 +449,7 @@ def test_spinning_threads_of_openmp_are_recognized(environment, expected):
     assert spins_briefly(environment) == expected
 
 
-@pytest.mark.skipif(
-    not list((Path(torch.__file__).parent / "lib").glob("libgomp*")),
-    reason="this PyTorch does not bring GCC's OpenMP",
-)
+@needs_openmp
 @pytest.mark.parametrize(("spins", "is_shared"), [("1000", False), ("300000", True)])
 def test_threads_of_openmp_are_shared_only_if_they_spin_for_long(spins, is_shared):
     program = (
@@ -393,6 +467,12 @@ def test_threads_of_openmp_are_shared_only_if_they_spin_for_long(spins, is_share
         ("", {"OMP_WAIT_POLICY": "active"}, "None"),
         # OpenMP has read its settings.
         ("import sys\nsys.modules['torch'] = sys\n", {}, "None"),
+        pytest.param(
+            f"import ctypes\nctypes.CDLL({str(OPENMP[0])!r})\n" if OPENMP else "",
+            {},
+            "None",
+            marks=needs_openmp,
+        ),
     ],
 )
 def test_openmp_spins_briefly_unless_the_user_chooses(before, variables, expected):
@@ -404,3 +484,21 @@ def test_openmp_spins_briefly_unless_the_user_chooses(before, variables, expecte
         + "import transduce\nprint(os.environ.get('GOMP_SPINCOUNT'))"
     )
     assert told_by(program) == expected
+
+
+@needs_openmp
+def test_threads_of_an_openmp_that_is_loaded_before_are_shared(tmp_path):
+    """It is that of another extension, which PyTorch uses instead of its own."""
+    other = tmp_path / OPENMP[0].name
+    other.write_bytes(OPENMP[0].read_bytes())
+    program = (
+        "import ctypes, os\n"
+        "for n in 'GOMP_SPINCOUNT', 'OMP_WAIT_POLICY': os.environ.pop(n, None)\n"
+        f"library = ctypes.CDLL({str(other)!r})\n"
+        "from transduce.machine import gomp_parallel\n"
+        "import torch\n"
+        "own = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value\n"
+        "maps = open('/proc/self/maps').read()\n"
+        f"print(gomp_parallel() == own, {str(OPENMP[0])!r} in maps)"
+    )
+    assert told_by(program) == "True False"

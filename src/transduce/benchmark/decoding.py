@@ -38,6 +38,8 @@ from transduce.benchmark.measurement import (
     describe_machine,
     load_warning,
     order_of_turns,
+    peer_environment,
+    within_quota,
 )
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.tensors import pad_rows
@@ -536,8 +538,11 @@ def _measure(
         workers: dict[str, Worker[DecodingOutcome]] = {}
         for name, (prepare, library) in systems.items():
             on_turn(f"{name}: loading the model")
-            work = work_of(prepare, library, task)
-            workers[name] = stack.enter_context(Worker(name, work, task.device))
+            work = partial(within_quota, work_of(prepare, library, task))
+            environment = {} if name.startswith(OURS) else peer_environment()
+            workers[name] = stack.enter_context(
+                Worker(name, work, task.device, environment)
+            )
         for number, setting in enumerate(task.jobs()):
             for name in order_of_turns(list(workers), number):
                 on_turn(f"{name}: {setting}")

@@ -8,8 +8,8 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+import transduce
 from transduce.device import Hardware, peak_memory, used_memory
 from transduce.errors import TransduceError, counted
 from transduce.interruption import end_with_parent
@@ -27,11 +28,14 @@ from transduce.machine import (
     BUSY_LOAD,
     describe_processor,
     memory_of_children,
+    respect_cpu_quota,
     threads_limit,
 )
 
 Outcome = TypeVar("Outcome")
 
+OPENMP_SPINS = "300000"
+"""Number of spins of GCC's OpenMP if no variable sets another."""
 MOST_ROUNDS = 10_000
 """Largest number of rounds, far more than a median needs."""
 NAME_WIDTH = 34
@@ -100,12 +104,49 @@ def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
+def within_quota(work: Callable[[Turns[Outcome]], None], turns: Turns[Outcome]) -> None:
+    """Work on as many threads as the CPU quota allows, as `transduce` does.
+
+    A process does not inherit the number from one that has loaded PyTorch before.
+    """
+    respect_cpu_quota()
+    work(turns)
+
+
+def peer_environment() -> dict[str, str]:
+    """Return variables that undo what `import transduce` sets for OpenMP.
+
+    With them, other libraries run with the settings that they have without us.
+    """
+    return {"GOMP_SPINCOUNT": OPENMP_SPINS} if transduce._shortens_spins else {}
+
+
+@contextmanager
+def _with_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables, which processes started in the block inherit."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class Worker(Generic[Outcome]):
     """Worker process of one system; it ends with the `with` block."""
 
     def __init__(
-        self, name: str, work: Callable[[Turns[Outcome]], None], device: torch.device
+        self,
+        name: str,
+        work: Callable[[Turns[Outcome]], None],
+        device: torch.device,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Start the process, with the variables of `environment` set."""
         self._name = name
         # Spawned, as the memory of a forked process includes this one's.
         context = get_context("spawn")
@@ -113,7 +154,8 @@ class Worker(Generic[Outcome]):
         self._process = context.Process(
             target=_work, args=(theirs, work, device, os.getpid()), daemon=True
         )
-        self._process.start()
+        with _with_environment(environment or {}):
+            self._process.start()
         theirs.close()
 
     def __enter__(self) -> "Worker[Outcome]":

@@ -34,6 +34,8 @@ from transduce.benchmark.measurement import (
     describe_machine,
     load_warning,
     order_of_turns,
+    peer_environment,
+    within_quota,
 )
 from transduce.data.batches import (
     ID_TYPE,
@@ -506,9 +508,18 @@ def _play(
     rates: list[float] = []
     played: list[Round] = []
     with ExitStack() as stack:
-        yardstick = stack.enter_context(Worker("the matrix rate", measure, device))
+        yardstick = stack.enter_context(
+            Worker("the matrix rate", partial(within_quota, measure), device)
+        )
         workers = {
-            name: stack.enter_context(Worker(name, work_of(name, task), device))
+            name: stack.enter_context(
+                Worker(
+                    name,
+                    partial(within_quota, work_of(name, task)),
+                    device,
+                    {} if name == OURS else peer_environment(),
+                )
+            )
             for name in names
         }
         for number in range(task.steps):

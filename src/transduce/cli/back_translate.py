@@ -108,7 +108,7 @@ def back_translate(
         times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     sampled = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     searched = {"beam_size": beam_size, "length_penalty": length_penalty}

@@ -79,8 +79,8 @@ def clean(
     device
         Device of the models: auto, cpu or cuda.
     processes
-        Number of processes; by default one for each core, or
-        OMP_NUM_THREADS, at most 16.
+        Number of processes; by default one for each core within affinity and CPU
+        quota, at most OMP_NUM_THREADS and 16.
     force
         Overwrite the folder of an earlier cleaning.
     json_output

@@ -136,7 +136,8 @@ def distill(
         Precision of the student's training: auto, fp32 or bf16.
     processes
         Number of processes that share the teacher's sentences, each on one core; by
-        default one for each core, or OMP_NUM_THREADS, at most 16.
+        default one for each core within affinity and CPU quota, at most
+        OMP_NUM_THREADS and 16.
     """
     if not teachers:
         raise ConfigError("A teacher must be given; name a model or run folder.")

@@ -89,7 +89,7 @@ def evaluate_parses(
         times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     if predicted is not None and predicted.is_dir():
         raise ConfigError(

@@ -94,7 +94,7 @@ def parse(
         times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(input)

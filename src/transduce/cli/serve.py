@@ -104,7 +104,7 @@ def serve(
         settings.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     no_repeat_ngram
         No sequence of so many tokens occurs twice in a translation, so that it cannot
         loop; by default each model's own setting.
@@ -146,7 +146,8 @@ def serve(
     )
     if processes is None:
         processes = default_processes(choose_device(device))
-    # The page, the clients and the queue need a core too.
+    # The page, the clients and the queue need a core too. Under a quota of 1.5 cores,
+    # one thread of two computes: the other half core is theirs.
     leave_a_core()
     restrictions = {
         "no_repeat_ngram": no_repeat_ngram,

@@ -149,7 +149,7 @@ def translate(
         times faster on a processor that supports them.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     for option, file in (("--prefixes", prefixes), ("--bad-words", bad_words)):
         if file == STANDARD_INPUT and input in (None, STANDARD_INPUT):

@@ -92,7 +92,7 @@ def tune(
         will be used.
     processes
         Number of processes that share the sentences, each on one core; by default one
-        for each core, or OMP_NUM_THREADS, at most 16.
+        for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     require_both(dev_source, dev_target)
     if bool(dev_source) == bool(dev_trees):

@@ -163,7 +163,7 @@ class WorkerPool(Generic[Searcher]):
                     found = worker.receive()
                 except EOFError:
                     del busy[connection]
-                    yield from self._undone(task, worker)
+                    yield from self._undone(task, worker, on_step)
                     continue
                 # Before the yield, as the caller may never ask for more.
                 if worker.is_done and waiting:
@@ -172,10 +172,13 @@ class WorkerPool(Generic[Searcher]):
                     self._idle.append(busy.pop(connection))
                 yield found
         for share in waiting:  # all workers were killed
-            yield from self._search_alone(task, share)
+            yield from self._search_alone(task, share, on_step)
 
     def _undone(
-        self, task: SearchTask[Searcher, Any], killed: "_Worker"
+        self,
+        task: SearchTask[Searcher, Any],
+        killed: "_Worker",
+        on_step: Callable[[], object] | None,
     ) -> Iterator[list[SearchResult]]:
         killed.end()
         warnings.warn(
@@ -184,13 +187,16 @@ class WorkerPool(Generic[Searcher]):
             RuntimeWarning,
             stacklevel=2,
         )
-        yield from self._search_alone(task, sorted(killed.missing))
+        yield from self._search_alone(task, sorted(killed.missing), on_step)
 
     def _search_alone(
-        self, task: SearchTask[Searcher, Any], numbers: list[int]
+        self,
+        task: SearchTask[Searcher, Any],
+        numbers: list[int],
+        on_step: Callable[[], object] | None,
     ) -> Iterator[list[SearchResult]]:
         """Search for some sentences of the task in this process."""
-        for found in search_in_batches(task.subset(numbers), self._searcher):
+        for found in search_in_batches(task.subset(numbers), self._searcher, on_step):
             yield [(numbers[i], hypotheses) for i, hypotheses in found]
 
     def _fill(self, number: int) -> None:
@@ -231,8 +237,8 @@ class _Worker:
             self.end = weakref.finalize(
                 self, _end, self._parent, self._pid, self.connection
             )
+            """Ends the worker, once; also called when this object is collected."""
         theirs.close()
-        """Ends the worker, once; also called when this object is collected."""
         self.missing: set[int] = set()
         """Numbers of the sentences without a result."""
 

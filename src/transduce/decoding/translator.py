@@ -904,7 +904,7 @@ def load(
     num_processes
         Processes that translate, forks of this one with one thread each; faster if
         there are many sentences. Only under Linux and on a CPU. None: one for each
-        core, or OMP_NUM_THREADS, at most 16.
+        core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     target_language
         Language to translate into, of a model with several (`Translator.into`).
     tag

@@ -27,7 +27,7 @@ from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
 from transduce.files import atomic_file, file_lock
 from transduce.interruption import stop_on_signal
-from transduce.machine import Precision, num_cores
+from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
 from transduce.settings import flattened, require_between
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
@@ -275,7 +275,8 @@ def make_slots(device: str, parallel: int | None) -> list[Slot]:
         return [{VISIBLE: gpus[number % len(gpus)]} for number in range(count)]
     if count == 1:
         return [{}]
-    return [{"OMP_NUM_THREADS": str(max(num_cores() // count, 1))}] * count
+    share = str(max(num_cores() // count, 1))
+    return [dict.fromkeys(READ_BY_PYTORCH, share)] * count
 
 
 def _gpus() -> list[str]:

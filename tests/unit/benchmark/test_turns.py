@@ -1,15 +1,19 @@
 """Workers take turns, and one that ends early is an error."""
 
 import operator
+import os
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from transduce.benchmark import measurement
+from transduce.benchmark import decoding, measurement, training
 from transduce.benchmark import measurement as turns_module
-from transduce.benchmark.measurement import Worker
+from transduce.benchmark.measurement import Turns, Worker
 from transduce.errors import TransduceError
+from transduce.machine import respect_cpu_quota
 
 CPU = torch.device("cpu")
 
@@ -77,6 +81,89 @@ def test_a_worker_works_in_a_process_of_its_own(cpu):
     assert not process.is_alive()
     assert process.exitcode == 0
     assert all(turn.outcome > 0 and turn.seconds > 0 for turn in turns)
+
+
+def report_spins(turns: Turns[str | None]) -> None:
+    turns.begin()
+    turns.done(os.environ.get("GOMP_SPINCOUNT"))
+
+
+def test_a_worker_gets_the_variables_of_its_environment(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    with Worker("The spins", report_spins, CPU, {"GOMP_SPINCOUNT": "7"}) as worker:
+        assert worker.take_turn().outcome == "7"
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+
+
+def test_work_within_the_quota_has_as_many_threads(
+    take_all_turns, monkeypatch, tmp_path
+):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    monkeypatch.setattr("transduce.machine.CONTROL_GROUPS", tmp_path)
+    respect = partial(respect_cpu_quota, tmp_path)
+    monkeypatch.setattr(measurement, "respect_cpu_quota", respect)
+
+    def work(turns: Turns[int]) -> None:
+        turns.begin()
+        turns.done(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        turns = take_all_turns(partial(measurement.within_quota, work), 1)
+    finally:
+        torch.set_num_threads(before)
+    assert [turn.outcome for turn in turns] == [2]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Return the function of each worker, and its environment, by the system's name."""
+    found = {}
+
+    def worker(name, work, _device, environment=None):
+        found[name] = work.func, environment or {}
+        return nullcontext()
+
+    monkeypatch.setattr(training, "Worker", worker)
+    monkeypatch.setattr(decoding, "Worker", worker)
+    return found
+
+
+@pytest.mark.parametrize("shortens", [True, False])
+def test_peers_train_within_the_quota_with_openmps_own_settings(
+    started, monkeypatch, task, shortens
+):
+    monkeypatch.setattr("transduce._shortens_spins", shortens)
+    training._play(
+        replace(task, steps=0), [training.OURS, training.TORCH], lambda _: None
+    )
+    default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
+    assert started == {
+        "the matrix rate": (measurement.within_quota, {}),
+        training.OURS: (measurement.within_quota, {}),
+        training.TORCH: (measurement.within_quota, default),
+    }
+
+
+def test_peers_decode_within_the_quota_with_openmps_own_settings(
+    started, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("transduce._shortens_spins", True)
+    task = decoding.DecodingTask(
+        models=tmp_path, sentences=(), settings=(), rounds=0, device=CPU
+    )
+    systems = dict.fromkeys(("transduce int8", "CTranslate2 int8"), (list, ""))
+    decoding._measure(task, systems, lambda _: None)
+    assert started == {
+        "transduce int8": (measurement.within_quota, {}),
+        "CTranslate2 int8": (
+            measurement.within_quota,
+            {"GOMP_SPINCOUNT": "300000"},
+        ),
+    }
 
 
 def test_a_worker_that_ends_before_its_turn_is_an_error():

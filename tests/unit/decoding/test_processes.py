@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
@@ -170,6 +172,39 @@ def test_the_first_process_takes_over_what_waits_if_all_are_killed(
         found = list(chain.from_iterable(pool.search(SHORT)))
     assert sorted(number for number, _ in found) == list(range(3_000))
     assert {hypotheses[0].ids[0] for _, hypotheses in found} == {os.getpid()}
+
+
+class TwoSteps(OneStep):
+    """Stand-in for `Decoding` that is done after two steps."""
+
+    def step(self) -> None:
+        pass
+
+    def step_until_some_are_done(
+        self, _few: int, on_step: Callable[[], object] | None
+    ) -> None:
+        if on_step is not None:
+            on_step()
+        self.search.live = []
+
+
+def test_a_search_can_be_cancelled_after_all_processes_are_killed(
+    others: set[int],
+) -> None:
+    pool = WorkerPool(object(), 3, "cpu")
+    workers = children() - others
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+        Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+
+    def cancel() -> None:
+        if not workers & children():
+            raise InterruptedError
+
+    task = replace(SHORT, start=TwoSteps)  # type: ignore[arg-type]
+    with warnings.catch_warnings(), pytest.raises(InterruptedError):
+        warnings.simplefilter("ignore")
+        list(pool.search(task, cancel))
 
 
 def test_a_process_killed_while_idle_is_replaced(

@@ -200,8 +200,11 @@ def test_the_processor_has_one_slot_by_default() -> None:
 
 def test_the_slots_share_the_processors_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert make_slots("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
-    assert make_slots("cpu", 20) == [{"OMP_NUM_THREADS": "1"}] * 20
+    two, one = (
+        {"MKL_NUM_THREADS": each, "OMP_NUM_THREADS": each} for each in ("2", "1")
+    )
+    assert make_slots("cpu", 3) == [two] * 3
+    assert make_slots("cpu", 20) == [one] * 20
 
 
 @pytest.mark.parametrize(
