@@ -202,8 +202,7 @@ def test_a_search_can_be_cancelled_after_all_processes_are_killed(
             raise InterruptedError
 
     task = replace(SHORT, start=TwoSteps)  # type: ignore[arg-type]
-    with warnings.catch_warnings(), pytest.raises(InterruptedError):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), pytest.raises(InterruptedError):
         list(pool.search(task, cancel))
 
 
