@@ -97,7 +97,7 @@ static int has_feature(const char *name)
 
 #endif
 
-/* ---- AMX ---------------------------------------------------------------------- */
+/* ---- AMX and AVX-512 BF16 ----------------------------------------------------- */
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -115,32 +115,45 @@ static int request_tiles(void)
 static int request_tiles(void) { return 0; }
 #endif
 
-enum { AMX_INT8 = 1, AMX_BF16 = 2, AMX_IS_KNOWN = 4 };
+enum { AMX_INT8 = 1, AMX_BF16 = 2, AVX512_BF16 = 4, UNITS_ARE_KNOWN = 8 };
 
-static _Atomic int amx; /* bits as above; 0 before the first call of has_amx() */
-static _Atomic int amx_is_off;
+static _Atomic int units; /* bits as above; 0 before the first call of has_unit() */
+static _Atomic int amx_is_off, avx512_bf16_is_off;
 
-static int has_amx(int kind)
+static int has_unit(int unit)
 {
-    int known = atomic_load(&amx);
+    int known = atomic_load(&units);
     if (!known) {
-        known = AMX_IS_KNOWN;
+        known = UNITS_ARE_KNOWN;
+        known |= has_feature("avx512bf16") ? AVX512_BF16 : 0;
         if (request_tiles()) {
             known |= has_feature("amx-int8") ? AMX_INT8 : 0;
             /* AVX-512 rounds the sums of AMX. */
-            known |=
-                has_feature("amx-bf16") && has_feature("avx512bf16") ? AMX_BF16 : 0;
+            known |= has_feature("amx-bf16") && known & AVX512_BF16 ? AMX_BF16 : 0;
         }
-        atomic_store(&amx, known);
+        atomic_store(&units, known);
     }
-    return (known & kind) && !atomic_load(&amx_is_off);
+    return (known & unit) != 0;
 }
 
-int td_has_amx_int8(void) { return has_amx(AMX_INT8); }
+int td_has_amx_int8(void) { return has_unit(AMX_INT8) && !atomic_load(&amx_is_off); }
 
-int td_has_amx_bf16(void) { return has_amx(AMX_BF16); }
+int td_has_amx_bf16(void) { return has_unit(AMX_BF16) && !atomic_load(&amx_is_off); }
+
+td_bf16_unit td_get_bf16_unit(void)
+{
+    if (td_has_amx_bf16())
+        return TD_BF16_AMX;
+    return has_unit(AVX512_BF16) && !atomic_load(&avx512_bf16_is_off) ? TD_BF16_AVX512
+                                                                      : TD_BF16_LOOPS;
+}
 
 void td_allow_amx(int is_allowed) { atomic_store(&amx_is_off, !is_allowed); }
+
+void td_allow_avx512_bf16(int is_allowed)
+{
+    atomic_store(&avx512_bf16_is_off, !is_allowed);
+}
 
 /* ---- Instruction sets --------------------------------------------------------- */
 

@@ -1,23 +1,13 @@
-/* Products of matrices in bf16. */
-#include "gemm/amx_bf16.h"
-
-#include <limits.h>
-#include <math.h>
-#include <string.h>
+/* Products of matrices in bf16 by AMX. */
+#include "gemm/bf16_product.h"
 
 #include "gemm/amx.h"
+#include "gemm/bf16_block.h"
 #include "simd/prefetch.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-/* Byte of `kept` with the bit of an element. */
-static inline const uint8_t *kept_bits(const Bf16Epilogue *e, int64_t row,
-                                       int64_t column)
-{
-    return e->dropout->kept + (row * e->columns + column) / CHAR_BIT;
-}
-
-#if LANES == 16 && defined(__has_include)
+#ifdef HAS_AVX512_BF16
 /* The headers of GCC and of Clang. */
 #if __has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_AMX_BF16
@@ -31,19 +21,13 @@ static inline const uint8_t *kept_bits(const Bf16Epilogue *e, int64_t row,
  * core while all rows are multiplied by it; and while a region is computed, the results
  * of the next region and the rows of the next two tiles are prefetched. */
 
-/* td_has_amx_bf16() has checked avx512bf16. Processors without prfchw ignore the
- * prefetches for writing. */
+/* Processors without prfchw ignore the prefetches for writing. */
 #define USES_AMX_BF16 __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
 
 #define TILE AMX_ROWS          /* rows of a tile; columns of a tile of sums */
 #define TILE_DEPTH PANEL_WIDTH /* elements of a row of a tile of factors */
 
 #define BLOCK_ELEMENTS (1 << 19) /* of a block: half of the cache of a core */
-
-/* Rows of up to MAX_DEPTH elements are summed in one pass over the matrix. Longer ones
- * are summed DEPTH elements at a time if sums are stored in fp32. */
-#define MAX_DEPTH 4096
-#define DEPTH 1024
 
 /* Configure the tiles for a region of `rows` rows:
  *
@@ -102,38 +86,16 @@ static USES_AMX_BF16 void store_sums(float *to, int64_t columns, int64_t rows)
     }
 }
 
-static USES_AMX_BF16 void round_sums(const Bf16Epilogue *e, Region at,
-                                     const float *sums)
-{
-    const vec min = vec_set1(e->relu ? 0.0f : -INFINITY);
-    const vec scale = vec_set1(e->dropout ? e->dropout->scale : 1.0f);
-    for (int64_t row = 0; row < at.rows; row++) {
-        const float *from = sums + row * PACKED_COLUMNS;
-        const vec first = vec_max(min, vec_load(from)) * scale;
-        const vec second = vec_max(min, vec_load(from + TILE)) * scale;
-        __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-        if (e->positive.data) {
-            const __m512i values =
-                _mm512_loadu_si512(panel_element(e->positive, at.row + row, at.column));
-            const __mmask32 is_on =
-                _mm512_cmpgt_epi16_mask(values, _mm512_setzero_si512());
-            rounded = _mm512_maskz_mov_epi16(is_on, rounded);
-        }
-        if (e->dropout && e->dropout->kept) {
-            __mmask32 is_kept;
-            memcpy(&is_kept, kept_bits(e, at.row + row, at.column), sizeof is_kept);
-            rounded = _mm512_maskz_mov_epi16(is_kept, rounded);
-        }
-        _mm512_storeu_si512(panel_element(e->bf16, at.row + row, at.column), rounded);
-    }
-}
-
 static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Region at)
 {
     float sums[2 * TILE * PACKED_COLUMNS] __attribute__((aligned(64)));
     if (e->bf16.data) {
         store_sums(sums, PACKED_COLUMNS, at.rows);
-        round_sums(e, at, sums);
+        for (int64_t row = 0; row < at.rows; row++) {
+            const float *from = sums + row * PACKED_COLUMNS;
+            round_sums(e, at.row + row, at.column, vec_load(from),
+                       vec_load(from + TILE));
+        }
     } else
         store_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
 }
@@ -214,13 +176,9 @@ static Prefetches prefetches_at(const Bf16Epilogue *e, Region at, int64_t width,
     return ahead;
 }
 
-/* Block of a matrix: `width` columns from `column` on of `depth` rows from `row` on. */
-typedef struct {
-    int64_t column, width, row, depth;
-} Block;
-
-static USES_AMX_BF16 void multiply_block(td_panels x, RowSpan rows, Bf16Matrix matrix,
-                                         Block b, const Bf16Epilogue *e)
+static USES_AMX_BF16 void multiply_amx_block(td_panels x, RowSpan rows,
+                                             Bf16Matrix matrix, Block b,
+                                             const Bf16Epilogue *e)
 {
     const int64_t panel_stride = x.rows * PANEL_WIDTH, end = b.column + b.width;
     for (int64_t row = rows.first; row < rows.end; row += 2 * TILE) {
@@ -243,93 +201,23 @@ static USES_AMX_BF16 void multiply_block(td_panels x, RowSpan rows, Bf16Matrix m
     }
 }
 
-/* Columns of a block: as many as stay in the cache, divided evenly among the blocks. */
-static int64_t block_width(int64_t depth, int64_t columns)
+TD_INTERNAL USES_AMX_BF16 void multiply_by_amx(td_panels x, RowSpan rows,
+                                               Bf16Matrix matrix, Bf16Epilogue epilogue)
 {
-    const int64_t panels = columns / PACKED_COLUMNS;
-    const int64_t max = BLOCK_ELEMENTS / PACKED_COLUMNS / max_i64(depth, 1);
-    const int64_t blocks = max > 0 ? ceil_div(panels, max) : panels;
-    return blocks > 0 ? ceil_div(panels, blocks) * PACKED_COLUMNS : PACKED_COLUMNS;
-}
-
-static USES_AMX_BF16 void multiply_by_amx(td_panels x, RowSpan rows, Bf16Matrix matrix,
-                                          Bf16Epilogue e)
-{
-    const int64_t inner = matrix.inner, columns = matrix.columns;
-    const int64_t depth = inner > MAX_DEPTH && !e.bf16.data ? DEPTH : inner;
-    const int64_t width = block_width(depth, columns);
-    int64_t from = 0;
-    do { /* once even if `inner` is 0, so that empty sums become zero */
-        for (int64_t column = 0; column < columns; column += width)
-            multiply_block(x, rows, matrix,
-                           (Block){column, min_i64(columns - column, width), from,
-                                   min_i64(inner - from, depth)},
-                           &e);
-        e.accumulates = 1;
-        from += depth;
-    } while (from < inner);
+    multiply_blocks(multiply_amx_block, BLOCK_ELEMENTS, x, rows, matrix, epilogue);
     _tile_release();
 }
 
-TD_INTERNAL int uses_amx_bf16(void) { return td_has_amx_bf16(); }
+TD_INTERNAL int can_use_amx_bf16(void) { return 1; }
 
 #else
 
-static void multiply_by_amx(td_panels x, RowSpan rows, Bf16Matrix matrix,
-                            Bf16Epilogue e)
+TD_INTERNAL void multiply_by_amx(td_panels x, RowSpan rows, Bf16Matrix matrix,
+                                 Bf16Epilogue epilogue)
 {
-    (void)x, (void)rows, (void)matrix, (void)e;
+    (void)x, (void)rows, (void)matrix, (void)epilogue;
 }
 
-TD_INTERNAL int uses_amx_bf16(void) { return 0; }
+TD_INTERNAL int can_use_amx_bf16(void) { return 0; }
 
 #endif
-
-static float dot_product(td_panels x, int64_t row, Bf16Matrix matrix, int64_t column)
-{
-    const td_bf16 *packed = matrix.packed +
-                            column / PACKED_COLUMNS * PACKED_COLUMNS * matrix.inner +
-                            column % PACKED_COLUMNS * 2;
-    float sum = 0.0f;
-    for (int64_t i = 0; i < matrix.inner; i += 2) {
-        float one[2], other[2];
-        widen(2, panel_element(x, row, i), one);
-        widen(2, packed + i * PACKED_COLUMNS, other);
-        sum += one[0] * other[0] + one[1] * other[1];
-    }
-    return sum;
-}
-
-static void write_sum(const Bf16Epilogue *e, int64_t row, int64_t column, float sum)
-{
-    if (e->bias && !e->accumulates)
-        sum += e->bias[column];
-    if (!e->bf16.data) {
-        float *to = e->fp32 + row * e->columns + column;
-        *to = e->accumulates ? *to + sum : sum;
-        return;
-    }
-    if (e->relu && sum < 0.0f)
-        sum = 0.0f;
-    /* A bf16 number is positive if its bits are, read as an integer. */
-    if (e->positive.data && (int16_t)*panel_element(e->positive, row, column) <= 0)
-        sum = 0.0f;
-    if (e->dropout) {
-        sum *= e->dropout->scale;
-        if (e->dropout->kept && !(*kept_bits(e, row, column) >> column % CHAR_BIT & 1))
-            sum *= 0.0f; /* keeps NaN */
-    }
-    narrow(1, &sum, panel_element(e->bf16, row, column));
-}
-
-TD_INTERNAL void multiply_bf16(td_panels x, RowSpan rows, Bf16Matrix matrix,
-                               Bf16Epilogue epilogue)
-{
-    if (uses_amx_bf16()) {
-        multiply_by_amx(x, rows, matrix, epilogue);
-        return;
-    }
-    for (int64_t row = rows.first; row < rows.end; row++)
-        for (int64_t column = 0; column < matrix.columns; column++)
-            write_sum(&epilogue, row, column, dot_product(x, row, matrix, column));
-}

@@ -45,6 +45,15 @@ typedef enum td_status {
 
 typedef uint16_t td_bf16; /* the upper half of a float */
 
+/* Instructions that multiply matrices in bf16: none, so that slow loops do; the dot
+ * products of AVX-512 BF16 (vdpbf16ps); or AMX. All sum in fp32, in different orders.
+ */
+typedef enum td_bf16_unit {
+    TD_BF16_LOOPS = 0,
+    TD_BF16_AVX512 = 1,
+    TD_BF16_AMX = 2
+} td_bf16_unit;
+
 /* A matrix [rows, columns] in bf16, in panels of 32 columns, as AMX reads it. `columns`
  * is a multiple of 32. Where panels are optional, NULL data stands for none. */
 typedef struct td_panels {
@@ -234,9 +243,9 @@ typedef struct td_nn_api {
      * which decides whether results depend on threads. Must be called before the stack
      * functions in fp32, and not at the same time. */
     td_status (*use_sgemm)(void *sgemm);
-    /* 1 if matrices in bf16 are multiplied by AMX: td_has_amx_bf16(), and this
-     * instruction set can use it. Otherwise slow loops compute the same products. */
-    int (*uses_amx)(void);
+    /* Instructions that multiply matrices in bf16: td_get_bf16_unit(), if this
+     * instruction set can use them. */
+    td_bf16_unit (*bf16_unit)(void);
 
     /* Workspace of each thread. */
     int64_t (*attention_workspace)(const td_attention *attention);
@@ -634,8 +643,13 @@ const char *td_isa_names(void);
 int td_has_amx_int8(void);
 int td_has_amx_bf16(void);
 
-/* Allow products to use AMX (1, the default) or not (0). */
+/* The fastest unit of this processor that is allowed. */
+td_bf16_unit td_get_bf16_unit(void);
+
+/* Allow products to use AMX, or the dot products of AVX-512 BF16 (1, the default), or
+ * not (0). */
 void td_allow_amx(int is_allowed);
+void td_allow_avx512_bf16(int is_allowed);
 
 /* Run parallel work by `GOMP_parallel` of an OpenMP runtime, and so on the threads of
  * that runtime; NULL (the default): on threads of this library. */

@@ -9,6 +9,8 @@
 #include "nn/layer_norm.c"
 #include "gemm/pack_bf16.c"
 #include "gemm/amx_bf16.c"
+#include "gemm/avx512_bf16.c"
+#include "gemm/bf16_product.c"
 #include "nn/linear.c"
 #include "nn/recurrence.c"
 #include "nn/output_loss.c"
@@ -20,7 +22,7 @@ extern const td_nn_api TD_NAME(td_nn);
 const td_nn_api TD_NAME(td_nn) = {
     .lanes = LANES,
     .use_sgemm = td_use_sgemm,
-    .uses_amx = uses_amx_bf16,
+    .bf16_unit = bf16_unit,
     .attention_workspace = td_attention_workspace,
     .attention_forward = td_attention_forward,
     .attention_backward = td_attention_backward,

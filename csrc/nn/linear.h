@@ -1,11 +1,11 @@
 /* Linear maps y = x W^T + b of training, forward and backward: in fp32 by the sgemm of
- * a BLAS, or in bf16 by AMX. */
+ * a BLAS, or in bf16. */
 #ifndef TRANSDUCE_NN_LINEAR_H
 #define TRANSDUCE_NN_LINEAR_H
 
 #include <stdint.h>
 
-#include "gemm/amx_bf16.h"
+#include "gemm/bf16_product.h"
 #include "gemm/pack_bf16.h"
 #include "isa/name.h"
 #include "transduce.h"

@@ -65,6 +65,26 @@ static void amx_can_be_switched_off(void)
     CHECK(td_has_amx_int8() == has_int8 && td_has_amx_bf16() == has_bf16);
 }
 
+static void units_for_bf16_can_be_switched_off(void)
+{
+    const td_bf16_unit unit = td_get_bf16_unit();
+    CHECK((unit == TD_BF16_AMX) == td_has_amx_bf16());
+    td_allow_amx(0);
+    CHECK(td_get_bf16_unit() != TD_BF16_AMX);
+    CHECK(unit == TD_BF16_LOOPS || td_get_bf16_unit() == TD_BF16_AVX512);
+    td_allow_avx512_bf16(0);
+    CHECK(td_get_bf16_unit() == TD_BF16_LOOPS);
+    td_allow_amx(1);
+    CHECK((td_get_bf16_unit() == TD_BF16_AMX) == (unit == TD_BF16_AMX));
+    td_allow_avx512_bf16(1);
+    CHECK(td_get_bf16_unit() == unit);
+}
+
+static void no_set_has_a_unit_that_the_processor_lacks(const td_api *api)
+{
+    CHECK(api->nn->bf16_unit() <= td_get_bf16_unit());
+}
+
 static void hash_is_of_256_bits(void) { CHECK_INT(strlen(td_header_hash()), 64); }
 
 int main(void)
@@ -76,6 +96,8 @@ int main(void)
     RUN(environment_chooses_the_set);
     RUN(unknown_names_have_no_api);
     RUN(amx_can_be_switched_off);
+    RUN(units_for_bf16_can_be_switched_off);
+    for_each_isa(no_set_has_a_unit_that_the_processor_lacks);
     RUN(hash_is_of_256_bits);
     return check_result();
 }

@@ -1,5 +1,7 @@
 /* Small products in fp32, and packing and products in bf16, against plain loops. */
 #include "gemm/amx_bf16.c"
+#include "gemm/avx512_bf16.c"
+#include "gemm/bf16_product.c"
 #include "gemm/pack_bf16.c"
 #include "gemm/small_fp32.h"
 #include "tests/arrays.h"
@@ -105,14 +107,114 @@ static void check_products(int64_t rows, int64_t inputs, int64_t outputs)
     release_arrays();
 }
 
-static void bf16_products_are_those_of_plain_loops(void)
+/* Run a test with each unit for bf16 that this processor and instruction set have. */
+static void for_each_bf16_unit(void (*test)(void))
+{
+    td_allow_amx(1);
+    td_allow_avx512_bf16(1);
+    if (bf16_unit() == TD_BF16_AMX)
+        test();
+    td_allow_amx(0);
+    if (bf16_unit() == TD_BF16_AVX512)
+        test();
+    td_allow_avx512_bf16(0);
+    CHECK(bf16_unit() == TD_BF16_LOOPS);
+    test();
+    td_allow_amx(1);
+    td_allow_avx512_bf16(1);
+}
+
+static void check_product_sizes(void)
 {
     const int64_t sizes[][3] = {{1, 32, 32}, {17, 64, 96}, {33, 96, 32}, {70, 32, 64}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         check_products(sizes[s][0], sizes[s][1], sizes[s][2]);
+    for (int64_t rows = 2; rows < 40; rows++)
+        check_products(rows, 32, 32);
 }
 
-static void rows_are_packed_and_transposed(void)
+static void bf16_products_are_those_of_plain_loops(void)
+{
+    for_each_bf16_unit(check_product_sizes);
+}
+
+/* A matrix of several blocks, whose rows are summed in several passes. */
+static void check_long_sums(void)
+{
+    enum { ROWS = 14, INNER = 4128, COLUMNS = 320 };
+    const float *x = rounded(random_floats(ROWS * INNER), ROWS * INNER);
+    const float *weight = rounded(random_floats(COLUMNS * INNER), COLUMNS * INNER);
+    const float *bias = random_floats(COLUMNS);
+    WeightPacking packing = {weight, COLUMNS, INNER, new_array(COLUMNS * INNER * 2)};
+    pack_forward(&packing, 0, COLUMNS / PACKED_COLUMNS, 0);
+    float *y = unset_floats(ROWS * COLUMNS);
+    multiply_bf16(panels_of(x, ROWS, INNER), (RowSpan){0, ROWS},
+                  (Bf16Matrix){packing.to, INNER, COLUMNS},
+                  (Bf16Epilogue){.columns = COLUMNS, .fp32 = y, .bias = bias});
+    for (int64_t row = 0; row < ROWS; row++)
+        for (int64_t o = 0; o < COLUMNS; o++)
+            CHECK_NEAR(y[row * COLUMNS + o],
+                       product_of(x, row * INNER, 1, weight, 1, o * INNER, INNER) +
+                           (double)bias[o],
+                       1e-3);
+    release_arrays();
+}
+
+static void long_sums_are_those_of_plain_loops(void)
+{
+    for_each_bf16_unit(check_long_sums);
+}
+
+static void check_spans_of_rows(void)
+{
+    enum { ROWS = 41, INNER = 96, COLUMNS = 64 };
+    const td_panels x = panels_of(random_floats(ROWS * INNER), ROWS, INNER);
+    const float *weight = random_floats(COLUMNS * INNER);
+    WeightPacking packing = {weight, COLUMNS, INNER, new_array(COLUMNS * INNER * 2)};
+    pack_forward(&packing, 0, COLUMNS / PACKED_COLUMNS, 0);
+    const Bf16Matrix matrix = {packing.to, INNER, COLUMNS};
+    float *whole = unset_floats(ROWS * COLUMNS), *parts = unset_floats(ROWS * COLUMNS);
+    multiply_bf16(x, (RowSpan){0, ROWS}, matrix,
+                  (Bf16Epilogue){.columns = COLUMNS, .fp32 = whole});
+    for (int64_t middle = 0; middle <= ROWS; middle++) {
+        const Bf16Epilogue epilogue = {.columns = COLUMNS, .fp32 = parts};
+        memset(parts, 0, ROWS * COLUMNS * sizeof *parts);
+        multiply_bf16(x, (RowSpan){0, middle}, matrix, epilogue);
+        multiply_bf16(x, (RowSpan){middle, ROWS}, matrix, epilogue);
+        CHECK(memcmp(parts, whole, ROWS * COLUMNS * sizeof *parts) == 0);
+    }
+    release_arrays();
+}
+
+static void sums_do_not_depend_on_how_rows_are_divided(void)
+{
+    for_each_bf16_unit(check_spans_of_rows);
+}
+
+static void check_nan(void)
+{
+    enum { ROWS = 15, INNER = 32, COLUMNS = 32 };
+    float *x = random_floats(ROWS * INNER);
+    x[3 * INNER + 5] = NAN;
+    const float *weight = random_floats(COLUMNS * INNER);
+    WeightPacking packing = {weight, COLUMNS, INNER, new_array(COLUMNS * INNER * 2)};
+    pack_forward(&packing, 0, COLUMNS / PACKED_COLUMNS, 0);
+    const td_panels y = {new_array(ROWS * COLUMNS * 2), ROWS};
+    multiply_bf16(panels_of(x, ROWS, INNER), (RowSpan){0, ROWS},
+                  (Bf16Matrix){packing.to, INNER, COLUMNS},
+                  (Bf16Epilogue){.columns = COLUMNS, .bf16 = y, .relu = 1});
+    for (int64_t row = 0; row < ROWS; row++) {
+        float found[COLUMNS];
+        widen(COLUMNS, panel_element(y, row, 0), found);
+        for (int64_t column = 0; column < COLUMNS; column++)
+            CHECK(isnan(found[column]) == (row == 3));
+    }
+    release_arrays();
+}
+
+static void nan_stays_in_its_row(void) { for_each_bf16_unit(check_nan); }
+
+static void check_packed_rows(void)
 {
     const int64_t width = 64, outputs = 32;
     for (int64_t rows = 1; rows < 70; rows += 17) {
@@ -136,7 +238,12 @@ static void rows_are_packed_and_transposed(void)
     }
 }
 
-static void epilogues_do_what_they_say(void)
+static void rows_are_packed_and_transposed(void)
+{
+    for_each_bf16_unit(check_packed_rows);
+}
+
+static void check_epilogues(void)
 {
     enum { ROWS = 18, INNER = 32, COLUMNS = 64 };
     const float *x = rounded(random_floats(ROWS * INNER), ROWS * INNER);
@@ -179,12 +286,17 @@ static void epilogues_do_what_they_say(void)
     release_arrays();
 }
 
+static void epilogues_do_what_they_say(void) { for_each_bf16_unit(check_epilogues); }
+
 int main(void)
 {
     SKIP_IF_UNSUPPORTED();
     RUN(small_products_are_those_of_plain_loops);
     RUN(transposes_are_padded_with_zeros);
     RUN(bf16_products_are_those_of_plain_loops);
+    RUN(long_sums_are_those_of_plain_loops);
+    RUN(sums_do_not_depend_on_how_rows_are_divided);
+    RUN(nan_stays_in_its_row);
     RUN(rows_are_packed_and_transposed);
     RUN(epilogues_do_what_they_say);
     return check_result();

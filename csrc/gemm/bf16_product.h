@@ -1,7 +1,8 @@
-/* Products of matrices in bf16, summed in fp32: by AMX, or by slow loops that let tests
- * run on any processor. */
-#ifndef TRANSDUCE_GEMM_AMX_BF16_H
-#define TRANSDUCE_GEMM_AMX_BF16_H
+/* Products of matrices in bf16, summed in fp32: by AMX, by the dot products of AVX-512
+ * BF16, or by slow loops that let tests run on any processor. Sums do not depend on how
+ * rows are divided among calls. */
+#ifndef TRANSDUCE_GEMM_BF16_PRODUCT_H
+#define TRANSDUCE_GEMM_BF16_PRODUCT_H
 
 #include <stdint.h>
 
@@ -35,9 +36,18 @@ typedef struct {
     int64_t first, end;
 } RowSpan;
 
-/* Whether AMX computes the products: the processor has it (td_has_amx_bf16()), and so
- * has this instruction set. */
-TD_INTERNAL int uses_amx_bf16(void);
+/* What computes the products: td_get_bf16_unit(), if this instruction set has it. */
+TD_INTERNAL td_bf16_unit bf16_unit(void);
+
+/* Whether this instruction set was compiled with these units. */
+TD_INTERNAL int can_use_amx_bf16(void);
+TD_INTERNAL int can_use_avx512_bf16(void);
+
+/* multiply_bf16 by one unit, which this processor and instruction set must have. */
+TD_INTERNAL void multiply_by_amx(td_panels x, RowSpan rows, Bf16Matrix matrix,
+                                 Bf16Epilogue epilogue);
+TD_INTERNAL void multiply_by_avx512(td_panels x, RowSpan rows, Bf16Matrix matrix,
+                                    Bf16Epilogue epilogue);
 
 /* Multiply some rows of x [rows, inner] by a packed matrix [inner, columns]. */
 TD_INTERNAL void multiply_bf16(td_panels x, RowSpan rows, Bf16Matrix matrix,
