@@ -33,7 +33,7 @@ from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn import cross_entropy, layers
-from transduce.nn.native_operators import uses_amx
+from transduce.nn.native_operators import bf16_unit as chosen_bf16_unit
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
@@ -326,20 +326,24 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield files
 
 
-@pytest.fixture(params=[True, False], ids=["amx", "plain"])
-def amx(
+@pytest.fixture(params=["amx", "avx512_bf16", None], ids=["amx", "avx512", "plain"])
+def bf16_unit(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[bool]:
-    """Run a test with AMX, if the processor has it, and with plain loops."""
-    if request.param and not uses_amx():
-        pytest.skip("this processor has no AMX")
+) -> Iterator[str | None]:
+    """Run a test with each unit for bf16 of the processor, and with plain loops."""
     library = native.library()
     assert library is not None
     for module in (layers, cross_entropy):
-        monkeypatch.setattr(module, "uses_amx", lambda: True)
-    library.td_allow_amx(request.param)
-    yield request.param
-    library.td_allow_amx(True)
+        monkeypatch.setattr(module, "has_bf16_products", lambda: True)
+    library.td_allow_amx(request.param == "amx")
+    library.td_allow_avx512_bf16(request.param is not None)
+    try:
+        if chosen_bf16_unit() != request.param:
+            pytest.skip(f"this processor has no {request.param}")
+        yield request.param
+    finally:
+        library.td_allow_amx(True)
+        library.td_allow_avx512_bf16(True)
 
 
 @pytest.fixture(params=runnable_isas())

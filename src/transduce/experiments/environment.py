@@ -15,7 +15,7 @@ from transduce import native
 from transduce.device import Hardware
 from transduce.machine import describe_processor
 from transduce.native import string
-from transduce.nn.native_operators import uses_amx
+from transduce.nn.native_operators import bf16_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,8 @@ def _instructions(precision: str) -> str:
     if api is None:
         return "none"
     isa = string(api.isa)
-    return f"{isa} amx" if precision == "bf16" and uses_amx() else isa
+    unit = bf16_unit() if precision == "bf16" else None
+    return isa if unit is None else f"{isa} {unit}"
 
 
 def recorded_environment(entry: Mapping[str, Any]) -> Environment | None:

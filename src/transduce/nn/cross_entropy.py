@@ -14,11 +14,11 @@ from transduce.nn.linear import in_blocks, is_in_blocks
 from transduce.nn.native_operators import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
+    has_bf16_products,
     loaded_nn_api,
     nn_api,
     packed_once,
     tensor_pointer,
-    uses_amx,
 )
 
 LOGITS = 2**24
@@ -27,10 +27,10 @@ LOGIT_ROWS = 256
 """Smallest number of rows at a time, however large the vocabulary."""
 GPU_LOGIT_ROWS = 2_048
 """Number of rows at a time on a GPU, enough to keep it busy."""
-AMX_LOGITS = 2**27
-"""Size of the parts with AMX: the fewer the parts, the less often the gradient of the
-matrix is read and written."""
-MIN_AMX_ROWS = 256
+NATIVE_LOGITS = 2**27
+"""Number of logits in memory at a time in the native loss: the fewer the parts, the less
+often the gradient of the matrix is read and written."""
+MIN_NATIVE_ROWS = 256
 """Smallest number of rows at a time, however large the vocabulary."""
 
 
@@ -258,13 +258,13 @@ class LossGradients:
 
 
 def has_output_loss(states: Tensor, output_weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the native loss exists for these inputs and AMX makes it the fastest."""
+    """Whether the native loss exists for these inputs and is the fastest."""
     return (
         dtype == torch.bfloat16
         and states.device.type == "cpu"
         and states.dtype == output_weight.dtype == torch.float32
         and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
-        and uses_amx()
+        and has_bf16_products()
     )
 
 
@@ -297,7 +297,7 @@ def output_loss(
     )
     packed = _packed(loss, weight)
     _set_packed(loss, packed)
-    rows = max(AMX_LOGITS // len(weight), MIN_AMX_ROWS)
+    rows = max(NATIVE_LOGITS // len(weight), MIN_NATIVE_ROWS)
     parts = zip(
         *(each.split(rows) for each in (states, target_out, grad_states)),
         losses.split(rows, dim=1),

@@ -22,12 +22,12 @@ from transduce.nn.native_operators import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     ROW_MULTIPLE,
+    has_bf16_products,
     has_sgemm,
     loaded_nn_api,
     nn_api,
     packed_once,
     tensor_pointer,
-    uses_amx,
 )
 
 MAX_KEYS = 128
@@ -193,7 +193,7 @@ def has_layer_stack(
         and x.size(-1) % MASK_MULTIPLE == 0
         and layers.d_ff % ROW_MULTIPLE == 0
         and all(_has_attention(x, each, layers) for each in keys)
-        and (_fits_amx(layers) if _is_autocast() else has_sgemm())
+        and (_fits_bf16(layers) if _is_autocast() else has_sgemm())
     )
 
 
@@ -206,13 +206,13 @@ def _is_autocast() -> bool:
     return torch.is_autocast_enabled("cpu")
 
 
-def _fits_amx(layers: Layers) -> bool:
+def _fits_bf16(layers: Layers) -> bool:
     heads = layers.heads
     widths = (layers.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
     return (
         torch.get_autocast_dtype("cpu") == torch.bfloat16
         and all(width % PANEL_WIDTH == 0 for width in widths)
-        and uses_amx()
+        and has_bf16_products()
     )
 
 

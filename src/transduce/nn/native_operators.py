@@ -51,10 +51,21 @@ def has_sgemm() -> bool:
     return nn_api() is not None and sgemm_of_torch() is not None
 
 
-def uses_amx() -> bool:
-    """Whether the native functions multiply bf16 matrices by AMX."""
-    api = nn_api()
-    return api is not None and bool(api.uses_amx())
+def bf16_unit() -> str | None:
+    """Return the instructions by which native functions multiply bf16 matrices.
+
+    They are "amx" or "avx512_bf16"; None where slow loops compute the products.
+    """
+    api, library = nn_api(), native.library()
+    if api is None or library is None:
+        return None
+    names = {library.TD_BF16_AMX: "amx", library.TD_BF16_AVX512: "avx512_bf16"}
+    return names.get(api.bf16_unit())
+
+
+def has_bf16_products() -> bool:
+    """Whether the native functions multiply bf16 matrices fast."""
+    return bf16_unit() is not None
 
 
 def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
@@ -77,7 +88,7 @@ def sgemm_of_torch() -> int | None:
 
 
 PANEL_WIDTH = 32
-"""Elements of a row that AMX loads at a time."""
+"""Rows of bf16 matrices have a multiple of this many elements."""
 NUM_DIRECTIONS = 2
 """A weight is packed for the forward and for the backward pass."""
 

@@ -35,7 +35,7 @@ CONFIG = ModelConfig(
     dropout=0.3,
 )
 DEEP = replace(CONFIG, d_ff=4_128, num_layers=1)
-"""Config with more inner elements than AMX sums up at a time."""
+"""Config with more inner elements than are summed at a time."""
 
 
 def stacks(config: ModelConfig) -> tuple[EncoderStack, DecoderStack]:
@@ -114,7 +114,7 @@ def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
     ids=str,
 )
 def test_the_stack_differs_from_fp32_by_rounding_only(
-    amx, sizes, config, rates, two_threads
+    bf16_unit, sizes, config, rates, two_threads
 ):
     dropout, attention, relu = rates
     config = replace(
@@ -132,7 +132,7 @@ def test_the_stack_differs_from_fp32_by_rounding_only(
     assert off[0] < 0.02
 
 
-def test_the_stack_is_as_near_to_fp32_as_layers_one_by_one(amx, monkeypatch):
+def test_the_stack_is_as_near_to_fp32_as_layers_one_by_one(bf16_unit, monkeypatch):
     ours, theirs = [], []
     for seed in range(4):
         torch.manual_seed(seed)
@@ -146,13 +146,16 @@ def test_the_stack_is_as_near_to_fp32_as_layers_one_by_one(amx, monkeypatch):
 
 
 @pytest.mark.parametrize("relu_dropout", [0.0, 0.3])
-def test_the_stack_gives_the_same_results_with_and_without_amx(amx, relu_dropout):
-    if not amx:
-        pytest.skip("nothing is beside it")
+def test_the_stack_gives_the_same_results_by_each_unit_and_by_plain_loops(
+    bf16_unit, relu_dropout
+):
+    if bf16_unit is None:
+        pytest.skip("nothing to compare with")
     config = replace(DEEP, relu_dropout=relu_dropout)
     both, read = stacks(config), sides(9, 11, 13)
     one = found(both, read)
     native.library().td_allow_amx(False)
+    native.library().td_allow_avx512_bf16(False)
     # Sums in another order may now and then be rounded to another number in bf16, or
     # a hidden number next to zero may have another sign.
     assert max(errors(one, found(both, read))) < (2e-3 if relu_dropout == 0 else 2e-2)
@@ -163,7 +166,7 @@ INNER = replace(CONFIG, attention_dropout=0.2, relu_dropout=0.2)
 
 
 @pytest.mark.parametrize("config", [CONFIG, INNER], ids=["outer", "inner"])
-def test_threads_change_only_the_order_of_sums(amx, config, two_threads):
+def test_threads_change_only_the_order_of_sums(bf16_unit, config, two_threads):
     both, read = stacks(config), sides(67, 9, 8)
     several = found(both, read)
     torch.set_num_threads(1)
@@ -173,7 +176,7 @@ def test_threads_change_only_the_order_of_sums(amx, config, two_threads):
 
 
 def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums(
-    amx, two_threads, monkeypatch
+    bf16_unit, two_threads, monkeypatch
 ):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
@@ -183,7 +186,7 @@ def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums
     assert max(errors(by_parts, shared)) < 1e-4
 
 
-def test_unchanged_weights_are_packed_once(amx):
+def test_unchanged_weights_are_packed_once(bf16_unit):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     expected = found(both, read)
     with unchanged_weights():
@@ -198,14 +201,14 @@ def test_unchanged_weights_are_packed_once(amx):
     assert not torch.equal(found(both, read)[0], expected[0])
 
 
-def test_evaluation_gives_the_output_of_training_without_dropout(amx):
+def test_evaluation_gives_the_output_of_training_without_dropout(bf16_unit):
     both, read = stacks(replace(CONFIG, dropout=0.0)), sides(5, 9, 8)
     with torch.no_grad():
         kept_nothing = run(both, read)
     torch.testing.assert_close(kept_nothing, run(both, read), rtol=0, atol=0)
 
 
-def test_an_empty_batch_has_zero_gradients(amx):
+def test_an_empty_batch_has_zero_gradients(bf16_unit):
     both, read = stacks(CONFIG), sides(0, 3, 4)
     torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
     try:
@@ -215,7 +218,7 @@ def test_an_empty_batch_has_zero_gradients(amx):
     assert all((each == 0).all() for each in gradients)
 
 
-def test_a_memory_in_bf16_is_left_to_the_layers(amx):
+def test_a_memory_in_bf16_is_left_to_the_layers(bf16_unit):
     _, decoder = stacks(CONFIG)
     x, mask = torch.randn(2, 3, 64), torch.ones(2, 1, 1, 5, dtype=torch.bool)
     self_mask = causal_mask(3, 3, x.device)
@@ -226,7 +229,7 @@ def test_a_memory_in_bf16_is_left_to_the_layers(amx):
     assert "LayerStack" not in output.grad_fn.name()
 
 
-def test_nan_stays_within_its_sentence(amx):
+def test_nan_stays_within_its_sentence(bf16_unit):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     with torch.no_grad():
         read[1][2, 0, 0] = float("nan")
@@ -244,7 +247,9 @@ def test_nan_stays_within_its_sentence(amx):
         (replace(CONFIG, num_heads=1), torch.bfloat16, False),
     ],
 )
-def test_the_kernel_is_used_only_if_rows_are_whole_tiles(amx, config, dtype, is_so):
+def test_the_kernel_is_used_only_if_rows_are_whole_tiles(
+    bf16_unit, config, dtype, is_so
+):
     encoder, _ = stacks(config)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=dtype):
@@ -253,8 +258,8 @@ def test_the_kernel_is_used_only_if_rows_are_whole_tiles(amx, config, dtype, is_
     assert ("LayerStack" in output.grad_fn.name()) == is_so
 
 
-def test_without_amx_layers_run_one_by_one(monkeypatch):
-    monkeypatch.setattr(layers, "uses_amx", lambda: False)
+def test_without_products_in_bf16_layers_run_one_by_one(monkeypatch):
+    monkeypatch.setattr(layers, "has_bf16_products", lambda: False)
     encoder, _ = stacks(CONFIG)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -63,7 +63,9 @@ def unwritten_is_no_number() -> Iterator[None]:
     ("rows", "vocab"),
     [*product([1, 15, 16, 17, 33, 70], [2, 31, 32, 33, 100]), (40, 4_200)],
 )
-def test_the_loss_differs_from_fp64_by_rounding_only(amx, rows, vocab, two_threads):
+def test_the_loss_differs_from_fp64_by_rounding_only(
+    bf16_unit, rows, vocab, two_threads
+):
     found, expected = output_loss(*case(rows, vocab), 0.1), exact(*case(rows, vocab))
     # A logit in bf16 is off by up to 1/512 of it, and so is a gradient.
     torch.testing.assert_close(found.sums, expected.sums, rtol=5e-3, atol=0.02)
@@ -72,7 +74,7 @@ def test_the_loss_differs_from_fp64_by_rounding_only(amx, rows, vocab, two_threa
 
 
 @pytest.mark.parametrize("width", [1, 31, 33, 513])
-def test_the_width_may_be_no_multiple_of_a_panel(amx, width):
+def test_the_width_may_be_no_multiple_of_a_panel(bf16_unit, width):
     found, expected = (
         output_loss(*case(20, 40, width), 0.1),
         exact(*case(20, 40, width)),
@@ -83,14 +85,14 @@ def test_the_width_may_be_no_multiple_of_a_panel(amx, width):
     assert off(found.grad_weight, expected.grad_weight) < 0.02
 
 
-def test_a_batch_may_have_more_rows_than_one_sum_takes(amx, monkeypatch):
-    monkeypatch.setattr(module, "AMX_LOGITS", 0)
-    monkeypatch.setattr(module, "MIN_AMX_ROWS", 4_100)
+def test_a_batch_may_have_more_rows_than_one_sum_takes(bf16_unit, monkeypatch):
+    monkeypatch.setattr(module, "NATIVE_LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_NATIVE_ROWS", 4_100)
     found, expected = output_loss(*case(8_200, 33), 0.1), exact(*case(8_200, 33))
     assert off(found.grad_weight, expected.grad_weight) < 0.02
 
 
-def test_inputs_may_be_non_contiguous(amx):
+def test_inputs_may_be_non_contiguous(bf16_unit):
     states, weight, targets = case(20, 40, 64)
     apart = torch.stack([states, states], dim=2)[:, :, 0]
     targets_apart = torch.stack([targets, targets], dim=1)[:, 0]
@@ -99,7 +101,7 @@ def test_inputs_may_be_non_contiguous(amx):
     assert torch.equal(found.sums, output_loss(states, weight, targets, 0.1).sums)
 
 
-def test_the_gradients_are_nearer_to_fp64_than_pytorchs(amx, monkeypatch):
+def test_the_gradients_are_nearer_to_fp64_than_pytorchs(bf16_unit, monkeypatch):
     states, weight, targets = case(70, 100, 64)
     expected = exact(states, weight, targets)
     ours = output_loss(states, weight, targets, 0.1)
@@ -115,7 +117,7 @@ def test_the_gradients_are_nearer_to_fp64_than_pytorchs(amx, monkeypatch):
     )
 
 
-def test_training_uses_the_native_loss(amx):
+def test_training_uses_the_native_loss(bf16_unit):
     states, weight, targets = case(50, 61, 64)
     inputs = states.requires_grad_(), weight.requires_grad_()
     loss = smoothed_cross_entropy(*inputs, targets, 0.1, torch.bfloat16)
@@ -129,17 +131,17 @@ def test_training_uses_the_native_loss(amx):
         assert torch.equal(gradient, 3 * its)
 
 
-def test_the_rows_at_a_time_do_not_change_the_loss(amx, monkeypatch):
+def test_the_rows_at_a_time_do_not_change_the_loss(bf16_unit, monkeypatch):
     whole = output_loss(*case(70, 100), 0.1)
-    monkeypatch.setattr(module, "AMX_LOGITS", 0)
-    monkeypatch.setattr(module, "MIN_AMX_ROWS", 16)
+    monkeypatch.setattr(module, "NATIVE_LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_NATIVE_ROWS", 16)
     parts = output_loss(*case(70, 100), 0.1)
     assert torch.equal(whole.grad_states, parts.grad_states)
     torch.testing.assert_close(whole.grad_weight, parts.grad_weight)
     torch.testing.assert_close(whole.sums, parts.sums)
 
 
-def test_the_number_of_threads_does_not_change_the_loss(amx, two_threads):
+def test_the_number_of_threads_does_not_change_the_loss(bf16_unit, two_threads):
     two = output_loss(*case(300, 700), 0.1)
     torch.set_num_threads(1)
     one = output_loss(*case(300, 700), 0.1)
@@ -148,11 +150,12 @@ def test_the_number_of_threads_does_not_change_the_loss(amx, two_threads):
     assert torch.equal(one.sums, two.sums)
 
 
-def test_amx_and_plain_loops_give_the_same(amx):
-    if not amx:
-        pytest.skip("nothing is beside it")
+def test_each_unit_and_plain_loops_give_the_same(bf16_unit):
+    if bf16_unit is None:
+        pytest.skip("nothing to compare with")
     one = output_loss(*case(40, 4_200, 64), 0.1)
     native.library().td_allow_amx(False)
+    native.library().td_allow_avx512_bf16(False)
     other = output_loss(*case(40, 4_200, 64), 0.1)
     # Sums in another order may now and then be rounded to another number in bf16.
     torch.testing.assert_close(one.sums, other.sums, rtol=1e-4, atol=0)
@@ -160,7 +163,7 @@ def test_amx_and_plain_loops_give_the_same(amx):
     assert off(one.grad_weight, other.grad_weight) < 3e-3
 
 
-def test_an_unchanged_matrix_is_packed_once(amx):
+def test_an_unchanged_matrix_is_packed_once(bf16_unit):
     states, weight, targets = case(20, 40)
     weight = nn.Parameter(weight, requires_grad=False)
     expected = output_loss(states, weight, targets, 0.1)
@@ -174,14 +177,14 @@ def test_an_unchanged_matrix_is_packed_once(amx):
     )
 
 
-def test_an_empty_batch_has_a_loss_of_zero(amx):
+def test_an_empty_batch_has_a_loss_of_zero(bf16_unit):
     found = output_loss(*case(0, 40), 0.1)
     assert found.sums.tolist() == [0, 0]
     assert found.grad_states.shape == (0, 32)
     assert bool((found.grad_weight == 0).all())
 
 
-def test_a_nan_state_makes_its_gradient_and_the_loss_nan(amx):
+def test_a_nan_state_makes_its_gradient_and_the_loss_nan(bf16_unit):
     states, weight, targets = case(20, 40)
     states[3, 5] = torch.nan
     found = output_loss(states, weight, targets, 0.1)
@@ -192,7 +195,7 @@ def test_a_nan_state_makes_its_gradient_and_the_loss_nan(amx):
     assert bool(found.grad_weight.isnan().all(dim=1).all())
 
 
-def test_a_token_id_outside_the_vocabulary_is_refused(amx):
+def test_a_token_id_outside_the_vocabulary_is_refused(bf16_unit):
     states, weight, targets = case(20, 40)
     targets[7] = 40
     with pytest.raises(IndexError, match="A token id is outside the vocabulary"):
@@ -209,10 +212,10 @@ def test_a_token_id_outside_the_vocabulary_is_refused(amx):
     ],
 )
 def test_the_native_loss_is_used_only_for_products_in_bf16(
-    amx, states_dtype, weight_dtype, dtype, is_so, monkeypatch
+    bf16_unit, states_dtype, weight_dtype, dtype, is_so, monkeypatch
 ):
     states = torch.randn(3, 32, dtype=states_dtype)
     weight = torch.randn(7, 32, dtype=weight_dtype)
     assert has_output_loss(states, weight, dtype) == is_so
-    monkeypatch.setattr(module, "uses_amx", lambda: False)
+    monkeypatch.setattr(module, "has_bf16_products", lambda: False)
     assert not has_output_loss(states, weight, dtype)
