@@ -28,8 +28,8 @@ LOGIT_ROWS = 256
 GPU_LOGIT_ROWS = 2_048
 """Number of rows at a time on a GPU, enough to keep it busy."""
 NATIVE_LOGITS = 2**27
-"""Number of logits in memory at a time in the native loss: the fewer the parts, the less
-often the gradient of the matrix is read and written."""
+"""Number of logits in memory at a time in the native loss: the fewer the parts, the
+less often the gradient of the matrix is read and written."""
 MIN_NATIVE_ROWS = 256
 """Smallest number of rows at a time, however large the vocabulary."""
 
