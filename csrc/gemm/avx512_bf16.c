@@ -54,6 +54,21 @@ repeat_pair(const td_bf16 *pair)
     return (__m512bh)_mm512_set1_epi32(bits);
 }
 
+/* Cache lines `first` to `end` - 1 of the next region's rows in each panel. They are
+ * prefetched while a region is computed, as panels are too far apart for the
+ * processor's own prefetchers. Each row of a panel is a cache line. */
+typedef struct {
+    int64_t first, end;
+} RowPrefetch;
+
+static RowPrefetch prefetch_at(Block b, int64_t column)
+{
+    const int64_t panels = b.width / PACKED_COLUMNS;
+    const int64_t panel = (column - b.column) / PACKED_COLUMNS;
+    return (RowPrefetch){REGION_ROWS * panel / panels,
+                         REGION_ROWS * (panel + 1) / panels};
+}
+
 /* Multiply `count` rows, a constant, by a panel of a block. */
 static inline __attribute__((always_inline)) USES_AVX512_BF16 void
 multiply_region(int count, td_panels x, int64_t row, Bf16Matrix matrix, Block b,
@@ -62,11 +77,16 @@ multiply_region(int count, td_panels x, int64_t row, Bf16Matrix matrix, Block b,
     const td_bf16 *from = panel_element(x, row, b.row);
     const td_bf16 *packed =
         matrix.packed + column * matrix.inner + b.row * PACKED_COLUMNS;
+    const RowPrefetch ahead = prefetch_at(b, column);
     RowOfSums sums[REGION_ROWS];
 #pragma GCC unroll REGION_ROWS
     for (int r = 0; r < count; r++)
         sums[r] = first_sums(e, row + r, column);
     for (int64_t panel = 0; panel < b.depth; panel += PANEL_WIDTH) {
+        for (int64_t line = ahead.first; line < ahead.end; line++)
+            __builtin_prefetch((const void *)((uintptr_t)from +
+                                              (uintptr_t)(count + line) * CACHE_LINE),
+                               0, 2);
         for (int64_t i = 0; i < PANEL_WIDTH; i += 2) {
             const __m512bh first = (__m512bh)_mm512_loadu_si512(packed);
             const __m512bh second = (__m512bh)_mm512_loadu_si512(packed + 2 * HALF);
