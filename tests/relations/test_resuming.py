@@ -1,12 +1,14 @@
 """Resumed training equals uninterrupted training, bit for bit."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.device import Hardware
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import (
@@ -33,14 +35,14 @@ RECURRENT = {**IN_ONE_CALL, "decoder_self_attention": "ssru"}
 
 @pytest.fixture(params=[{}, IN_ONE_CALL], ids=["layers one by one", "in one call"])
 def make_trainer(request, tiny, batcher, cpu):
-    def make(steps: int, weights=None, config=CONFIG) -> Trainer:
+    def make(steps: int, weights=None, config=CONFIG, hardware=cpu) -> Trainer:
         torch.manual_seed(3)
         dropouts = {"dropout": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.2}
         small = replace(tiny, num_layers=1, **dropouts, **request.param)
         model = Transformer(small)
         if weights is not None:
             model.load_state_dict(weights)
-        return Trainer(model, batcher, replace(config, steps=steps), cpu)
+        return Trainer(model, batcher, replace(config, steps=steps), hardware)
 
     return make
 
@@ -102,6 +104,12 @@ def test_stopped_and_resumed_training_equals_uninterrupted_training(
 @pytest.mark.parametrize("make_trainer", [RECURRENT], indirect=True, ids=["recurrent"])
 def test_training_of_recurrent_units_resumes_bit_for_bit(make_trainer):
     require_equal_when_resumed(make_trainer, 3)
+
+
+@pytest.mark.parametrize("make_trainer", [IN_ONE_CALL], indirect=True, ids=["one call"])
+def test_training_in_bf16_resumes_bit_for_bit_with_each_unit(make_trainer, bf16_unit):
+    bf16 = Hardware(device=torch.device("cpu"), dtype=torch.bfloat16)
+    require_equal_when_resumed(partial(make_trainer, hardware=bf16), 3)
 
 
 def require_equal_when_resumed(make_trainer, stop_at: int) -> None:
