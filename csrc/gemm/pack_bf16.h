@@ -1,4 +1,4 @@
-/* Matrices in bf16, laid out as AMX reads them.
+/* Matrices in bf16, laid out as AMX and AVX-512 BF16 read them.
  *
  * The left factor of a product is in panels of PANEL_WIDTH columns (td_panels), so that
  * each tile of rows is contiguous:

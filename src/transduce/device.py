@@ -19,7 +19,7 @@ from transduce.machine import (
 
 WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
-smaller models, casting costs more than the products gain."""
+smaller models, rounding and packing cost more than the products gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
