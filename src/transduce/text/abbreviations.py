@@ -40,14 +40,14 @@ ENGLISH = Abbreviations(
         "mr mrs ms mx messrs mmes dr drs prof profs rev revd fr hon gen col maj capt "
         "cpt cmdr lt sgt cpl pvt adm brig supt insp gov sen sens rep reps pres st ste "
         "mt ft approx ca cf vs viz resp incl excl esp orig dept asst assoc bros attn "
-        "med phil oec jur rer nat theol vet hr mme mlle msgr sr sra srta dipl ing "
-        "e.g i.e eg ie u.s u.k u.n e.u u.s.a d.c ph.d m.d jr sr esq"
+        "med phil oec jur rer nat theol vet hr mme mlle msgr sr sra srta dipl ing e.g "
+        "i.e eg ie u.s u.k u.n e.u u.s.a d.c ph.d m.d jr sr esq amb proc assn"
     ),
     numeric=_words(
         "no nos nr fig figs p pp pg pgs vol vols ch chap chaps sec secs sect art arts "
         "eq eqs eqn eqns tab tbl ver v par para paras pt pts ex app op ed eds fn n nn "
         "l ll rm ext tel ph lot bk div sch cl ln col cols cap jan feb mar apr jun jul "
-        "aug sep sept oct nov dec min max"
+        "aug sep sept oct nov dec min max ref refs est fol fols suppl apt rte iss ser"
     ),
     final=_words(
         "etc al inc ltd corp co bros jr sr esq plc ave blvd rd st sq hwy pkwy ct "
@@ -79,12 +79,14 @@ GERMAN = Abbreviations(
         "geb verh gest verw gesch u.a z.b d.h z.t i.d.r u.u s.o s.u o.ä i.a z.zt dt "
         "engl frz lat griech ital span russ amerik brit österr schweiz evang kath co "
         "sankt hl frhr gr kl ver hg hrsg mio mrd tsd std stdn min sek jh jhd jhdt chr "
-        "n.chr v.chr tel str pl f ff u.ä o.ä"
+        "n.chr v.chr tel str pl f ff u.ä o.ä fa fam inh vors verf bearb übers ehem ugs "
+        "nördl südl östl westl stellv lfd hptm prov abk"
     ),
     numeric=_words(
         "nr nrn no abb abbn tab s sp bd bde kap art abs ziff anm aufl az blg anl bl "
         "fig gl rdnr rn rz satz tel fax v vers ps jes mt mk lk joh röm kor jan feb "
-        "febr mär apr jun jul aug sep sept okt nov dez min max vol p pp hs str"
+        "febr mär apr jun jul aug sep sept okt nov dez min max vol p pp hs str ref pos "
+        "abt hausnr telnr kto bestnr beil"
     ),
     final=_words(
         "usw etc uvm ff f jh jhd jhdt std stdn min sek mio mrd tsd str pl tel u.a "
@@ -120,11 +122,11 @@ FRENCH = Abbreviations(
     never=_words(
         "m mm mme mmes mlle mlles me mgr dr drs pr prof st ste sts stes cap capt col "
         "gén lt env av apr cf p.ex c.-à-d c.à.d i.e vs resp hab bd boul pl sq ex max "
-        "min tél adr dépt éd coll trad réf ann"
+        "min tél adr dépt éd coll trad réf ann ets sté"
     ),
     numeric=_words(
         "n no nos nº p pp pg vol t tome ch chap art fig figs tab sect al éq par ann "
-        "janv févr avr juil sept oct nov déc"
+        "janv févr avr juil sept oct nov déc réf bât esc fol"
     ),
     final=_words("etc cie sarl s.a s.a.r.l j.-c av apr ibid op.cit"),
     starters=_words(
@@ -145,11 +147,12 @@ SPANISH = Abbreviations(
     never=_words(
         "sr sra sres sras srta srtas d dña dr dra dres prof profa lic ing arq gral "
         "cnel cap tte sto sta fr p.ej p.e pej ej aprox cf vs avda av c pza ud uds vd "
-        "vds excmo excma ilmo ilma mons hno hna"
+        "vds excmo excma ilmo ilma mons hno hna cía fdo dpto depto izq dcha"
     ),
     numeric=_words(
         "n no núm núms nro p pp pág págs vol cap caps art arts fig figs tab sec apdo "
-        "tel tfno ed t ene feb mar abr may jun jul ago sep sept oct nov dic"
+        "tel tfno ed t ene feb mar abr may jun jul ago sep sept oct nov dic ref exp "
+        "tlf párr lám máx mín"
     ),
     final=_words("etc s.a s.l cía ee.uu a.c d.c a.m p.m jr ibid"),
     starters=_words(
@@ -169,9 +172,12 @@ ITALIAN = Abbreviations(
     never=_words(
         "sig sigg sig.ra sig.na dott dott.ssa dr prof prof.ssa ing avv arch geom rag "
         "on sen gen col cap s ss mons don p.es es cfr vs ca c.a d.ssa egr gent spett "
-        "p.za v.le st"
+        "p.za v.le st f.lli c.so soc fam"
     ),
-    numeric=_words("n nn nr num pag pagg p pp vol cap art artt fig figg tab sez tel"),
+    numeric=_words(
+        "n nn nr num pag pagg p pp vol cap art artt fig figg tab sez tel rif par all "
+        "lett cod tav"
+    ),
     final=_words("ecc etc s.p.a s.r.l a.c d.c jr ibid"),
     starters=_words(
         "il lo la i gli le un uno una questo questa questi queste quello quella lui "
@@ -188,9 +194,12 @@ ITALIAN = Abbreviations(
 PORTUGUESE = Abbreviations(
     never=_words(
         "sr sra srs sras srta dr dra drs prof profa eng exmo exma ilmo ilma d dom av r "
-        "gen cel cap ten p.ex ex aprox cf vs sto sta fr pe v.exa"
+        "gen cel cap ten p.ex ex aprox cf vs sto sta fr pe v.exa cia dpto"
     ),
-    numeric=_words("n no nº núm p pp pág págs vol cap art arts fig figs tab sec tel"),
+    numeric=_words(
+        "n no nº núm p pp pág págs vol cap art arts fig figs tab sec tel ref fl fls "
+        "apto cód máx mín"
+    ),
     final=_words("etc ltda s.a cia a.c d.c jr ibid"),
     starters=_words(
         "o a os as um uma uns umas este esta estes estas esse essa isso isto ele ela "
@@ -208,9 +217,12 @@ DUTCH = Abbreviations(
     never=_words(
         "dhr mevr mw mej dr drs prof ir ing mr ds st bijv bv o.a d.w.z m.a.w i.p.v "
         "t.o.v m.b.t n.a.v ca circa evt incl excl resp vgl zgn ong max min gebr jhr "
-        "mgr enz.v"
+        "mgr enz.v fa fam burg secr"
     ),
-    numeric=_words("nr nrs blz p pp afb fig tab art hfst h vol dl tel lid par bl"),
+    numeric=_words(
+        "nr nrs blz p pp afb fig tab art hfst h vol dl tel lid par bl ref bijl hfdst "
+        "aant"
+    ),
     final=_words("enz etc e.a e.d b.v n.v chr v.chr n.chr jr sr"),
     starters=_words(
         "de het een dit dat deze die hij zij ze wij we jullie u ik jij je zijn haar "
@@ -225,8 +237,11 @@ DUTCH = Abbreviations(
     ),
 )
 SWEDISH = Abbreviations(
-    never=_words("dr prof hr fr bl.a t.ex d.v.s dvs bl osv.d ca jfr s.k m.a.o t.o.m"),
-    numeric=_words("nr s sid kap fig tab bd st tel art"),
+    never=_words(
+        "dr prof hr fr bl.a t.ex d.v.s dvs bl osv.d ca jfr s.k m.a.o t.o.m fam ang "
+        "forts inkl exkl resp ev"
+    ),
+    numeric=_words("nr s sid kap fig tab bd st tel art ref avd bil tfn mom max min"),
     final=_words("osv etc m.m m.fl o.d o.s.v kl e.kr f.kr"),
     starters=_words(
         "den det de en ett denna detta dessa han hon vi ni jag du man men och eller så "
@@ -239,8 +254,11 @@ SWEDISH = Abbreviations(
     ),
 )
 DANISH = Abbreviations(
-    never=_words("dr prof hr fr bl.a f.eks fx d.v.s dvs ca jf s.k cand mag eks pga"),
-    numeric=_words("nr s kap fig tab bd tlf art stk"),
+    never=_words(
+        "dr prof hr fr bl.a f.eks fx d.v.s dvs ca jf s.k cand mag eks pga fa fam inkl "
+        "ekskl evt adr"
+    ),
+    numeric=_words("nr s kap fig tab bd tlf art stk ref afd avd pkt max min"),
     final=_words("osv etc m.m m.fl o.l f.kr e.kr kr kl"),
     starters=_words(
         "den det de en et denne dette disse han hun vi jeg du man men og eller så da "
@@ -273,9 +291,11 @@ FINNISH = Abbreviations(
 POLISH = Abbreviations(
     never=_words(
         "dr prof mgr inż lic hab doc gen płk mjr kpt por ks o św bł np tj tzn tzw m.in "
-        "ok zob por wg al ul pl os im red ww jw r w ur zm"
+        "ok zob por wg al ul pl os im red ww jw r w ur zm gm woj pow tow ppor arch"
     ),
-    numeric=_words("nr s str rys tab art ust pkt poz t rozdz tel par zob"),
+    numeric=_words(
+        "nr s str rys tab art ust pkt poz t rozdz tel par zob zał lp wyd maks"
+    ),
     final=_words("itd itp etc in r w zł gr godz min tys mln mld n.e p.n.e"),
     starters=_words(
         "ten ta to te ci on ona ono oni one my wy ja ty ale i lub więc wtedy potem tam "
@@ -292,9 +312,9 @@ POLISH = Abbreviations(
 CZECH = Abbreviations(
     never=_words(
         "dr prof ing mgr bc mudr judr phdr rndr doc gen plk kpt sv např tj tzn tzv mj "
-        "resp popř příp cca srov viz ul nám tř zvl přibl pí p sl"
+        "resp popř příp cca srov viz ul nám tř zvl přibl pí p sl fa vč pozn arch"
     ),
-    numeric=_words("č čís s str obr tab kap čl odst písm sv roč tel písm"),
+    numeric=_words("č čís s str obr tab kap čl odst písm sv roč tel písm ref příl max"),
     final=_words("atd apod aj etc kč hod min tis mil mld r l stol n.l př.n.l"),
     starters=_words(
         "ten ta to ti ty tento tato toto on ona ono oni my vy já ty ale a nebo tak pak "
@@ -310,8 +330,8 @@ CZECH = Abbreviations(
     has_ordinal_stop=True,
 )
 HUNGARIAN = Abbreviations(
-    never=_words("dr prof id ifj özv kb ún pl vö ill szt stb.k gr"),
-    numeric=_words("sz o old köt fej ábra tábl tel"),
+    never=_words("dr prof id ifj özv kb ún pl vö ill szt stb.k gr ld vm"),
+    numeric=_words("sz o old köt fej ábra tábl tel mell hrsz em ref"),
     final=_words("stb kft rt bt zrt nyrt u ún"),
     starters=_words(
         "a az ez egy ő ők mi ti én te de és vagy akkor aztán itt ott ha amikor mert "
@@ -324,8 +344,11 @@ HUNGARIAN = Abbreviations(
     has_ordinal_stop=True,
 )
 SOUTH_SLAVIC = Abbreviations(
-    never=_words("dr prof mr mag g ga gđa gdin sv npr tj tzv odn oz dipl ing ul ca"),
-    numeric=_words("br št str sl tab čl čl.t pogl god tel"),
+    never=_words(
+        "dr prof mr mag g ga gđa gdin sv npr tj tzv odn oz dipl ing ul ca usp arh inž "
+        "akad"
+    ),
+    numeric=_words("br št str sl tab čl čl.t pogl god tel ref pril gl st"),
     final=_words("itd ipd etc sl n.š pr.n.š d.o.o d.d"),
     starters=_words(
         "ovaj ova ovo taj ta to on ona ono oni mi vi ja ti ali i ili pa onda tamo "
@@ -341,10 +364,13 @@ SOUTH_SLAVIC = Abbreviations(
 )
 RUSSIAN = Abbreviations(
     never=_words(
-        "г-н г-жа гр проф акад доц д-р им ул пр просп пер пл наб св тов т.е т.н т.к "
-        "см ср напр англ нем фр лат греч ген полк кап м-р ок обл г гг в вв"
+        "г-н г-жа гр проф акад доц д-р им ул пр просп пер пл наб св тов т.е т.н т.к см "
+        "ср напр англ нем фр лат греч ген полк кап м-р ок обл г гг в вв соч изд ред "
+        "пос дер"
     ),
-    numeric=_words("стр с рис табл гл разд п пп ст т тт № тел кв корп д"),
+    numeric=_words(
+        "стр с рис табл гл разд п пп ст т тт № тел кв корп д ил илл прил вып оф"
+    ),
     final=_words("др пр г гг в вв н.э руб коп тыс млн млрд мин сек ч т.д т.п"),
     starters=_words(
         "это этот эта эти тот та те он она оно они мы вы я ты его её их но и или а "
@@ -358,8 +384,10 @@ RUSSIAN = Abbreviations(
     ),
 )
 UKRAINIAN = Abbreviations(
-    never=_words("проф акад доц д-р ім вул просп пров пл св тов див пор напр р рр ст"),
-    numeric=_words("стор с рис табл гл розд п пп ст т тел"),
+    never=_words(
+        "проф акад доц д-р ім вул просп пров пл св тов див пор напр р рр ст смт вид ред"
+    ),
+    numeric=_words("стор с рис табл гл розд п пп ст т тел дод іл вип кв буд"),
     final=_words("ін р рр ст н.е грн коп тис млн млрд хв т.д т.п"),
     starters=_words(
         "це цей ця ці той та ті він вона воно вони ми ви я ти його її їх але і й або а "
@@ -372,8 +400,10 @@ UKRAINIAN = Abbreviations(
     ),
 )
 TURKISH = Abbreviations(
-    never=_words("dr prof doç av sn bkz örn yard gen alb müh mim cad sok mah hz"),
-    numeric=_words("no s sf cilt böl şek tel md"),
+    never=_words(
+        "dr prof doç av sn bkz örn yard gen alb müh mim cad sok mah hz apt fak üniv"
+    ),
+    numeric=_words("no s sf cilt böl şek tel md ref bl kat"),
     final=_words("vb vs vd ltd şti a.ş mö ms"),
     starters=_words(
         "bu şu o bir ben sen biz siz onlar ama ve veya sonra orada burada eğer çünkü "
@@ -385,13 +415,15 @@ TURKISH = Abbreviations(
     has_ordinal_stop=True,
 )
 ROMANIAN = Abbreviations(
-    never=_words("dl dna dle dlui dr prof ing sf str bd av gen col cca aprox ex d.ex"),
-    numeric=_words("nr p pag pp vol cap art fig tab alin lit tel"),
+    never=_words(
+        "dl dna dle dlui dr prof ing sf str bd av gen col cca aprox ex d.ex șos resp"
+    ),
+    numeric=_words("nr p pag pp vol cap art fig tab alin lit tel ref bl sc ap"),
     final=_words("etc ș.a ș.a.m.d s.a s.r.l î.hr d.hr"),
 )
 GREEK = Abbreviations(
-    never=_words("κ κα κος δρ καθ αγ οδ λεωφ π.χ δηλ βλ πρβλ περ"),
-    numeric=_words("αρ σ σελ τόμ κεφ άρθ εικ πίν τηλ"),
+    never=_words("κ κα κος δρ καθ αγ οδ λεωφ π.χ δηλ βλ πρβλ περ αριθ"),
+    numeric=_words("αρ σ σελ τόμ κεφ άρθ εικ πίν τηλ παρ εδ"),
     final=_words("κ.λπ κλπ κ.ά μ.χ π.χ κτλ"),
 )
 HINDI = Abbreviations(never=_words("डॉ डा श्री श्रीमती प्रो कु सं स्व"))

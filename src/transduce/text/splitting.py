@@ -33,12 +33,29 @@ STOP = re.compile(
     rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
 )
 """Pattern of marks and the closing signs after them; French has a space before ». """
+LOW_QUOTED = frozenset(
+    {
+        "de", "lb", "cs", "sk", "sl", "hr", "sr", "bs", "mk", "bg", "et", "lt", "lv",
+        "is", "ka", "fo", "hsb", "dsb",
+    }
+)  # fmt: skip
+"""Languages in which “ and ‘ close, as in „so“."""
+POINTED_INWARDS = frozenset(
+    {"de", "lb", "da", "cs", "sk", "sl", "hr", "sr", "bs", "hu", "pl"}
+)
+"""Languages in which « and ‹ close, as in »so«; some texts use «so» as well."""
+QUOTE_SIGN = re.compile("[„“”‚‘«»‹›]")
+OPENED_BY = {
+    "“": "„", "”": "„", "‘": "‚", "«": "»", "»": "«", "‹": "›", "›": "‹",
+}  # fmt: skip
+"""Opening signs by the closing ones that may also open."""
+OPENING = "“„‘‚«»‹›"
 SPACE = re.compile(r"\s*")
 OPENERS = "\"'(\\[{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-"
 NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
 LAST_WORD = re.compile(r"\S{1,48}$")
 UNSPACED = "\\u2e80-\\u30ff\\u31c0-\\u9fff\\uf900-\\ufaff\\uff00-\\uffef"
-UNSPACED_SCRIPT = re.compile(rf"[{UNSPACED}]")
+UNSPACED_SCRIPT = re.compile(rf"[“‘]?[{UNSPACED}]")
 LEADING = re.compile(rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—-]*")
 """Signs that open before a word, and Chinese or Japanese that it stands in."""
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
@@ -124,6 +141,12 @@ class _Stop:
         return UNSPACED_SCRIPT.match(self.line, self.end) is not None
 
     @property
+    def is_before_quote(self) -> bool:
+        """Whether a quotation follows at once, begun by a letter that is not small."""
+        after = self.line[self.end : self.end + 2]
+        return after[:1] in OPENING and after[1:].isalpha() and not after[1:].islower()
+
+    @property
     def is_remark(self) -> bool:
         """Whether the marks stand alone in brackets, as in (!)."""
         return self.start > 0 and self.line[self.start - 1] in "(["
@@ -151,14 +174,15 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
     """
     table = abbreviations(language)
     known = _LibraryEnds(line, language)
+    quotes = _Quotes(line, language)
     found: list[tuple[int, int]] = []
     begin = len(line) - len(line.lstrip())
     last = len(line.rstrip())
     for match in STOP.finditer(line):
-        end = match.end()
+        marks = match[0].rstrip(" \u00a0\u202f" + CLOSERS.replace("\\", ""))
+        end = quotes.end_of_closers(match.start() + len(marks), match.end())
         if end >= last:
             break
-        marks = match[0].rstrip(" \u00a0\u202f" + CLOSERS.replace("\\", ""))
         stop = _Stop(line, begin, match.start(), marks, end)
         judgement = _judge(stop, table)
         if judgement == "unknown":
@@ -190,7 +214,8 @@ def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
         return "end"
     if stop.marks[-1] in UNSPACED_STOPS or stop.is_among_han:
         return _judge_unspaced(stop)
-    if not stop.space or stop.is_remark or _goes_on(stop):
+    has_border = stop.space or stop.is_before_quote
+    if not has_border or stop.is_remark or _goes_on(stop):
         return "inside"
     if stop.is_closed:
         return _judge_closed(stop, table)
@@ -284,7 +309,8 @@ def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
     if is_street or (word in table.numeric and COUNTED.match(after)):
         starts_one = starts and (stop.before.islower() or word == "no")
         return "end" if starts_one else "inside"
-    is_known = word in table.never or word in table.numeric
+    is_parted = PARTS.match(word) is not None and word not in table.final
+    is_known = is_parted or word in table.never or word in table.numeric
     if not is_known and LIST_NUMBER.match(stop.line, stop.end):
         return "end"
     if word in table.final:
@@ -304,6 +330,49 @@ def _ends_clause(word: str, after: str, table: Abbreviations) -> bool:
     """
     is_day = after.lower() in table.months
     return word not in table.never and after[:1].isupper() and not is_day
+
+
+class _Quotes:
+    """Signs of a line that open a quotation in some languages and close it in others.
+
+    A sign closes if its counterpart is open before it. Otherwise the language decides,
+    or what follows: a sign before a letter opens.
+    """
+
+    def __init__(self, line: str, language: str | None) -> None:
+        self._line = line
+        self._language = language
+        points_inwards = language is None or language in POINTED_INWARDS
+        self._closing: set[int] = set()
+        opened: set[str] = set()
+        for match in QUOTE_SIGN.finditer(line):
+            sign = match[0]
+            opener = OPENED_BY.get(sign, "")
+            if opener not in opened and sign in opened and sign in "»›":
+                opener = sign  # as in Finnish: »so»
+            if opener in opened:
+                opened.remove(opener)
+                self._closing.add(match.start())
+            elif sign not in "»›" or points_inwards:
+                opened.add(sign)
+
+    def end_of_closers(self, start: int, end: int) -> int:
+        """End of the signs between two offsets that close."""
+        return next((i for i in range(start, end) if not self._closes(i)), end)
+
+    def _closes(self, place: int) -> bool:
+        sign, language = self._line[place], self._language
+        if sign not in "“‘«»‹›" or place in self._closing:
+            return True
+        if sign in "“‘":
+            is_certain = language in LOW_QUOTED
+        elif sign in "«‹":
+            is_certain = language in POINTED_INWARDS
+            if language is not None and not is_certain:
+                return False
+        else:
+            is_certain = language is not None and language not in POINTED_INWARDS
+        return is_certain or not self._line[place + 1 : place + 2].isalnum()
 
 
 class _LibraryEnds:

@@ -103,6 +103,33 @@ TABLE = [
     ("ja", "分かった。|Mr. Smithです。|彼はNo. 5です。|円周率は３．１４だ。|終わり。"),
     ("zh", "１．苹果很好。|２．香蕉也好。|他来了. |我走了．|他也走了。"),
     ("pl", "Jan, ur. 5 maja 1990 r. w Krakowie. |Tak."),
+    # “ and ‘ open, unless the language or „ before them says otherwise
+    ("zh", "他走了。|“好。”|她说。|她问：“谁？”|‘我！’|“是。”"),
+    ("zh", "真的!|“是的!”|他说。"),
+    ("ja", "彼は来た。|“はい。”|彼女は言った。"),
+    (None, "他走了。|“好。”|她说。"),
+    ("en", "It ended.|“Yes,” she said. |‘No!’|“Why?” |Then she left."),
+    ("en", "Those are the boys’. |He said ‘stop.’ |She left."),
+    ("en", "He met Dr.“Bones” there."),
+    ("de", "Sie: „Ja.“ |Er: ‚Nein.‘ |Er fuhr fort.“ |Sie ging."),
+    ("cs", "„Ano.“ |Odešel. |Řekl.“ |Šla."),
+    ("ru", "Он сказал: „Да.“ |Она ушла. |«Нет.» |Всё."),
+    (None, "Sie: „Ja.“ |Er ging.“ |Sie blieb.|“Gut.” |Er ging."),
+    ("pl", "„Tak.” |Wyszedł. |„Nie.” |Koniec."),
+    # so do the pointed ones
+    ("de", "»Ja.« |Er ging.|»Nein.« |Sie rief.« |Gut."),
+    ("de", "«Ja.» |Er ging. |›Nein.‹ |Sie rief.» |Gut."),
+    ("fr", "«Oui.» |Il part.|«Non.» |Fin. » |Il dort. |« Si. » |Bien."),
+    ("fi", "»Niin.» |Hän lähti. |”Ei.” |Hän tuli."),
+    (None, "Han gik. |»Ja.« |Fin.|«Oui.» |Fin."),
+    # abbreviations before names and numbers
+    ("de", "Sie kauft bei Fa. Schulz und Fam. Meier. |Siehe Pos. 3 der Liste."),
+    ("en", "See ref. 12. |Approx. 5 people read refs. 3 and 4. |He is a ref. |Bye."),
+    ("nl", "Open t.e.m. 15. |Daarna niet. |Het was van Fa. Jansen."),
+    ("nl", "Open t.e.m. 15 mei. |Daarna m.i.v. 3. |Zie bijl. 2."),
+    ("en", "Come at 5 p.m. |2. Go home. |3. Sleep."),
+    ("fr", "Voir réf. 5 des Ets. Dupont. |Fin."),
+    ("sv", "Se bil. 2 och avd. 5. |Slut."),
 ]
 
 
