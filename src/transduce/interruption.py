@@ -4,6 +4,7 @@ The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closing terminal s
 process that ignores SIGHUP, as under nohup, continues to ignore it.
 """
 
+import math
 import os
 import signal
 import threading
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+REPEATED_SECONDS = 2.0
+"""Seconds within which a second signal to end counts as a repetition of the first."""
 WATCH_SECONDS = 0.5
 """Seconds between two checks that the parent still runs."""
 
@@ -84,14 +87,23 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 def unwound_on_termination() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into `SystemExit`, so that partial work is undone.
 
+    A second signal soon after the first is ignored: `timeout`, for example, signals a
+    program and then its group, and the second must not interrupt the undoing.
+
     Outside the main thread, they end the program at once, as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    last = -math.inf
+
     def unwind(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPEATED_SECONDS:
+            last = now
+            raise SystemExit(128 + number)
 
     previous = _handlers_of_python(terminations())
     try:

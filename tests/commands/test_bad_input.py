@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from transduce.checkpoint import load_model
 from transduce.cli import main
+from transduce.cli.export import Target
 from transduce.cli.train import TrainingDisplay
 from transduce.training.trainer import StepReport
 
@@ -493,6 +495,18 @@ def test_a_disk_too_small_for_an_average_leaves_nothing(
     with disk_for(60_000):
         message = refuses("average", run, "--out", tmp_path / "model")
     assert "cannot be saved (" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
+@pytest.mark.parametrize("target", sorted({*get_args(Target)} - {"marian-npz"}))
+def test_a_disk_too_small_for_an_export_leaves_nothing(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, target: str
+) -> None:
+    with disk_for(60_000):
+        message = refuses("export", model, "--to", target, "--out", tmp_path / "new")
+    assert message.startswith(f"{tmp_path}/new: cannot be saved (")
     assert not list(tmp_path.iterdir())
 
 

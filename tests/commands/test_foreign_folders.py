@@ -267,6 +267,15 @@ def token(content: str) -> dict[str, object]:
             },
             "must have no `truncation`",
         ),
+        (
+            {
+                "pre_tokenizer": {
+                    "type": "Split", "pattern": {"Regex": "(a+)+$"},
+                    "behavior": "Isolated", "invert": False,
+                }
+            },
+            "its `pre_tokenizer` is not one that transduce writes, and might not end",
+        ),
         ({"model.dropout": 0.5}, "must have no `model.dropout`"),
         ({"model.continuing_subword_prefix": "##"}, "no `model.continuing_subword"),
         ({"model.type": "Unigram"}, "must be BPE, WordPiece or WordLevel"),

@@ -183,6 +183,39 @@ def interrupt(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
+def test_a_repeated_signal_does_not_interrupt_the_undoing() -> None:
+    undone = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            undone.append(1)
+
+    with pytest.raises(SystemExit) as ended, unwound_on_termination():
+        work()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert undone == [1]
+
+
+def test_a_later_signal_ends_an_undoing_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transduce.interruption.REPEATED_SECONDS", 0.0)
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+
+    with pytest.raises(SystemExit) as ended, unwound_on_termination():
+        work()
+    assert ended.value.code == 128 + signal.SIGHUP
+
+
 @pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
 @pytest.mark.parametrize("is_within", [False, True])
 @pytest.mark.parametrize(
