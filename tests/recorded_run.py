@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +19,8 @@ class Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self._before: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
+        """Memory that operators changed in place, and its content before."""
 
     def __torch_dispatch__(
         self,
@@ -27,9 +29,19 @@ class Recording(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func._schema.is_mutable:
+            for each in tensors((args, kwargs or {})):
+                storage = each.untyped_storage()
+                if _place(each) not in self._before:
+                    self._before[_place(each)] = storage, storage.clone()
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
         return result
+
+    def undo(self) -> None:
+        """Undo all changes in place, as the capture of a CUDA graph makes none."""
+        for storage, before in self._before.values():
+            storage.copy_(before)
 
     def run_again(self) -> None:
         """Run all operators on their old arguments and write to their old results."""
@@ -52,6 +64,7 @@ class OperatorRecorder:
         recording = Recording()
         with recording:
             result = run()
+        recording.undo()
         self.records.append(recording)
 
         def again() -> Tensor:

@@ -236,7 +236,7 @@ def test_a_parser_is_not_exported(
     refuses: Callable[..., str], parser: Path, tmp_path: Path, to: str
 ) -> None:
     message = refuses("export", parser, "--to", to, "--out", tmp_path / "out")
-    assert "must have one vocabulary for source and target" in message
+    assert "must translate into text, but this one parses" in message
     assert not (tmp_path / "out").exists()
 
 

@@ -111,6 +111,7 @@ def test_a_model_is_trained_further(
     assert_trained(*train_further(tmp_path / "start", corpus_files, tmp_path / "new"))
 
 
+@pytest.mark.filterwarnings("ignore:Marian has only a beam size")
 @pytest.mark.parametrize("name", MARIAN)
 def test_a_model_of_marian_is_trained_further(
     name: str, corpus_files: tuple[Path, Path], tmp_path: Path

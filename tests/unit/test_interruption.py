@@ -171,7 +171,7 @@ def disturbed(monkeypatch):
             before = change(number, handler)
             if number == after:
                 monkeypatch.setattr(signal, "signal", change)
-                os.kill(os.getpid(), arriving)
+                signal.raise_signal(arriving)
             return before
 
         monkeypatch.setattr(signal, "signal", changed)

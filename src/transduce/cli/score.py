@@ -76,7 +76,9 @@ def score(
         own = translator.target_language
         translator = translator.into(own if own in known else known[0])
     warn_of_other_language(model, "source", translator.source_language, source)
-    warn_of_other_language(model, "target", translator.target_language, target)
+    # A tag before a line may name another of several languages.
+    if target_language is not None or not translator.target_languages:
+        warn_of_other_language(model, "target", translator.target_language, target)
 
     def origin() -> Origin:
         return {

@@ -33,14 +33,15 @@ class KnownWorker:
     order: list[str]
     plain: list[bool]
 
-    def __init__(self, name, work, device) -> None:
+    def __init__(self, name, work, device, environment=None) -> None:
         assert isinstance(work, partial)
         self.name = name
         self.updates = iter(())
         if name == YARDSTICK:
             self.rates = iter(RATES)
         else:
-            task = work.args[-1]
+            [measured] = work.args  # run within the CPU quota
+            task = measured.args[-1]
             self.plain.append(task.are_peers_plain)
             self.updates = iter(task.updates(task.dataset()))
             self.seconds = iter(SECONDS[name])
