@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import math
+import re
 import socket
 import sys
 import time
@@ -25,7 +26,16 @@ LEFT_AFTER_S = 1.0
 PROBE_EVERY_S = 5.0
 ECHO_S = 0.1
 """Seconds that a vanished client's system may take to answer a probe with a reset."""
-TOO_LARGE = "The request line and headers must be shorter: at most {:,} bytes are read."
+MAX_HEAD_BYTES = 16_384
+"""Maximum size of a request line with its headers."""
+TOO_LARGE = (
+    "The request line, headers and chunk extensions must be shorter: at most "
+    f"{MAX_HEAD_BYTES:,} bytes are read."
+)
+INVALID = "The request must be valid HTTP/1.1, but is not."
+ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
+TARGETS_OF_THEIR_OWN = (b"CONNECT", b"OPTIONS")
+"""Methods whose target may be no path, but a host or an asterisk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,89 @@ class OpenConnections:
     """Connections that wait for a request, the longest waiting first."""
 
 
+class RefusedHeadError(h11.RemoteProtocolError):
+    """Request line or headers that are refused with a status and a message."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message, error_status_hint=status)
+
+
+class RequestReader(h11.Connection):
+    """h11's parser, which also refuses requests that RFC 9112 lets a server refuse.
+
+    Two servers could find the end of such a request at different places, so that
+    another request hides in its body (sections 6.1 and 11.2).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
+
+    def next_event(self) -> Any:
+        """Return h11's next event; `RefusedHeadError` for a head that is refused."""
+        is_idle = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            status = HTTPStatus(error.error_status_hint)
+            if status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                raise
+            if is_idle and b"\n" not in self.trailing_data[0]:
+                status = HTTPStatus.REQUEST_URI_TOO_LONG
+            raise RefusedHeadError(status, TOO_LARGE) from None
+        return _checked(event) if isinstance(event, h11.Request) else event
+
+
+def _checked(request: h11.Request) -> h11.Request:
+    """Return the request with its target in origin form (RFC 9112, section 3.2)."""
+    size = len(request.method) + len(request.target)
+    if size > MAX_HEAD_BYTES:
+        raise RefusedHeadError(HTTPStatus.REQUEST_URI_TOO_LONG, TOO_LARGE)
+    size += sum(len(name) + len(value) for name, value in request.headers)
+    if size > MAX_HEAD_BYTES:
+        raise RefusedHeadError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_LARGE)
+    version = request.http_version
+    if not version.startswith(b"1."):
+        raise RefusedHeadError(
+            HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
+            f"The HTTP version must be 1.0 or 1.1, but is {version.decode()}.",
+        )
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise _malformed(
+            "A request must have either a content-length or a transfer-encoding, but "
+            "has both."
+        )
+    if b"transfer-encoding" in names and version == b"1.0":
+        raise _malformed(
+            "A request of HTTP/1.0 must have no transfer-encoding, but has one."
+        )
+    if b"host" not in names and version != b"1.0":
+        raise _malformed(INVALID)
+    return _in_origin_form(request)
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Return the request with a path as target; an absolute target names the host."""
+    target = request.target
+    if target.startswith(b"/") or request.method in TARGETS_OF_THEIR_OWN:
+        return request
+    absolute = ABSOLUTE_TARGET.fullmatch(target)
+    if absolute is None:
+        raise _malformed(INVALID)
+    host, path = absolute.groups()
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", host), *others],
+        http_version=request.http_version,
+    )
+
+
+def _malformed(message: str) -> RefusedHeadError:
+    return RefusedHeadError(HTTPStatus.BAD_REQUEST, message)
+
+
 class Connection(H11Protocol):
     """Uvicorn's HTTP/1.1 protocol (h11) with limits on time and number.
 
@@ -72,6 +165,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, shared: OpenConnections, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.conn = RequestReader()
         self._limits = shared.config
         self._overflow = shared.overflow
         self._waiting = shared.waiting
@@ -154,9 +248,9 @@ class Connection(H11Protocol):
         """Refuse in JSON a request that cannot be parsed."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST)
-        message = "The request must be valid HTTP/1.1, but is not."
-        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-            message = TOO_LARGE.format(self.conn._max_incomplete_event_size)
+        message = INVALID
+        if isinstance(error, RefusedHeadError):
+            message = str(error)
         elif status == HTTPStatus.NOT_IMPLEMENTED:
             message = "The transfer-encoding must be chunked, or none."
         self._refuse(status, message)

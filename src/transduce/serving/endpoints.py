@@ -252,6 +252,7 @@ class Endpoints:
         options = _options(message, model)
         segments = await in_thread(deadline, split, message.q, options)
         texts = sources(segments, options, queue)
+        queue.require_few(len(texts))
         await queue.require_short(texts, deadline)
         search = search_for(queue.translator.search, message.alternatives)
         futures = queue.submit(texts, search, deadline, options.corpus_tag)
@@ -272,9 +273,11 @@ class Endpoints:
             split_text, splits_lines=message.split_sentences, is_read=has_sign
         )
         segments = await in_thread(deadline, splits, message.q, ENGLISH)
-        await queue.require_short(sentences(segments), deadline)
+        texts = sentences(segments)
+        queue.require_few(len(texts))
+        await queue.require_short(texts, deadline)
         futures = queue.submit_to_parser(
-            sentences(segments), constrained=message.constrained, deadline=deadline
+            texts, constrained=message.constrained, deadline=deadline
         )
         found = found_segments(segments, futures)
         return _streamed(_parsed(*each) async for each in found)

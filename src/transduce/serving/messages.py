@@ -4,15 +4,31 @@ from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from transduce.model.config import AttentionKind
 from transduce.serving.served_models import AUTO, Format
 
 MAX_ALTERNATIVES = 10
 
+
+def _no_boolean(given: Any) -> Any:
+    if isinstance(given, bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return given
+
+
+def _in_lower_case(given: Any) -> Any:
+    return given.strip().lower() if isinstance(given, str) else given
+
+
 Alternatives = Annotated[
-    int, Field(ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted.")
+    int,
+    BeforeValidator(_no_boolean),
+    Field(ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted."),
 ]
+FormatName = Annotated[Format, BeforeValidator(_in_lower_case)]
+"""Format in any case, like the codes of languages."""
 ModelNamed = Annotated[
     str | None, Field(description="Its name, if several are served: see /v1/models.")
 ]
@@ -78,7 +94,7 @@ class TranslateRequest(RequestMessage):
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
     tag: CorpusTag = None
-    format: Format = "text"
+    format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
 
@@ -175,7 +191,7 @@ class StreamRequest(RequestMessage):
     model: ModelNamed = None
     target: TargetLanguage = None
     tag: CorpusTag = None
-    format: Format = "text"
+    format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
 

@@ -273,6 +273,7 @@ class RequestQueue:
         Raises the errors of `submit`, and `TooLongError` for too many tokens.
         """
         deadline = deadline or self.deadline()
+        self.require_few(len(sentences))
         await self.require_short(sentences, deadline)
         futures = self.submit(sentences, search, deadline, tag)
         try:
@@ -289,6 +290,17 @@ class RequestQueue:
         Raises the errors of `submit`; the number of tokens is not checked.
         """
         return [future.result() for future in self.submit(sentences, search)]
+
+    def require_few(self, count: int) -> None:
+        """Raise `TooLongError` for more sentences than may wait.
+
+        Call it first: counting tokens takes much longer.
+        """
+        if count > (most := self.config.max_waiting):
+            raise TooLongError(
+                f"A request must have at most {most:,} sentences, but has {count:,}; "
+                "send it in parts."
+            )
 
     async def require_short(
         self, texts: Sequence[str], deadline: Deadline, most_each: int | None = None
@@ -371,13 +383,8 @@ class RequestQueue:
             raise OverdueError("The server is shutting down; try again later.")
 
     def _require_room(self, count: int) -> None:
-        most = self.config.max_waiting
-        if count > most:
-            raise TooLongError(
-                f"A request must have at most {most:,} sentences, but has {count:,}; "
-                "send it in parts."
-            )
-        if self._num_waiting + count > most:
+        self.require_few(count)
+        if self._num_waiting + count > (most := self.config.max_waiting):
             raise BusyError(
                 f"At most {most:,} sentences may wait, and {self._num_waiting:,} do; "
                 "try again later."

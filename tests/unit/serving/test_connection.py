@@ -15,7 +15,7 @@ from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
 from transduce.errors import ConfigError, RequestError
 from transduce.serving import connection
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.admission import AccessConfig, AdmissionConfig
 from transduce.serving.connection import AcceptFailures, ConnectionConfig
 from transduce.serving.served_models import ServedModel
 from transduce.serving.server import ServerConfig, _that_can_be_open
@@ -24,6 +24,13 @@ from waiting import wait_until
 HOST = b"host: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 BODY = json.dumps({"q": "one", "source": "en", "target": "de"}).encode()
+
+
+CHUNKED = (
+    b"POST /translate HTTP/1.1\r\ncontent-type: application/json\r\n"
+    + HOST
+    + b"transfer-encoding: chunked\r\n\r\n"
+)
 
 
 def post(path: str = "/translate", version: str = "1.1", body: bytes = BODY) -> bytes:
@@ -144,8 +151,32 @@ def test_a_body_that_ends_early_is_refused(http: RunningServer) -> None:
          400, "valid HTTP"),
         (b"POST /translate HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
          b"ZZ\r\n", 400, "valid HTTP"),
+        (post().replace(b"host:", b"transfer-encoding: chunked\r\nhost:"), 400,
+         "either a content-length or a transfer-encoding, but has both"),
+        (post().replace(b"content-length:", b"content-length: 5\r\ncontent-length:"),
+         400, "valid HTTP"),
+        (post().replace(b"content-length:", b"content-length: 5,"), 400, "valid HTTP"),
+        (post().replace(b"content-length:", b"content-length :"), 400, "valid HTTP"),
+        (post().replace(b"content-length: ", b"content-length: +"), 400, "valid HTTP"),
+        (HEALTH.replace(b"host:", b" x: y\r\nhost:"), 400, "valid HTTP"),
+        (post().replace(b"host:", b"x: a\rtransfer-encoding: chunked\r\nhost:"), 400,
+         "valid HTTP"),
+        (post().replace(b"host:", b"x: a\0b\r\nhost:"), 400, "valid HTTP"),
+        (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", 400,
+         "HTTP/1.0 must have no transfer-encoding"),
+        (CHUNKED + b"5;a\nb\r\n", 400, "valid HTTP"),
+        (CHUNKED + b"5;" + b"a" * 500_000, 431, "at most 16,384 bytes are read"),
+        (CHUNKED + b"1\r\naa\r\n", 400, "valid HTTP"),
+        (HEALTH.replace(b"1.1", b"9.9"), 505, "must be 1.0 or 1.1, but is 9.9."),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "but is 2.0."),
+        (b"GET /health HTTP/1.2\r\n\r\n", 400, "valid HTTP"),
+        (b"GET health HTTP/1.1\r\n" + HOST + b"\r\n", 400, "valid HTTP"),
+        (b"GET http:///health HTTP/1.1\r\n" + HOST + b"\r\n", 400, "valid HTTP"),
+        (b"GET /" + b"a" * 500_000, 414, "at most 16,384 bytes are read"),
+        (HEALTH.replace(b"health", b"a" * 20_000), 414, "at most 16,384 bytes"),
+        (HEALTH.replace(b"host:", b"x: " + b"a" * 20_000 + b"\r\nhost:"), 431,
+         "at most 16,384 bytes are read"),
     ],
-    ids=range(9),
 )  # fmt: skip
 def test_a_malformed_request_is_refused_in_json(
     http: RunningServer, request_: bytes, status: int, error: str
@@ -153,6 +184,49 @@ def test_a_malformed_request_is_refused_in_json(
     answer = answered(http, request_, ends=False)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert error in error_of(answer)
+
+
+def test_a_refused_request_ends_its_connection(http: RunningServer) -> None:
+    both = post().replace(b"host:", b"transfer-encoding: chunked\r\nhost:")
+    assert answered(http, both + HEALTH, ends=False).count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEALTH.replace(b"\r\n", b"\n"),
+        HEALTH.replace(b"1.1", b"1.9"),
+        HEALTH.replace(b"host:", b"x: a\r\n  b\r\nhost:"),
+        HEALTH.replace(b"/health", b"/health?x=http://a"),
+        HEALTH.replace(b"/health", b"http://localhost/health"),
+        HEALTH.replace(b"/health", b"HTTP://localhost:80/health?x"),
+        post().replace(b"content-length", b"content-length: %d\r\ncontent-length"
+                       % len(BODY)),
+        CHUNKED + b"%x;a=b\r\n" % len(BODY) + BODY + b"\r\n0\r\nx: y\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_an_unusual_but_valid_request_is_answered(
+    http: RunningServer, request_: bytes
+) -> None:
+    assert answered(http, request_).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_absolute_target_names_the_host(trained_checkpoint: Checkpoint) -> None:
+    models = [served(trained_checkpoint, "en-de")]
+    request = HEALTH.replace(b"/health", b"http://evil.example/health")
+    with running(models, None, AccessConfig(is_local=True)) as server:
+        answer = answered(server, request)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert "evil.example" in error_of(answer)
+
+
+def test_a_client_may_wait_before_it_sends_the_body(http: RunningServer) -> None:
+    head, _, body = post().partition(b"\r\n\r\n")
+    with connected(http) as client:
+        client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.fixture

@@ -60,6 +60,15 @@ def test_blank_fields_count_as_missing(
     assert http.post("/translate", body | {field: blank}).json == expected
 
 
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
+@pytest.mark.parametrize("name", ["HTML", "Html "])
+def test_a_format_may_be_in_any_case(http: RunningServer, path: str, name: str) -> None:
+    body = {"q": "<p>one</p>", "target": "de", "model": "en-de", "format": "html"}
+    expected = http.post(path, body)
+    assert expected.status == 200
+    assert http.post(path, body | {"format": name}).body == expected.body
+
+
 @pytest.mark.parametrize("path", ["/v1/translate", "/v1/parse"])
 def test_blank_fields_count_as_missing_in_every_request(
     http: RunningServer, path: str

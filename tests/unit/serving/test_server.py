@@ -10,6 +10,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
+from transduce.serving.request_queue import QueueConfig
 
 EN_DE = {"source": "en", "target": "de"}
 
@@ -294,6 +295,10 @@ def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None
         ("/translate", {"q": "a"}, 400, "but are 'auto' and not given"),
         ("/translate", {"q": "a", **EN_DE, "alternatives": 99}, 400, "less than or"),
         ("/translate", {"q": "a", **EN_DE, "format": "pdf"}, 400, "format: Input"),
+        ("/translate", {"q": "a", **EN_DE, "alternatives": True}, 400,
+         "alternatives: Input should be a valid integer"),
+        ("/v1/translate", {"q": "a", "model": "en-de", "alternatives": False}, 400,
+         "alternatives: Input should be a valid integer"),
         ("/translate", {"q": "a" * 10_001, **EN_DE}, 413,
          "at most 10,000 characters of text, but has 10,001"),
         ("/translate", b" " * 200_000, 413, "at most 130,000 bytes"),
@@ -362,6 +367,18 @@ def test_hostile_json_is_refused_in_a_sentence(
     assert answer.status == 400
     assert error in answer.json["error"]
     assert len(answer.json["error"]) < 200
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate", "/v1/parse"])
+def test_sentences_are_counted_before_their_tokens(
+    trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint, path: str
+) -> None:
+    checkpoint = parsing_checkpoint if "parse" in path else trained_checkpoint
+    limits = QueueConfig(max_waiting=2, max_tokens=3)
+    with running([served(checkpoint, "en-de", limits)]) as server:
+        answer = server.post(path, {"q": "one two.\n" * 3, "target": "de"})
+    assert answer.status == 413
+    assert "at most 2 sentences, but has 3" in answer.json["error"]
 
 
 def test_a_long_field_is_truncated_in_the_message(http: RunningServer) -> None:
