@@ -93,6 +93,7 @@ ATTRIBUTES = (
     ' title="a > b"',
     ' href="x>&quot; onmouseover=alert(1) z=" title=it\'s',
     " data-x='<b>'",
+    " encoding=text/html",
     " translate=no",
     " translate=yes",
     " class='notranslate'",

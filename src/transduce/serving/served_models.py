@@ -443,6 +443,20 @@ async def _links(
     return links
 
 
+def load_analysis() -> None:
+    """Load the modules that link words and show attention, if PyTorch is installed.
+
+    Call it before serving: loading PyTorch would delay the first such request by
+    seconds.
+    """
+    try:
+        import transduce.analysis.sentence_attention
+        import transduce.decoding.torch_model  # noqa: F401
+    except ImportError as error:
+        if missing_in(error) is None:
+            raise
+
+
 def _linked(
     translator: Translator, pairs: Sequence[tuple[str, str]]
 ) -> list[WordLinks | None]:

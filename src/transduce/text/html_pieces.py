@@ -3,8 +3,8 @@
 `turbohtml` parses as the HTML standard says, in time linear in the text, and records
 where each tag stood. The tree that it builds decides what the text between two tags is;
 the library's tokenizer cuts that text into words and tags. Everything that is not
-certainly text to translate is copied: scripts, styles, code, foreign content, truncated
-tags.
+certainly text to translate is copied: scripts, styles, code, foreign content (SVG and
+MathML, but for HTML within it), truncated tags.
 """
 
 import re
@@ -48,6 +48,7 @@ UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
 """Elements whose text does not belong to the sentence around them."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
+HTML_ENCODINGS = ("text/html", "application/xhtml+xml")
 FORMATTING = frozenset({
     "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike",
     "strong", "tt", "u",
@@ -89,6 +90,8 @@ class _Open:
     number: int
     name: str
     is_translated: bool
+    is_readable: bool = True
+    """Whether HTML within the element is translated, foreign content or not."""
     is_foreign: bool = False
     is_raw: bool = False
     is_in_select: bool = False
@@ -252,24 +255,34 @@ class _Reader:
         return not self._stack or self._stack[-1].is_translated
 
     def _opened(self, element: Element, tag: _Tag) -> _Open:
-        is_foreign = element.namespace is not Namespace.HTML
         outer = self._stack[-1] if self._stack else None
-        is_foreign = is_foreign or (outer is not None and outer.is_foreign)
+        is_foreign = not _contains_html(element) and (
+            element.namespace is not Namespace.HTML
+            or (outer is not None and outer.is_foreign)
+        )
         name = element.tag
-        is_translated = self._is_translated
+        is_readable = outer is None or outer.is_readable
         explicit = self._translate_attribute(element, tag)
-        if explicit is not None and not is_foreign:
-            is_translated = explicit
-        elif name in CODE:
-            is_translated = False
+        if explicit is not None:
+            is_readable = explicit
+        elif name in CODE and not is_foreign:
+            is_readable = False
         is_raw = name in RAW_TEXT and not is_foreign
         is_in_select = outer is not None and (
             outer.is_in_select or outer.name == "select"
         )
         is_title = name == "title" and not (is_in_select or self._has_left_foreign)
-        if is_foreign or name == "template" or (is_raw and not is_title):
-            is_translated = False
-        return _Open(tag.number, name, is_translated, is_foreign, is_raw, is_in_select)
+        if name == "template" or (is_raw and not is_title):
+            is_readable = False
+        return _Open(
+            tag.number,
+            name,
+            is_translated=is_readable and not is_foreign,
+            is_readable=is_readable,
+            is_foreign=is_foreign,
+            is_raw=is_raw,
+            is_in_select=is_in_select,
+        )
 
     def _translate_attribute(self, element: Element, tag: _Tag) -> bool | None:
         """Whether the element's attributes allow translation; None without any."""
@@ -343,6 +356,21 @@ class _Reader:
         for token in turbohtml.tokenize(text, capture_source=True):
             last = token
         return last is not None and last.source == END_OF_NOSCRIPT
+
+
+def _contains_html(element: Element) -> bool:
+    """Whether an element of SVG or MathML contains blocks of HTML.
+
+    It is an HTML integration point (HTML, 13.2.6). `desc` and `title` of SVG are such
+    points too, but they hold labels of inline pictures, which are copied like `alt`.
+    """
+    match element.namespace:
+        case Namespace.SVG:
+            return element.tag.lower() == "foreignobject"
+        case Namespace.MATHML:
+            encoding = str(element.attrs.get("encoding") or "").lower()
+            return element.tag == "annotation-xml" and encoding in HTML_ENCODINGS
+    return False
 
 
 def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
