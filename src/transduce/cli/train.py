@@ -105,6 +105,9 @@ class TrainingDisplay(ProgressDisplay):
         self._is_by_reward = False
         self._stage: int | None = None
 
+    def trying(self) -> None:
+        self.console.print("Trying an update, to forecast memory and time ...")
+
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
             self._show_corpus(start, start.corpus)
@@ -556,8 +559,9 @@ def train(
         Number of training processes on this machine, each on its own GPU or share of
         the processor's cores. For several machines use torchrun.
     however_long
-        Train even if no preset is given and the forecast exceeds a week, or the corpus
-        is much too small for base.
+        Train even if the forecast exceeds two weeks (a week if no preset is given), or
+        if no preset is given and the corpus is much too small for base. A given
+        training.steps or --from allows any time as well.
     tensorboard
         Also write TensorBoard logs to the run's folder.
     """
@@ -608,6 +612,10 @@ def train(
         else:
             consent = Consent(
                 is_chosen=preset is not None or start is not None or however_long,
+                is_length_chosen=however_long
+                or start is not None
+                or force  # a refusal would come when the old run is gone
+                or sets_steps(run, config, settings),
                 overwrites=force,
             )
             train_run(
@@ -620,6 +628,13 @@ def train(
                 consent=consent,
                 start=start,
             )
+
+
+def sets_steps(run: RunConfig, config: Path | None, settings: tuple[str, ...]) -> bool:
+    """Whether a file or an assignment sets `training.steps`, be it to the same."""
+    others = replace(run, training=replace(run.training, steps=run.training.steps + 1))
+    changed = changed_by_options(others, config, settings)
+    return changed.training.steps == run.training.steps
 
 
 def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:

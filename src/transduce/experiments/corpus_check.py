@@ -348,8 +348,15 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     raise ConfigError(
         f"A preset must be chosen for a corpus of {pairs}: add {epoch.proposal}, "
         f"which fits it. (The paper's preset {large} would train "
-        f"{epoch.epochs:,.0f} epochs; --preset {large} chooses it all the same.)"
+        f"{epoch.epochs:,.0f} epochs; --preset {large} --however-long chooses it all "
+        "the same.)"
     )
+
+
+def fitting_options(report: CorpusReport) -> str:
+    """Return options that choose a fitting preset; "" if the settings fit."""
+    epoch = report.epoch
+    return "" if epoch is None or epoch.fitting_preset is None else epoch.proposal
 
 
 def without_preset(report: CorpusReport) -> CorpusReport:

@@ -48,6 +48,7 @@ from transduce.experiments.corpus_check import (
     advise,
     advise_on_treebank,
     check_prepared,
+    fitting_options,
     require_fitting,
     without_preset,
 )
@@ -119,7 +120,7 @@ DIVERGED_RATE_FACTOR = 0.5
 
 
 class TooLongTrainingError(ConfigError):
-    """Default settings would train for more than a week."""
+    """Training would take longer than the user agreed to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,14 +187,33 @@ class RunObserver(Protocol):
     def finished(self, result: RunResult) -> None: ...
 
 
+@runtime_checkable
+class TrialObserver(Protocol):
+    """Observer that is also called before the trial of an update, which takes a while.
+
+    It times the update and measures its memory, for the forecast of `RunStart`.
+    """
+
+    def trying(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consent:
     """User's consent to a long training and to overwriting a run."""
 
     is_chosen: bool = True
     """Whether the user chose the settings, or accepts any length of training."""
+    is_length_chosen: bool = True
+    """Whether the user chose the number of updates, or accepts any length."""
     overwrites: bool = False
     """Whether the run may replace an older one."""
+
+    @property
+    def max_weeks(self) -> float:
+        """Longest training in weeks, by its forecast; infinite if it was chosen."""
+        if not self.is_chosen:
+            return 1.0
+        return math.inf if self.is_length_chosen else 2.0
 
 
 ALL_CHOSEN = Consent()
@@ -219,7 +239,8 @@ def train(
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
     memory, or if settings contradict each other or the corpus. If the user did not
     choose the settings, it is also raised if they are for much larger corpora, or if
-    training would take more than a week.
+    training would take more than a week; if the user chose a preset, but not its
+    length, if it would take more than two weeks.
     """
     if start is not None:
         refuse_replacing(start, out)
@@ -227,7 +248,7 @@ def train(
     encoder = start.encoder(config.corpora) if start else encoder
     patience = config.training.patience
     config = resolved(config, files, hardware, start, encoder)
-    corpus, advice = None, tuple[Advice, ...]()
+    corpus, advice, proposal = None, tuple[Advice, ...](), ""
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
         with (
@@ -250,18 +271,18 @@ def train(
                 new.path, corpus, config, files.task, has_bytes=encoder is None
             )
             advice = _advice(new, report, files.task, consent, start)
+            proposal = fitting_options(report)
         folder = RunFolder(out)
         processes.barrier()
     else:
         processes.barrier()  # until the first process has created the folder
         folder, config = RunFolder.open(out)
-    limit = math.inf if consent.is_chosen else float(WEEK)
     try:
         with (
             _locked(folder, processes),
             closing(_Run(folder, config, hardware, observers, processes)) as run,
         ):
-            run.train(corpus, advice, limit)
+            run.train(corpus, advice, _LengthLimit(consent, proposal))
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
@@ -423,6 +444,40 @@ def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[o
     return folder.locked() if processes.is_first else nullcontext()
 
 
+def _announce_trial(observers: Sequence[RunObserver]) -> None:
+    for observer in observers:
+        if isinstance(observer, TrialObserver):
+            observer.trying()
+
+
+@dataclass(frozen=True, slots=True)
+class _LengthLimit:
+    """Limit of a new run's forecast of time."""
+
+    consent: Consent
+    proposal: str
+    """Options that choose a fitting preset; empty if the chosen one fits."""
+
+    def is_exceeded(self, seconds: float) -> bool:
+        """Whether training for that time needs the user's consent."""
+        return seconds > self.consent.max_weeks * WEEK
+
+    def error(self, seconds: float) -> TooLongTrainingError:
+        """Error that names the ways out."""
+        if not self.consent.is_chosen:
+            return TooLongTrainingError(
+                "Training by default settings must end within a week, but would take "
+                f"about {duration(seconds)} here; name a preset, take fewer steps "
+                "(training.steps) or a GPU, or add --however-long."
+            )
+        fitting = f"{self.proposal}, which fits the corpus, " if self.proposal else ""
+        return TooLongTrainingError(
+            "Training must end within two weeks unless its length is chosen, but would "
+            f"take about {duration(seconds)} here; take {fitting}fewer steps (--set "
+            "training.steps=NUMBER) or a GPU, or add --however-long."
+        )
+
+
 class _Run:
     """Training of one run in its folder."""
 
@@ -463,11 +518,12 @@ class _Run:
         self,
         corpus: PreparedCorpus | None = None,
         advice: tuple[Advice, ...] = (),
-        limit_seconds: float = math.inf,
+        limit: _LengthLimit | None = None,
     ) -> None:
         """Train from the newest checkpoint, or from the start, to the end."""
         keep_freed_memory()
         trainer = self._trainer()
+        _announce_trial(self._observers)
         start = RunStart(
             config=self._config,
             corpus=corpus,
@@ -480,13 +536,9 @@ class _Run:
             keeps_optimizer=trainer.progress.earlier_updates > 0,
             advice=advice,
         )
-        is_too_long = start.seconds_left > limit_seconds
-        if self._processes.all_reduce_any(is_too_long, self._hardware.device):
-            raise TooLongTrainingError(
-                "Training by default settings must end within a week, but would "
-                f"take about {duration(start.seconds_left)} here; name a preset, take "
-                "fewer steps (training.steps) or a GPU, or add --however-long."
-            )
+        is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)
+        if limit and self._processes.all_reduce_any(is_too_long, self._hardware.device):
+            raise limit.error(start.seconds_left)
         for observer in self._observers:
             observer.started(start)
         if self._processes.is_first:

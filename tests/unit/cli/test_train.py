@@ -1,11 +1,13 @@
-"""The terminal output before the first update."""
+"""The terminal output before the first update, and the options of a training."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from transduce.cli.train import TrainingDisplay
+from transduce.cli.options import run_config
+from transduce.cli.train import TrainingDisplay, sets_steps, train
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.device import Hardware
@@ -97,6 +99,56 @@ def test_warnings_come_before_the_first_step(capsys):
         "Warning: pairs too long: 7; split them.",
         "`transduce check` shows the details and the lines.",
     ]
+
+
+def test_a_line_is_printed_before_the_trial(capsys):
+    TrainingDisplay().trying()
+    assert capsys.readouterr().out.startswith("Trying an update, to forecast")
+
+
+@pytest.mark.parametrize(
+    ("settings", "content", "said"),
+    [
+        ((), None, False),
+        (("model.dropout=0.2",), "[training]\nwarmup_steps = 9\n", False),
+        (("training.steps=100000",), None, True),
+        ((" training.steps = 100_000 ", "model.dropout=0.2"), None, True),
+        ((), "[training]\nsteps = 100_000\n", True),
+    ],
+)
+def test_given_steps_choose_the_length(tmp_path, settings, content, said):
+    config = None
+    if content is not None:
+        config = tmp_path / "my.toml"
+        config.write_text(content)
+    run = run_config("base", config, settings)
+    assert run.training.steps == 100_000
+    assert sets_steps(run, config, settings) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "weeks"),
+    [
+        ({}, 1),
+        ({"settings": ("training.steps=100000",)}, 1),
+        ({"preset": "base"}, 2),
+        ({"preset": "base", "settings": ("model.dropout=0.2",)}, 2),
+        ({"preset": "base", "settings": ("training.steps=100000",)}, math.inf),
+        ({"preset": "base", "however_long": True}, math.inf),
+        ({"preset": "base", "force": True}, math.inf),
+        ({"however_long": True}, math.inf),
+    ],
+)
+def test_options_choose_the_longest_training(tmp_path, monkeypatch, options, weeks):
+    consents = []
+
+    def record(*_, consent, **__):
+        consents.append(consent)
+
+    monkeypatch.setattr("transduce.cli.train.train_run", record)
+    files = {"source": (tmp_path / "a.en",), "target": (tmp_path / "a.de",)}
+    train(out=tmp_path / "run", **files, **options)
+    assert [each.max_weeks for each in consents] == [weeks]
 
 
 def test_weeks_of_training_give_a_warning(capsys):

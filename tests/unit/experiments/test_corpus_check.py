@@ -478,7 +478,7 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     assert str(refused.value) == (
         "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k --set "
         "training.steps=3000, which fits it. (The paper's preset base would train "
-        "100,000 epochs; --preset base chooses it all the same.)"
+        "100,000 epochs; --preset base --however-long chooses it all the same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(

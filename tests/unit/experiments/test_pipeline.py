@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 import signal
@@ -702,6 +703,46 @@ def test_default_settings_must_train_within_a_week(
     assert not notes.starts
     train(files, TINY, out, CPU, notes)
     assert notes.results
+
+
+@pytest.mark.parametrize(
+    ("is_chosen", "is_length_chosen", "weeks"),
+    [(False, False, 1), (False, True, 1), (True, False, 2), (True, True, math.inf)],
+)
+def test_the_longest_training_follows_from_what_the_user_chose(
+    is_chosen: bool, is_length_chosen: bool, weeks: float
+) -> None:
+    consent = Consent(is_chosen=is_chosen, is_length_chosen=is_length_chosen)
+    assert consent.max_weeks == weeks
+
+
+def test_a_preset_must_train_within_two_weeks_unless_its_length_is_chosen(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
+    out, notes = tmp_path / "run", Notes()
+    message = (
+        "would take about .* here; take --preset multi30k --set training.steps=3000, "
+        "which fits the corpus, fewer steps .* or add --however-long"
+    )
+    base = replace(PRESETS["base"], model=TINY.model)
+    with pytest.raises(ConfigError, match=message):
+        train(files, base, out, CPU, notes, consent=Consent(is_length_chosen=False))
+    assert not out.exists()
+    assert not notes.starts
+
+
+def test_an_observer_learns_of_the_trial_before_the_start(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    num_starts = []
+
+    class Trying(Notes):
+        def trying(self) -> None:
+            num_starts.append(len(self.starts))
+
+    train(files, TINY, tmp_path / "run", CPU, Trying())
+    assert num_starts == [0]
 
 
 def test_default_settings_are_trained_if_they_fit(
