@@ -160,6 +160,7 @@ class Endpoints:
         """Translate texts, as LibreTranslate does."""
         message = await self._admission.admit(request, messages.TranslateRequest)
         model = by_languages(self._translating, message.source, message.target)
+        model.queue.require_few(len(message.texts), "text")
         work = translate_documents(
             model.queue, message.texts, _options(message, model), message.alternatives
         )

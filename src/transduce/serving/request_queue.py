@@ -19,6 +19,7 @@ from transduce.errors import (
     OverdueError,
     TimeLimitError,
     TooLongError,
+    counted,
     in_seconds,
 )
 from transduce.search_config import SearchConfig
@@ -291,15 +292,15 @@ class RequestQueue:
         """
         return [future.result() for future in self.submit(sentences, search)]
 
-    def require_few(self, count: int) -> None:
-        """Raise `TooLongError` for more sentences than may wait.
+    def require_few(self, count: int, noun: str = "sentence") -> None:
+        """Raise `TooLongError` for more sentences, or texts, than may wait.
 
         Call it first: counting tokens takes much longer.
         """
         if count > (most := self.config.max_waiting):
             raise TooLongError(
-                f"A request must have at most {most:,} sentences, but has {count:,}; "
-                "send it in parts."
+                f"A request must have at most {counted(most, noun)}, but has "
+                f"{count:,}; send it in parts."
             )
 
     async def require_short(

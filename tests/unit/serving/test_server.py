@@ -304,6 +304,8 @@ def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None
         ("/translate", b" " * 200_000, 413, "at most 130,000 bytes"),
         ("/translate", {"q": "a.\n" * 1025, **EN_DE}, 413,
          "at most 1,024 sentences, but has 1,025"),
+        ("/translate", {"q": [""] * 1025, **EN_DE}, 413,
+         "at most 1,024 texts, but has 1,025"),
         ("/v1/translate", {"q": "a"}, 400, "one of en-de, de-en, but is not given"),
         ("/v1/translate", {"q": "a", "model": "x"}, 400, "but is 'x'"),
         ("/v1/score", {"source": ["a"], "target": [], "model": "en-de"}, 400,
