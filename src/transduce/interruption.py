@@ -20,6 +20,10 @@ WATCH_SECONDS = 0.5
 """Seconds between two checks that the parent still runs."""
 
 
+# The handlers of this module call the earlier ones once their block has been left: a
+# signal that another thread receives may run a handler while it is being replaced.
+
+
 def terminations() -> list[signal.Signals]:
     """Return SIGTERM, and SIGHUP unless it is ignored or unknown to the system."""
     hangup = getattr(signal, "SIGHUP", None)  # missing on Windows
@@ -41,19 +45,27 @@ def _restore(handlers: Mapping[int, Any], arrived: Iterable[int] = ()) -> None:
     """Set all handlers before one of them runs, then raise the signals that arrived.
 
     A handler that raises an exception would otherwise keep the others from being set.
+    Blocking the signals prevents that unless another thread receives one.
     """
     set_mask = getattr(signal, "pthread_sigmask", None)  # missing on Windows
     before = set_mask(signal.SIG_BLOCK, ()) if set_mask else None
     try:
         if set_mask:
             set_mask(signal.SIG_BLOCK, handlers)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _set(handlers)
+    except BaseException:
+        _set(handlers)
+        raise
     finally:
         for number in list(arrived):
             signal.raise_signal(number)  # handled as soon as it is not blocked
         if set_mask:
             set_mask(signal.SIG_SETMASK, before)
+
+
+def _set(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @contextmanager
@@ -68,10 +80,11 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
         return
+    is_left = False
     previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def request(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and requested.is_set():
+        if is_left or (number == signal.SIGINT and requested.is_set()):
             _restore(previous, [number])
         requested.set()
 
@@ -80,6 +93,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, request)
         yield requested.is_set
     finally:
+        is_left = True
         _restore(previous)
 
 
@@ -97,9 +111,13 @@ def unwound_on_termination() -> Iterator[None]:
         return
 
     last = -math.inf
+    is_left = False
 
     def unwind(number: int, _frame: FrameType | None) -> None:
         nonlocal last
+        if is_left:
+            _restore(previous, [number])
+            return
         now = time.monotonic()
         if now - last >= REPEATED_SECONDS:
             last = now
@@ -111,6 +129,7 @@ def unwound_on_termination() -> Iterator[None]:
             signal.signal(number, unwind)
         yield
     finally:
+        is_left = True
         _restore(previous)
 
 
@@ -129,8 +148,8 @@ def signals_held() -> Iterator[None]:
     previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def hold(number: int, _frame: FrameType | None) -> None:
-        if is_left:  # another thread, which may not block signals, received one
-            _restore({number: previous[number]}, [number])
+        if is_left:
+            _restore(previous, [number])
         else:
             held[number] = None
 
@@ -139,10 +158,8 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, hold)
         yield
     finally:
-        try:
-            _restore(previous, held)
-        finally:
-            is_left = True
+        is_left = True
+        _restore(previous, held)
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -163,20 +164,29 @@ def test_a_held_signal_is_handled_once_after_the_block(number):
 @pytest.fixture
 def disturbed(monkeypatch):
     """Return a function that lets a signal arrive after a handler has been set."""
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
 
-    def disturb(after: int, arriving: int) -> None:
+    def disturb(after: int, arriving: int, *, is_other_thread: bool = False) -> None:
         change = signal.signal
 
         def changed(number: int, handler: object) -> object:
             before = change(number, handler)
             if number == after:
                 monkeypatch.setattr(signal, "signal", change)
-                signal.raise_signal(arriving)
+                if is_other_thread:
+                    signal.pthread_kill(other.ident, arriving)
+                    time.sleep(0.05)  # the handler runs in the main thread
+                else:
+                    signal.raise_signal(arriving)
             return before
 
         monkeypatch.setattr(signal, "signal", changed)
 
-    return disturb
+    yield disturb
+    is_over.set()
+    other.join()
 
 
 def interrupt(number: int, _frame: object) -> None:
@@ -217,6 +227,7 @@ def test_a_later_signal_ends_an_undoing_that_hangs(
 
 
 @pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+@pytest.mark.parametrize("is_other_thread", [False, True])
 @pytest.mark.parametrize("is_within", [False, True])
 @pytest.mark.parametrize(
     ("after", "arriving"),
@@ -228,22 +239,23 @@ def test_a_later_signal_ends_an_undoing_that_hangs(
     ],
 )
 def test_a_signal_at_any_time_leaves_the_earlier_handlers(
-    disturbed, held, is_within, after, arriving
+    disturbed, held, is_within, is_other_thread, after, arriving
 ):
     for number in SIGNALS:
         signal.signal(number, interrupt)
     with suppress(KeyboardInterrupt, SystemExit):
         if not is_within:
-            disturbed(after, arriving)
+            disturbed(after, arriving, is_other_thread=is_other_thread)
         with held():
             if is_within:
-                disturbed(after, arriving)
+                disturbed(after, arriving, is_other_thread=is_other_thread)
     assert [signal.getsignal(number) for number in SIGNALS] == [interrupt] * 3
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_handler_left_by_a_race_calls_the_earlier_one(received):
-    with signals_held():
+@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+def test_a_handler_left_by_a_race_calls_the_earlier_one(received, held):
+    with held():
         left = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, left)
     signal.raise_signal(signal.SIGTERM)
