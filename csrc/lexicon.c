@@ -64,16 +64,21 @@ static int64_t find_sentence(const Learning *learning, int64_t row, int64_t sent
 
 static void spread(const Row *row, int64_t vocab, float *probs)
 {
-    for (int64_t i = 0; !row->tokens && i < vocab; i++)
-        probs[i] = 1.0f;
+    if (!row->tokens) {
+        for (int64_t i = 0; i < vocab; i++)
+            probs[i] = 1.0f;
+        return;
+    }
     for (int64_t i = 0; i < row->count; i++)
         probs[row->tokens[i]] = row->probs[i];
 }
 
 static void clear(const Row *row, int64_t vocab, float *probs)
 {
-    if (!row->tokens)
+    if (!row->tokens) {
         memset(probs, 0, (size_t)vocab * sizeof *probs);
+        return;
+    }
     for (int64_t i = 0; i < row->count; i++)
         probs[row->tokens[i]] = 0.0f;
 }

@@ -208,6 +208,8 @@ static td_status decoder_take_attention(td_decoder *decoder, float *attention,
         if (source_length(state, i) > positions)
             return TD_BAD_ARGUMENT;
     const int64_t rows = state->sentences * state->group;
+    if (!rows)
+        return TD_OK; /* `attention` may be NULL */
     memset(attention, 0, (size_t)(rows * positions) * sizeof *attention);
     for (int64_t row = 0; row < rows; row++) {
         float *summed = attention_of(state, row);

@@ -29,8 +29,8 @@ static int64_t list_near(int64_t neighbourhood, int64_t position, int64_t length
 {
     const int64_t first = max_i64(position - neighbourhood, 0);
     /* The neighbourhood may be unlimited, so it is not added to the position. */
-    const int64_t end = length - position > neighbourhood ? position + neighbourhood + 1
-                                                          : length;
+    const int64_t end =
+        length - position > neighbourhood ? position + neighbourhood + 1 : length;
     for (int64_t i = first; i < end; i++)
         slots[i - first] = (int32_t)i;
     return end - first;

@@ -9,7 +9,7 @@
 #include "alloc.h"
 #include "sizes.h"
 
-#define MIN_COUNT 128 /* encodings of a table */
+#define MIN_COUNT 128      /* encodings of a table */
 #define USUAL_BASE 10000.0 /* the paper's */
 
 /* Older tables are kept, as another thread may still read them. */

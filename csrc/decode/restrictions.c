@@ -31,9 +31,8 @@ static void read_history(const td_search *search, const Sentence *sentence, int6
 /* Whether a hypothesis ends with these tokens. */
 static int ends_with(const Writer *writer, const int64_t *tokens, int64_t count)
 {
-    return count <= writer->length &&
-           !memcmp(writer->tokens + writer->length - count, tokens,
-                   (size_t)count * sizeof *tokens);
+    return count <= writer->length && !memcmp(writer->tokens + writer->length - count,
+                                              tokens, (size_t)count * sizeof *tokens);
 }
 
 /* Ban each token that would end an n-gram for the second time. */

@@ -1,5 +1,5 @@
-/* Tokens that must not follow a hypothesis, or become less likely, because of the tokens
- * that it has. */
+/* Tokens that must not follow a hypothesis, or become less likely, because of the
+ * tokens that it has. */
 #ifndef TRANSDUCE_DECODE_RESTRICTIONS_H
 #define TRANSDUCE_DECODE_RESTRICTIONS_H
 

@@ -67,7 +67,8 @@ struct td_search {
     double *found_log_probs;
     int64_t *found_parents, *found_tokens;
 
-    td_restrictions restrictions; /* of the next tokens; its arrays are in `restricted` */
+    td_restrictions
+        restrictions; /* of the next tokens; its arrays are in `restricted` */
     int64_t restricted_capacity;
     int64_t *restricted;
 

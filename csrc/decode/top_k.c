@@ -331,8 +331,8 @@ static void insert_in_order(TopK *top, float value, int64_t token)
 
 /* Insert the repeated tokens of a row with their penalty. */
 static void insert_repeated(const td_candidates *query,
-                            const CandidateWorkspace *workspace, int64_t row,
-                            TopK *top, const Excluded *excluded, float log_sum)
+                            const CandidateWorkspace *workspace, int64_t row, TopK *top,
+                            const Excluded *excluded, float log_sum)
 {
     for (int64_t i = 0; i < excluded->repeated.count; i++) {
         const int64_t token = excluded->repeated.tokens[i];
@@ -427,8 +427,7 @@ static td_status check_restrictions(const td_candidates *query)
     const td_restrictions *given = query->restrictions;
     const int64_t rows = rows_of(query);
     if (!are_offsets(given->banned_offsets, rows) ||
-        !are_offsets(given->repeated_offsets, rows) ||
-        !(given->repetition_penalty > 0))
+        !are_offsets(given->repeated_offsets, rows) || !(given->repetition_penalty > 0))
         return TD_BAD_ARGUMENT;
     const int64_t count = given->repeated_offsets[rows];
     if ((given->banned_offsets[rows] && !given->banned_tokens) ||
@@ -487,8 +486,7 @@ static td_status reserve_candidates(const td_candidates *query,
     workspace->rows = (CandidateRow *)(workspace->num_taken + group);
     workspace->tokens = (Token *)(workspace->rows + rows) + LANES;
     workspace->values = (float *)(workspace->tokens + rows * workspace->stride);
-    workspace->repeated_logits =
-        workspace->values - LANES + rows * workspace->stride;
+    workspace->repeated_logits = workspace->values - LANES + rows * workspace->stride;
     return TD_OK;
 }
 

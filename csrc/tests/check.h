@@ -99,6 +99,13 @@ static inline float random_float(uint32_t *state)
     return (float)((double)random_u32(state) / 2147483648.0 - 1.0);
 }
 
+/* Whether two arrays of numbers have the same bits. */
+static inline int are_same_bits(const float *one, const float *other, int64_t count)
+{
+    return memcmp((const char *)one, (const char *)other,
+                  (size_t)count * sizeof *one) == 0;
+}
+
 /* Call `test` with each instruction set that this processor can run. */
 static inline void for_each_isa(void (*test)(const td_api *api))
 {

@@ -248,7 +248,7 @@ static void joined_sentences_go_on(const td_api *api)
     CHECK_STATUS(decode->decoder_step(alone, ids, one, 1), TD_OK);
     const int64_t again[] = {9, ids[0]};
     CHECK_STATUS(decode->decoder_step(joined, again, both, 1), TD_OK);
-    CHECK(memcmp(one, both + vocab, (size_t)vocab * sizeof *one) == 0);
+    CHECK(are_same_bits(one, both + vocab, vocab));
     decode->decoder_free(alone);
     decode->decoder_free(joined);
     free(one);
@@ -289,7 +289,7 @@ static void wrong_calls_change_nothing(const td_api *api)
     CHECK_STATUS(decode->decoder_coverage(decoder, coverage), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_step(decoder, ids, one, 1), TD_OK);
     CHECK_STATUS(decode->decoder_step(same, ids, other, 1), TD_OK);
-    CHECK(memcmp(one, other, (size_t)(SENTENCES * vocab) * sizeof *one) == 0);
+    CHECK(are_same_bits(one, other, SENTENCES * vocab));
     decode->decoder_free(decoder);
     decode->decoder_free(same);
     decode->decoder_free(foreign);
@@ -384,7 +384,7 @@ static void rounded_weights_give_the_same_model(const td_api *api)
         float *expected = run_model(tiny, tiny->model);
         float *found = run_model(tiny, rounded);
         const int64_t count = 5 * configs[i].d_model + vocab_of(tiny);
-        CHECK(memcmp(found, expected, (size_t)count * sizeof *found) == 0);
+        CHECK(are_same_bits(found, expected, count));
         free(expected);
         free(found);
         api->decode->model_free(rounded);

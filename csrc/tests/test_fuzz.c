@@ -62,22 +62,162 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
                                 .parts = random_int(&state, 1, 3),
                                 .first_row = n[9],
                                 .is_bf16 = n[10] % 32 == 0,
+                                .is_recurrent = random_int(&state, -1, 2),
                                 .num_threads = num_threads};
+        const td_recurrence recurrence = {
+            .sentences = n[0], .length = n[1], .width = n[2]};
         CHECK(nn->attention_workspace(&attention) >= -1);
         CHECK(nn->layer_norm_workspace(&norm) >= -1);
         CHECK(nn->output_loss_workspace(&loss, num_threads) >= -1);
         CHECK(nn->orthogonalize_workspace(&task) >= -1);
         CHECK(nn->stack_states(&stack) >= -1);
         CHECK(nn->stack_workspace(&stack) >= -1);
-        CHECK(nn->attention_forward(&attention, num_threads) != TD_OK ||
-              n[0] == 0 || n[2] == 0);
+        CHECK(nn->attention_forward(&attention, num_threads) != TD_OK || n[0] == 0 ||
+              n[2] == 0);
         CHECK(nn->stack_forward(&stack) != TD_OK);
+        CHECK(nn->stack_backward(&stack) != TD_OK);
+        const int is_empty = !n[0] || !n[1] || !n[2];
+        CHECK(nn->recurrence_forward(&recurrence, num_threads) != TD_OK || is_empty);
+        CHECK(nn->recurrence_backward(&recurrence, num_threads) != TD_OK || is_empty);
     }
+}
+
+/* Sizes that are valid but for one, and missing arrays. */
+static void recurrences_lack_arrays_or_have_odd_sizes(const td_api *api)
+{
+    enum { MOST = 3 * 5 * 64 };
+    static float arrays[8][MOST];
+    static const int64_t odd_widths[] = {INT64_MIN, -16, 1, 15, 17, INT64_MAX};
+    uint32_t state = 5;
+    int64_t num_valid = 0;
+    for (int i = 0; i < CALLS; i++) {
+        float *at[8];
+        int is_missing = 0;
+        for (int k = 0; k < 8; k++)
+            at[k] = random_int(&state, 0, 30) ? arrays[k] : NULL;
+        td_recurrence recurrence = {
+            .sentences = random_int(&state, 0, 3),
+            .length = random_int(&state, 0, 5),
+            .width = 16 * random_int(&state, 0, 4),
+            .gate = at[0],
+            .candidate = at[1],
+            .forget = at[2],
+            .cells = at[3],
+            .output = at[4],
+            .grad_output = at[5],
+            .grad_gate = at[6],
+            .grad_candidate = at[7],
+        };
+        const int is_odd = !random_int(&state, 0, 9);
+        if (is_odd)
+            recurrence.width = odd_widths[random_int(&state, 0, 5)];
+        for (int k = 0; k < 5; k++)
+            is_missing |= !at[k];
+        const int is_empty =
+            !recurrence.sentences || !recurrence.length || !recurrence.width;
+        const td_status status =
+            api->nn->recurrence_forward(&recurrence, (int)random_int(&state, 1, 3));
+        if (is_odd || (is_missing && !is_empty))
+            CHECK_STATUS(status, TD_BAD_ARGUMENT);
+        num_valid += status == TD_OK;
+        num_valid += api->nn->recurrence_backward(
+                         &recurrence, (int)random_int(&state, -1, 3)) == TD_OK;
+    }
+    CHECK(num_valid > CALLS / 2);
+    CHECK_STATUS(api->nn->recurrence_forward(NULL, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(api->nn->recurrence_backward(NULL, 1), TD_BAD_ARGUMENT);
+}
+
+/* Sentence pairs with a few odd ids, ends, sizes and missing arrays. */
+static void lexicons_of_odd_pairs_are_refused(void)
+{
+    enum { MOST = 9 * 4, VOCAB = 10 };
+    static const int64_t far[] = {INT64_MIN, -1, 0, VOCAB + 1, INT32_MAX, INT64_MAX};
+    uint32_t state = 7;
+    int64_t num_learned = 0;
+    for (int i = 0; i < CALLS; i++) {
+        int32_t ids[2][MOST], tokens[(VOCAB + 1) * VOCAB];
+        float probs[(VOCAB + 1) * VOCAB];
+        int64_t ends[2][9], last[2] = {0, 0};
+        for (int k = 0; k < 2 * MOST; k++)
+            ids[k / MOST][k % MOST] = (int32_t)random_int(&state, 0, VOCAB - 1);
+        for (int k = 0; k < 2 * 9; k++)
+            ends[k % 2][k / 2] = last[k % 2] += random_int(&state, 0, 4);
+        td_sentence_pairs pairs = {
+            .pairs = random_int(&state, 0, 9),
+            .source_vocab = VOCAB,
+            .target_vocab = VOCAB,
+            .sources = ids[0],
+            .targets = ids[1],
+            .source_ends = ends[0],
+            .target_ends = ends[1],
+        };
+        int64_t iterations = random_int(&state, 1, 3), best = random_int(&state, 1, 10);
+        int num_threads = (int)random_int(&state, 1, 3), is_odd = 1;
+        const int64_t pick = far[random_int(&state, 0, 2)];
+        const int side = (int)random_int(&state, 0, 1);
+        switch (random_int(&state, 0, 19)) {
+        case 0:
+            ids[side][0] = (int32_t)far[random_int(&state, 3, 4)];
+            is_odd = pairs.pairs && ends[side][pairs.pairs - 1];
+            break;
+        case 1:
+            ids[side][0] = -1;
+            is_odd = pairs.pairs && ends[side][pairs.pairs - 1];
+            break;
+        case 2:
+            ends[side][0] = -1;
+            is_odd = pairs.pairs > 0;
+            break;
+        case 3:
+            ends[side][4] = ends[side][3] - 1;
+            is_odd = pairs.pairs > 4;
+            break;
+        case 4:
+            pairs.pairs = random_int(&state, 0, 1) ? -1 : INT64_MAX;
+            break;
+        case 5:
+            pairs.source_vocab = pick;
+            break;
+        case 6:
+            pairs.target_vocab = pick;
+            break;
+        case 7:
+            best = far[random_int(&state, 0, 5)];
+            break;
+        case 8:
+            iterations = pick;
+            break;
+        case 9:
+            num_threads = random_int(&state, 0, 1) ? 0 : INT32_MAX;
+            break;
+        case 10:
+            pairs.sources = side ? NULL : pairs.sources;
+            pairs.targets = side ? pairs.targets : NULL;
+            is_odd = pairs.pairs && ends[side ? 0 : 1][pairs.pairs - 1];
+            break;
+        case 11:
+            pairs.source_ends = NULL;
+            is_odd = pairs.pairs > 0;
+            break;
+        default:
+            is_odd = 0;
+        }
+        const td_status status =
+            td_learn_lexicon(&pairs, iterations, best, num_threads, tokens, probs);
+        CHECK((status != TD_OK) == (is_odd != 0));
+        num_learned += status == TD_OK;
+    }
+    CHECK(num_learned > CALLS / 3);
+    CHECK_STATUS(td_learn_lexicon(NULL, 1, 1, 1, (int32_t[]){0}, (float[]){0}),
+                 TD_BAD_ARGUMENT);
 }
 
 int main(void)
 {
     RUN(odd_statuses_and_names_are_harmless);
+    RUN(lexicons_of_odd_pairs_are_refused);
     for_each_isa(sizes_of_training_do_not_overflow);
+    for_each_isa(recurrences_lack_arrays_or_have_odd_sizes);
     return check_result();
 }

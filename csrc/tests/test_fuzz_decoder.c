@@ -16,7 +16,8 @@ enum {
 };
 
 static uint32_t state = 17;
-static int64_t num_steps, num_joined, num_reordered, num_runs; /* successful calls */
+/* Successful calls. */
+static int64_t num_steps, num_joined, num_reordered, num_restricted, num_runs;
 
 static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
 
@@ -74,15 +75,34 @@ static void odd_models_are_refused(const td_api *api)
                                    offsetof(td_model_config, max_positions),
                                    offsetof(td_model_config, target_vocab_size)};
     static const double epsilons[] = {NAN, -1, 0, 1, INFINITY};
-    for (int i = 0; i < 200; i++) {
+    static const double bases[] = {NAN, -1, 0.5, 1, 1e300, INFINITY};
+    for (int i = 0; i < 400; i++) {
         td_model_config config = random_config();
         td_model *model = (td_model *)&config;
-        switch (pick(0, 3)) {
+        switch (pick(0, 11)) {
         case 0:
             config.norm_epsilon = epsilons[pick(0, 4)];
             break;
         case 1:
             config.scores = (td_scores)pick(3, 9);
+            break;
+        case 2:
+            config.norm = (td_norm)pick(2, 9);
+            break;
+        case 3:
+            config.activation = (td_activation)pick(2, 9);
+            break;
+        case 4:
+            config.precision = (td_precision)pick(2, 9);
+            break;
+        case 5:
+            config.is_recurrent = (int)(pick(0, 1) ? pick(2, 9) : pick(-9, -1));
+            break;
+        case 6:
+            config.position_base = bases[pick(0, 5)];
+            break;
+        case 7:
+            config.neighbourhood = far[pick(0, 1)];
             break;
         default:
             *(int64_t *)((char *)&config + sizes[pick(0, 9)]) = far[pick(0, 3)];
@@ -97,7 +117,7 @@ typedef struct {
     TinyModel *tiny;
     int64_t vocab, target_vocab;
     td_decoder *decoders[MAX_DECODERS];
-    int has_attention[MAX_DECODERS];
+    int64_t summed_layers[MAX_DECODERS];
 } Player;
 
 static float states[MAX_TOKENS_READ * 20];
@@ -132,9 +152,9 @@ static void begin(Player *player, int at)
     if (status != TD_OK)
         return;
     decode->decoder_free(player->decoders[at]);
-    player->has_attention[at] = (int)pick(0, 1);
+    player->summed_layers[at] = odd(0, player->tiny->config.decoder_layers);
     CHECK((decode->decoder_new(player->tiny->model, pick(0, 60) ? states : NULL,
-                               lengths, sentences, player->has_attention[at],
+                               lengths, sentences, player->summed_layers[at],
                                odd_threads(), player->decoders + at) == TD_OK) ==
           (player->decoders[at] != NULL));
 }
@@ -151,7 +171,7 @@ static void step(Player *player, int at)
     num_steps += status == TD_OK;
     if (status == TD_OK)
         for (int64_t i = 0; i < hypotheses * player->target_vocab; i++)
-            CHECK(isfinite(logits[i]));
+            CHECK(isfinite(logits[i]) || logits[i] == -INFINITY);
 }
 
 /* Mostly groups of one sentence each. */
@@ -186,13 +206,47 @@ static void join(Player *player, int at)
                                            player->decoders[other]) == TD_OK;
 }
 
+/* Fill shortlists of some of the tokens, mostly valid. */
+static void fill_lists(int64_t sentences, int64_t vocab, int64_t *counts,
+                       int32_t *tokens)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t first = count;
+        for (int32_t token = 0; i % 4 && token < vocab; token++)
+            if (pick(0, 1))
+                tokens[count++] = pick(0, 500) ? token : (int32_t)odd(-1, vocab);
+        counts[i] = pick(0, 60) ? count - first : pick(-1, count - first);
+    }
+}
+
+static void restrict_to_lists(Player *player, td_decoder *decoder)
+{
+    static int64_t counts[MAX_HYPOTHESES];
+    static int32_t tokens[MAX_HYPOTHESES * MAX_VOCAB];
+    const td_decode_api *decode = player->tiny->decode;
+    fill_lists(decode->decoder_sentences(decoder), player->target_vocab, counts,
+               tokens);
+    num_restricted += decode->decoder_restrict(decoder, pick(0, 60) ? counts : NULL,
+                                               pick(0, 60) ? tokens : NULL) == TD_OK;
+}
+
+static void take_attention(Player *player, int at)
+{
+    static float attention[MAX_HYPOTHESES * 2 * MAX_LENGTH];
+    const td_status status = player->tiny->decode->decoder_take_attention(
+        player->decoders[at], pick(0, 20) ? attention : NULL, pick(-1, 2 * MAX_LENGTH));
+    if (!player->summed_layers[at])
+        CHECK_STATUS(status, TD_BAD_ARGUMENT);
+}
+
 static void cover(Player *player, int at)
 {
     static double coverage[MAX_HYPOTHESES];
     const td_decode_api *decode = player->tiny->decode;
     const td_status status =
         decode->decoder_coverage(player->decoders[at], pick(0, 20) ? coverage : NULL);
-    if (player->decoders[at] && !player->has_attention[at])
+    if (player->summed_layers[at] != 1)
         CHECK_STATUS(status, TD_BAD_ARGUMENT);
 }
 
@@ -220,8 +274,11 @@ static void search(Player *player)
     const td_status begun =
         encoded ? encoded
                 : decode->decoder_new(player->tiny->model, states, lengths, 2,
-                                      (int)pick(0, 1), 1, &decoder);
+                                      pick(0, 1), 1, &decoder);
     decode->search_new(&config, 2, limits, NULL, NULL, &search);
+    /* A list may lack the end token, so the search must end at its limit. */
+    if (limits[0] <= 20 && pick(0, 1))
+        restrict_to_lists(player, decoder);
     for (int i = 0; !begun && i < 30; i++) {
         int64_t steps, tokens[2 * MAX_GROUP];
         fill_ids(2 * MAX_GROUP, player->target_vocab);
@@ -257,7 +314,7 @@ static void play(const td_decode_api *decode)
                               : player.vocab;
     for (int i = 0; i < CALLS; i++) {
         const int at = (int)pick(0, MAX_DECODERS - 1);
-        switch (pick(0, 9)) {
+        switch (pick(0, 11)) {
         case 0:
             begin(&player, at);
             break;
@@ -270,6 +327,12 @@ static void play(const td_decode_api *decode)
         case 3:
             if (pick(0, 9) == 0)
                 search(&player);
+            break;
+        case 10:
+            restrict_to_lists(&player, player.decoders[at]);
+            break;
+        case 11:
+            take_attention(&player, at);
             break;
         case 4:
         case 5:
@@ -287,11 +350,68 @@ static void play(const td_decode_api *decode)
 
 static void random_calls_return_statuses(const td_api *api)
 {
-    num_steps = num_joined = num_reordered = num_runs = 0;
+    num_steps = num_joined = num_reordered = num_restricted = num_runs = 0;
     for (int i = 0; i < MODELS; i++)
         play(api->decode);
     /* Most calls are valid. */
-    CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50);
+    CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50 &&
+          num_restricted > 50);
+}
+
+/* Set a tensor in eight bits, with odd sizes, names, scales and arrays at times. */
+static td_status set_rounded(const td_decode_api *decode, td_model *model,
+                             const Tensor *tensor, int8_t *values, float *scales)
+{
+    static const float far[] = {NAN, INFINITY, -INFINITY, -1.0f, 0.0f, 1e38f};
+    for (int64_t i = 0; i < tensor->rows * tensor->columns; i++)
+        values[i] = (int8_t)pick(-128, 127);
+    for (int64_t i = 0; i < tensor->rows; i++)
+        scales[i] = pick(0, 200) ? 0.01f : far[pick(0, 5)];
+    const int is_valid = pick(0, 60) != 0;
+    const int64_t rows = is_valid ? tensor->rows : odd(-1, 30);
+    const int64_t columns = is_valid ? tensor->columns : odd(-1, 30);
+    const char *name = pick(0, 200) ? tensor->name : "encoder_layers.9.x.weight";
+    const td_status status =
+        decode->model_set_int8(model, name, pick(0, 200) ? values : NULL,
+                               pick(0, 200) ? scales : NULL, rows, columns);
+    if (rows != tensor->rows || columns != tensor->columns || name != tensor->name)
+        CHECK_STATUS(status, TD_BAD_ARGUMENT);
+    return status;
+}
+
+/* Models whose weights are set in eight bits where the library takes them. */
+static void rounded_weights_are_set_or_refused(const td_api *api)
+{
+    const td_decode_api *decode = api->decode;
+    static int8_t values[MAX_TENSORS][4096];
+    static float scales[MAX_TENSORS][128]; /* the largest is 3 (18 + 18) x 20 */
+    int64_t num_set = 0, num_encoded = 0;
+    for (int k = 0; k < MODELS; k++) {
+        td_model_config config = random_config();
+        config.precision = TD_INT8;
+        TinyModel *tiny = tiny_new(decode, config, random_u32(&state));
+        td_model *model = NULL;
+        CHECK_STATUS(decode->model_new(&config, &model), TD_OK);
+        for (int i = 0; i < tiny->count; i++) {
+            const Tensor *t = tiny->tensors + i;
+            if (!pick(0, 200))
+                continue; /* the parameter stays unset */
+            if (set_rounded(decode, model, t, values[i], scales[i]) == TD_OK)
+                num_set++;
+            else
+                decode->model_set(model, t->name, t->values, t->rows, t->columns);
+        }
+        const td_status finished = decode->model_finish(model, odd_threads());
+        fill_ids(4, config.vocab_size);
+        const int64_t lengths[] = {3, 1};
+        const td_status status = decode->encode(model, ids, lengths, 2, states, 1);
+        if (finished != TD_OK)
+            CHECK_STATUS(status, TD_BAD_ARGUMENT);
+        num_encoded += status == TD_OK;
+        decode->model_free(model);
+        tiny_free(tiny);
+    }
+    CHECK(num_set > 5 * MODELS && num_encoded > MODELS / 4);
 }
 
 static void long_sources_and_targets_are_read(const td_api *api, int is_recurrent)
@@ -344,7 +464,13 @@ static void nothing_is_no_handle(const td_api *api)
                  TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_reorder(NULL, &number, 1, 1), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_join(NULL, NULL), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_restrict(NULL, &number, NULL), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_coverage(NULL, &double_number), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_take_attention(NULL, &float_number, 1),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->model_set_int8(NULL, "x", (int8_t[]){1}, &float_number, 1, 1),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->find_candidates(NULL, NULL), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->search_run(NULL, NULL, NULL, 1, 0, 1, NULL), TD_BAD_ARGUMENT);
     CHECK_INT(decode->decoder_sentences(NULL), 0);
     CHECK_INT(decode->decoder_group(NULL), 0);
@@ -358,6 +484,7 @@ int main(void)
     for_each_isa(nothing_is_no_handle);
     for_each_isa(odd_models_are_refused);
     for_each_isa(random_calls_return_statuses);
+    for_each_isa(rounded_weights_are_set_or_refused);
     for_each_isa(long_sentences_are_read_with_attention);
     for_each_isa(long_sentences_are_read_with_a_recurrence);
     return check_result();

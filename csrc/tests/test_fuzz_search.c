@@ -143,6 +143,82 @@ static void grow(const td_decode_api *decode, td_search *search)
     num_grown += status == TD_OK;
 }
 
+/* Offsets of a random number of tokens for each row, which mostly rise in a row. */
+static void fill_restrictions(int64_t rows, int64_t *offsets, int64_t *tokens)
+{
+    offsets[0] = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t count = pick(0, 3);
+        for (int64_t i = 0, token = pick(0, 3); i < count; i++, token += pick(1, 9))
+            tokens[offsets[row] + i] = pick(0, 60) ? token : odd(0, MAX_VOCAB);
+        offsets[row + 1] = pick(0, 200) ? offsets[row] + count : offsets[row];
+    }
+}
+
+static int is_candidate(const td_candidates *query, int64_t row)
+{
+    return query->found_parents[row] >= 0 && query->found_parents[row] < query->group &&
+           query->found_tokens[row] >= 0 && query->found_tokens[row] < query->vocab;
+}
+
+/* Candidates of hypotheses whose sizes, tokens and restrictions are odd at times. */
+static void candidates_of_odd_hypotheses_are_found_or_refused(const td_api *api)
+{
+    enum { ROWS = 4 * 5, MOST = 3 * ROWS, COUNT = 12 };
+    static int64_t offsets[2][ROWS + 1], tokens[2][MOST], forced[4], excluded[3];
+    static double found[4 * COUNT];
+    static int64_t parents[4 * COUNT], found_tokens[4 * COUNT];
+    int64_t num_found = 0;
+    for (int call = 0; call < CALLS; call++) {
+        fill();
+        for (int i = 0; i < 4; i++)
+            forced[i] = pick(0, 3) ? -1 : odd(0, MAX_VOCAB - 1);
+        for (int i = 0; i < 3; i++)
+            excluded[i] = odd(0, MAX_VOCAB);
+        for (int i = 0; i < 2; i++)
+            fill_restrictions(ROWS, offsets[i], tokens[i]);
+        const int has_banned = (int)pick(0, 9), has_repeated = (int)pick(0, 9);
+        const td_restrictions restrictions = {
+            .banned_offsets = has_banned ? offsets[0] : NULL,
+            .banned_tokens = has_banned ? tokens[0] : NULL,
+            .repeated_offsets = has_repeated ? offsets[1] : NULL,
+            .repeated_tokens = has_repeated ? tokens[1] : NULL,
+            .repetition_penalty = pick(0, 9) ? 1.3 : odd_double(2),
+        };
+        td_candidates query = {
+            .sentences = pick(0, 4),
+            .group = pick(1, 5),
+            .vocab = pick(1, MAX_VOCAB),
+            .count = pick(1, COUNT),
+            .log_probs = pick(0, 60) ? doubles : NULL,
+            .mask = pick(0, 2) ? NULL : mask,
+            .excluded_tokens = pick(0, 60) ? excluded : NULL,
+            .num_excluded_tokens = pick(0, 60) ? pick(0, 3) : -1,
+            .forced_tokens = pick(0, 1) ? forced : NULL,
+            .restrictions = pick(0, 1) ? &restrictions : NULL,
+            .diversity = pick(0, 1) ? 0 : odd_double(1),
+            .found_log_probs = pick(0, 60) ? found : NULL,
+            .found_parents = pick(0, 60) ? parents : NULL,
+            .found_tokens = pick(0, 60) ? found_tokens : NULL,
+        };
+        static const int64_t far[] = {INT64_MIN, -1, (int64_t)1 << 40, INT64_MAX};
+        int64_t *const sizes[] = {&query.sentences, &query.group, &query.vocab,
+                                  &query.count};
+        const int is_odd = !pick(0, 19);
+        if (is_odd)
+            *sizes[pick(0, 3)] = far[pick(0, 3)];
+        const td_status status =
+            api->decode->find_candidates(&query, pick(0, 60) ? logits : NULL);
+        if (is_odd)
+            CHECK(status != TD_OK);
+        num_found += status == TD_OK;
+        for (int64_t i = 0; status == TD_OK && i < query.sentences * query.count; i++)
+            CHECK(found[i] == -INFINITY || is_candidate(&query, i));
+    }
+    CHECK(num_found > CALLS / 3);
+    CHECK_STATUS(api->decode->find_candidates(NULL, logits), TD_BAD_ARGUMENT);
+}
+
 static void calls_in_any_order_return_statuses(const td_api *api)
 {
     const td_decode_api *decode = api->decode;
@@ -178,5 +254,6 @@ static void calls_in_any_order_return_statuses(const td_api *api)
 int main(void)
 {
     for_each_isa(calls_in_any_order_return_statuses);
+    for_each_isa(candidates_of_odd_hypotheses_are_found_or_refused);
     return check_result();
 }

@@ -50,7 +50,7 @@ static void product_is_near(const td_decode_api *decode, int64_t outputs,
     for (int64_t row = 0; row < rows; row++) {
         CHECK_STATUS(decode->linear_apply(linear, x + row * inputs, 1, alone, 1),
                      TD_OK);
-        CHECK(memcmp(alone, y + row * outputs, (size_t)outputs * sizeof *y) == 0);
+        CHECK(are_same_bits(alone, y + row * outputs, outputs));
         for (int64_t o = 0; o < outputs; o++) {
             double sum = bias[o];
             for (int64_t i = 0; i < inputs; i++)

@@ -204,7 +204,8 @@ static void restricted_tokens_are_banned_or_penalized(const td_api *api)
 {
     const int64_t vocab = 2100;
     Case *made = new_case(1, 2, vocab, 4);
-    /* Log-probabilities are about -log(8), -log(8) - 1 ... of tokens 1500, 3, 2099, 9. */
+    /* Log-probabilities are about -log(8), -log(8) - 1 ... of tokens 1500, 3, 2099, 9.
+     */
     static const int64_t best[] = {1500, 3, 2099, 9};
     for (int64_t row = 0; row < 2; row++)
         for (int64_t i = 0; i < vocab; i++)

@@ -87,7 +87,7 @@ static void check_logits(const Lists *lists, int64_t sentence, const float *list
     for (int64_t token = 0; token < VOCAB; token++) {
         const float expected =
             is_listed(lists, sentence, token) ? whole[token] : -INFINITY;
-        wrong += memcmp(listed + token, &expected, sizeof expected) != 0;
+        wrong += !are_same_bits(listed + token, &expected, 1);
     }
     CHECK_INT(wrong, 0);
 }
