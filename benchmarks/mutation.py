@@ -76,6 +76,7 @@ GROUPS = {
             "relations/test_limits.py", "relations/test_search_properties.py",
             "relations/test_beam_search_exhaustive.py", "relations/test_refilling.py",
             "unit/decoding/test_native_search.py", "unit/decoding/test_search.py",
+            "unit/decoding/test_sampling.py", "relations/test_steps_together.py",
         ),
     ),
     "batches": Group(modules=("data/batches.py",), tests=("unit/data",)),

@@ -189,6 +189,31 @@ def test_several_steps_in_one_call_find_what_single_steps_find(
         assert max(taken) > 1
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_mask_that_changes_holds_at_each_step(ready, beam_size):
+    steps = []
+
+    def even_or_odd() -> np.ndarray:
+        """Excludes all but even ids after even steps and odd ids after odd ones."""
+        group = beam_size if steps else 1
+        mask = np.zeros((4, group, ready.config.vocab_size), dtype=np.uint8)
+        mask[..., 1 - len(steps) % 2 :: 2] = 1
+        mask[..., [PAD, BOS, EOS]] = 1
+        steps.append(group)
+        return mask
+
+    config = SearchConfig(beam_size=beam_size)
+    kind = NativeGreedySearch if beam_size == 1 else NativeSearch
+    search = kind([6] * 4, config, EOS, even_or_odd)
+    sentences = search.live
+    decoding = Decoding(after(ready, [[5, 6], [7, 8], [5], [9]]), search, BOS)
+    while search.live:
+        decoding.step_until_some_are_done()
+    for sentence in sentences:
+        for each in sentence.hypotheses:
+            assert [token % 2 for token in each.ids] == [0, 1, 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("few", [0, 1, 2, 3])
 @pytest.mark.parametrize("beam_size", [1, 2])
 def test_one_call_takes_steps_until_few_sentences_are_left(ready, few, beam_size):

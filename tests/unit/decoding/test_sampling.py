@@ -36,13 +36,24 @@ class Chain:
     def reorder(self, rows: np.ndarray) -> None: ...
 
 
+class NumpyChain(Chain):
+    """The same, with logits in NumPy, as native decoders have them."""
+
+    def step(self, last_ids: np.ndarray) -> np.ndarray:
+        return super().step(last_ids).numpy()
+
+
+CHAINS = {"torch": Chain, "numpy": NumpyChain}
+
+
 def draw(
     numbers: Sequence[int] = (0,),
     max_lengths: Sequence[int] | None = None,
+    chain: type[Chain] = Chain,
     **settings: Any,
 ) -> list[list[Hypothesis]]:
     return sample(
-        Chain(),
+        chain(),
         max_lengths or [20] * len(numbers),
         [(number,) for number in numbers],
         SamplingConfig(**settings),
@@ -60,6 +71,7 @@ def first_shares(**settings: Any) -> dict[int, float]:
     return {token: number / count for token, number in firsts.items()}
 
 
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -76,9 +88,9 @@ def first_shares(**settings: Any) -> dict[int, float]:
     ids=str,
 )
 def test_tokens_occur_with_their_probability(
-    settings: dict[str, Any], expected: dict[int, float]
+    chain: type[Chain], settings: dict[str, Any], expected: dict[int, float]
 ) -> None:
-    shares = first_shares(**settings)
+    shares = first_shares(chain=chain, **settings)
     assert set(shares) == set(expected)
     for token, share in expected.items():
         # Four standard deviations.
@@ -87,8 +99,9 @@ def test_tokens_occur_with_their_probability(
         )
 
 
-def test_log_probabilities_are_the_models_own() -> None:
-    for found in draw(number=50, temperature=3.0, top_k=3)[0]:
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_log_probabilities_are_the_models_own(chain: type[Chain]) -> None:
+    for found in draw(chain=chain, number=50, temperature=3.0, top_k=3)[0]:
         ids = [BOS, *found.ids, *([EOS] if found.is_finished else [])]
         gains = [float(AFTER[i, j]) for i, j in zip(ids, ids[1:], strict=False)]
         assert found.token_log_probabilities == pytest.approx(gains)
