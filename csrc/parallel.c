@@ -47,11 +47,11 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t job_opened, job_left;
     Job *job;                /* NULL if none is open */
-    int places;              /* threads that may still begin the job */
+    int places;              /* further threads that may begin the job */
     int num_workers;         /* threads of the pool */
     _Atomic unsigned inside; /* threads that have begun the job and not left it */
     _Atomic unsigned id;     /* number of jobs so far */
-    atomic_flag is_used;     /* set while a caller has the pool */
+    atomic_flag is_used;     /* set while a caller uses the pool */
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER,
           .job_opened = PTHREAD_COND_INITIALIZER,
           .job_left = PTHREAD_COND_INITIALIZER,
@@ -144,7 +144,8 @@ static void leave_job(void)
     pthread_mutex_unlock(&pool.mutex);
 }
 
-static void *work(void *unused)
+/* Thread of the pool: one job after another. */
+static void *run_thread(void *unused)
 {
     (void)unused;
     pthread_mutex_lock(&pool.mutex);
@@ -169,13 +170,12 @@ static void *work(void *unused)
 static void grow_pool(int num_workers)
 {
     register_fork_handler();
-    sigset_t all,
-        before; /* new threads block signals: the program's threads get them */
-    sigfillset(&all);
+    sigset_t all, before;
+    sigfillset(&all); /* new threads block signals: the program's threads get them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.num_workers < num_workers) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, work, NULL))
+        if (pthread_create(&thread, NULL, run_thread, NULL))
             break;
         pthread_detach(thread);
         pool.num_workers++;
@@ -211,7 +211,7 @@ static void close_job(void)
 static void run_by_pool(Job *job, int num_threads)
 {
     if (atomic_flag_test_and_set(&pool.is_used)) {
-        do_parts(job); /* another caller has the pool */
+        do_parts(job); /* another caller uses the pool */
         return;
     }
     const int others = num_threads - 1;

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* Process items `first` to `end` - 1. `worker` is from 0 to the number of threads less
- * 1; of the calls that run at the same time, no two have the same. */
+/* Process items `first` to `end` - 1. `worker` is below the number of threads, and
+ * differs between calls that run at the same time. */
 typedef void (*Part)(void *shared, int64_t first, int64_t end, int worker);
 
 /* Call `part` on items 0 to `items` - 1 in parts of at least `min_items`, by at most

@@ -351,7 +351,7 @@ static td_status begin_stack(const td_model_config *config, int64_t num_layers,
         .num_heads = config->num_heads,
         .d_k = config->d_k,
         .d_v = config->d_v,
-        .neighbourhood = is_recurrent ? 1 : neighbourhood, /* the position before */
+        .neighbourhood = is_recurrent ? 1 : neighbourhood, /* one cell back */
         .is_recurrent = is_recurrent,
         .is_pre_norm = config->norm == TD_PRE_NORM,
         .is_silu = config->activation == TD_SILU,

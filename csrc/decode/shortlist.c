@@ -17,7 +17,7 @@ static void free_list(TokenList *list)
     free(list);
 }
 
-/* A list without a map. */
+/* Make a list without its map. */
 static TokenList *new_list(const int32_t *tokens, int64_t count)
 {
     TokenList *list = calloc(1, sizeof *list);

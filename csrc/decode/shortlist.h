@@ -1,8 +1,8 @@
 /* Shortlists of a decoder: for each sentence, the tokens that may come next.
  *
- * Each sentence has a packed map of its own to the logits of its tokens. Its results
- * therefore do not depend on other sentences, and few logits are computed: the lists of
- * a batch have much fewer tokens in common than they have in all. */
+ * Each sentence has a packed map of its own, the rows of the output matrix that belong
+ * to its tokens, so its results do not depend on other sentences. One map to all tokens
+ * of a batch would compute many more logits, as lists have few tokens in common. */
 #ifndef TRANSDUCE_DECODE_SHORTLIST_H
 #define TRANSDUCE_DECODE_SHORTLIST_H
 
@@ -15,9 +15,9 @@
 #include "isa/name.h"
 #include "transduce.h"
 
-/* Tokens of a sentence. Decoders that were joined share it. */
+/* Tokens of a sentence. The decoders that were joined share it. */
 typedef struct {
-    atomic_int users;
+    atomic_int users; /* shortlists that hold it; the last one frees it */
     int64_t count;   /* 0: all tokens */
     int32_t *tokens; /* rising */
     Linear output;   /* map to the logits of the tokens, unless it has all */
@@ -46,11 +46,12 @@ TD_INTERNAL td_status join_shortlists(const Shortlists *one, int64_t num_one,
 TD_INTERNAL void keep_shortlists(Shortlists *shortlists, const int64_t *rows,
                                  int64_t sentences, int64_t group, int64_t old_group);
 
-/* Most logits of a hypothesis. */
+/* Number of logits of a hypothesis in the longest list. */
 TD_INTERNAL int64_t max_listed(const Shortlists *shortlists, const td_model *model);
 
-/* Compute the logits [group, count] of a sentence's list, or of all tokens if that is
- * empty, from its rows of `x`. Threads may compute those of different sentences. */
+/* Compute the logits [group, count] of a sentence's list, or of all tokens if the list
+ * is empty, from its `group` rows of `x`, which begin at `first_row`. Several threads
+ * may compute different sentences at the same time. */
 TD_INTERNAL void multiply_listed(const Workspace *work, const td_model *model,
                                  const TokenList *list, const Matrix *x,
                                  int64_t first_row, int64_t group,

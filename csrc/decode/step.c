@@ -25,13 +25,14 @@ static void store_newest(const Workspace *work, const DecoderState *state,
     }
 }
 
+/* One layer in a step. */
 typedef struct {
     Workspace *work;
     const Layer *layer;
     const DecoderState *state;
     const LayerCache *cache;
-    int sum_attention; /* 1: add the attention to that of other layers and steps */
-} StepAttention;
+    int sum_attention; /* 1: add cross-attention to that of other layers and steps */
+} LayerStep;
 
 /* Prefetch all heads of a slot. */
 static void prefetch_slot(const KvCache *cache, int64_t entry, int64_t slot)
@@ -43,32 +44,32 @@ static void prefetch_slot(const KvCache *cache, int64_t entry, int64_t slot)
 /* Prefetch the keys and values that the next sentence will read. The rows of a group
  * share the positions among them; of the slots that the next group has at a position,
  * one is prefetched. */
-static void prefetch_next(const StepAttention *attention, int64_t row)
+static void prefetch_next(const LayerStep *step, int64_t row)
 {
-    const DecoderState *state = attention->state;
+    const DecoderState *state = step->state;
     const int64_t group = state->group, sentence = row / group + 1;
     if (sentence == state->sentences)
         return;
-    const int64_t first = first_attended(state, attention->work->stack, sentence);
+    const int64_t first = first_attended(state, step->work->stack, sentence);
     const int32_t *past = past_of(state, row + group);
     for (int64_t i = first + row % group; i < state->lengths[sentence]; i += group) {
-        prefetch_slot(&attention->cache->self_keys, state->entries[sentence], past[i]);
-        prefetch_slot(&attention->cache->self_values, state->entries[sentence],
+        prefetch_slot(&step->cache->self_keys, state->entries[sentence], past[i]);
+        prefetch_slot(&step->cache->self_values, state->entries[sentence],
                       past[i]);
     }
 }
 
 static void attend_to_past_rows(void *shared, int64_t first, int64_t end, int worker)
 {
-    const StepAttention *attention = shared;
-    const DecoderState *state = attention->state;
-    Workspace work = worker_view(attention->work, worker);
+    const LayerStep *step = shared;
+    const DecoderState *state = step->state;
+    Workspace work = worker_view(step->work, worker);
     for (int64_t row = first; row < end; row++) {
         const int64_t count = list_past(state, work.stack, row, work.slots);
-        prefetch_next(attention, row);
+        prefetch_next(step, row);
         attend(&work, row, state->entries[row / state->group],
-               &attention->cache->self_keys, &attention->cache->self_values,
-               attention->layer->self_additive, count);
+               &step->cache->self_keys, &step->cache->self_values,
+               step->layer->self_additive, count);
     }
 }
 
@@ -80,36 +81,36 @@ static int64_t parts_of_group(const DecoderState *state)
 
 static void attend_to_source_parts(void *shared, int64_t first, int64_t end, int worker)
 {
-    const StepAttention *attention = shared;
-    const DecoderState *state = attention->state;
+    const LayerStep *step = shared;
+    const DecoderState *state = step->state;
     const int64_t parts = parts_of_group(state);
-    Workspace work = worker_view(attention->work, worker);
+    Workspace work = worker_view(step->work, worker);
     for (int64_t i = first; i < end; i++) {
         const int64_t sentence = i / parts, begin = i % parts * CROSS_ROWS;
         const int64_t row = sentence * state->group + begin;
         const int64_t next = min_i64((i + 1) / parts, state->sentences - 1);
         const Source source = {
-            .keys = &attention->cache->cross_keys,
-            .values = &attention->cache->cross_values,
-            .additive = attention->layer->cross_additive,
+            .keys = &step->cache->cross_keys,
+            .values = &step->cache->cross_values,
+            .additive = step->layer->cross_additive,
             .entry = state->entries[sentence],
             .length = source_length(state, sentence),
             .next_entry = state->entries[next],
-            .attention = attention->sum_attention ? attention_of(state, row) : NULL,
+            .attention = step->sum_attention ? attention_of(state, row) : NULL,
             .attention_stride = state->max_source,
         };
         cross_attend(&work, row, min_i64(state->group - begin, CROSS_ROWS), &source);
     }
 }
 
-static void attend_to_past(const StepAttention *attention)
+static void attend_to_past(const LayerStep *step)
 {
-    Workspace *work = attention->work;
-    const Layer *layer = attention->layer;
+    Workspace *work = step->work;
+    const Layer *layer = step->layer;
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->self_norm),
                  &work->wide, 0);
-    store_newest(work, attention->state, attention->cache);
-    parallel_for(attend_to_past_rows, (void *)attention, work->rows, MIN_ATTENDING_ROWS,
+    store_newest(work, step->state, step->cache);
+    parallel_for(attend_to_past_rows, (void *)step, work->rows, MIN_ATTENDING_ROWS,
                  work->num_threads);
     apply_linear(work, &layer->self_output, &work->heads, &work->sublayer, 0);
     add_and_norm(work, &layer->self_norm);
@@ -134,53 +135,54 @@ static void update_cell(const float *gate, const float *candidate, const float *
     }
 }
 
-static float *cell_of(const StepAttention *recurrence, int64_t sentence, int64_t slot)
+/* Cell in a slot: cells are stored in place of keys (kv_cache.h). */
+static float *cell_of(const LayerStep *step, int64_t sentence, int64_t slot)
 {
-    const KvCache *cells = &recurrence->cache->self_keys;
-    return cells->data + recurrence->state->entries[sentence] * cells->entry_stride +
+    const KvCache *cells = &step->cache->self_keys;
+    return cells->data + step->state->entries[sentence] * cells->entry_stride +
            slot * cells->row_stride;
 }
 
 static void update_cell_rows(void *shared, int64_t first, int64_t end, int worker)
 {
-    const StepAttention *recurrence = shared;
-    const DecoderState *state = recurrence->state;
-    const Workspace *work = recurrence->work;
+    const LayerStep *step = shared;
+    const DecoderState *state = step->state;
+    const Workspace *work = step->work;
     const int64_t width = work->stack->d_model;
     (void)worker;
     for (int64_t row = first; row < end; row++) {
         const int64_t sentence = row / state->group;
-        const int64_t newest = state->lengths[sentence];
-        const int32_t *past = past_of(state, row);
+        const int64_t position = state->lengths[sentence];
+        const int32_t *slots = past_of(state, row);
         const float *gate = row_of(&work->wide, row);
         const float *before =
-            newest ? cell_of(recurrence, sentence, past[newest - 1]) : NULL;
+            position ? cell_of(step, sentence, slots[position - 1]) : NULL;
         update_cell(gate, gate + width, before, width,
-                    cell_of(recurrence, sentence, past[newest]),
+                    cell_of(step, sentence, slots[position]),
                     row_of(&work->sublayer, row));
     }
 }
 
 /* The recurrent unit in place of self-attention. */
-static void recur(const StepAttention *recurrence)
+static void recur(const LayerStep *step)
 {
-    Workspace *work = recurrence->work;
-    const Layer *layer = recurrence->layer;
+    Workspace *work = step->work;
+    const Layer *layer = step->layer;
     apply_linear(work, &layer->gate_candidate, sublayer_input(work, &layer->self_norm),
                  &work->wide, 0);
-    parallel_for(update_cell_rows, (void *)recurrence, work->rows, MIN_ATTENDING_ROWS,
+    parallel_for(update_cell_rows, (void *)step, work->rows, MIN_ATTENDING_ROWS,
                  work->num_threads);
     add_and_norm(work, &layer->self_norm);
 }
 
-static void attend_to_source(const StepAttention *attention)
+static void attend_to_source(const LayerStep *step)
 {
-    Workspace *work = attention->work;
-    const Layer *layer = attention->layer;
-    const DecoderState *state = attention->state;
+    Workspace *work = step->work;
+    const Layer *layer = step->layer;
+    const DecoderState *state = step->state;
     apply_linear(work, &layer->cross_query, sublayer_input(work, &layer->cross_norm),
                  &work->wide, 0);
-    parallel_for(attend_to_source_parts, (void *)attention,
+    parallel_for(attend_to_source_parts, (void *)step,
                  state->sentences * parts_of_group(state),
                  MIN_ATTENDING_ROWS / CROSS_ROWS, work->num_threads);
     apply_linear(work, &layer->cross_output, &work->heads, &work->sublayer, 0);
@@ -191,7 +193,7 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
 {
     const Stack *stack = work->stack;
     for (int64_t i = 0; i < stack->num_layers; i++) {
-        const StepAttention attention = {
+        const LayerStep step = {
             .work = work,
             .layer = stack->layers + i,
             .state = state,
@@ -199,11 +201,11 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
             .sum_attention = i >= stack->num_layers - state->summed_layers,
         };
         if (stack->is_recurrent)
-            recur(&attention);
+            recur(&step);
         else
-            attend_to_past(&attention);
-        attend_to_source(&attention);
-        feed_forward(work, attention.layer);
+            attend_to_past(&step);
+        attend_to_source(&step);
+        feed_forward(work, step.layer);
     }
 }
 

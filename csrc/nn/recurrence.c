@@ -1,4 +1,4 @@
-/* Cells of a recurrent unit. */
+/* Recurrence of an SSRU in training, forward and backward. */
 #include "nn/recurrence.h"
 
 #include "checks.h"
@@ -6,9 +6,8 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-/* Forward pass of one sentence. `at` is the index of its first element, from which on
- * its rows follow each other. The cell of a position is computed from the one that was
- * stored for the position before. */
+/* Forward pass of one sentence, whose rows follow one another from element `at` on. The
+ * cell of a position is computed from the stored cell of the position before. */
 static void compute_cells(const td_recurrence *r, int64_t at)
 {
     const vec zero = vec_set1(0.0f), one = vec_set1(1.0f);
@@ -24,8 +23,8 @@ static void compute_cells(const td_recurrence *r, int64_t at)
     }
 }
 
-/* Backward pass of one sentence. The gradient of a cell c has two parts: that of its
- * output where it is positive, and what the next cell passes on:
+/* Backward pass of one sentence. The gradient of a cell c is the sum of that of its
+ * output, where c is positive, and that from the next cell:
  *
  *   grad_c[t] = grad_output[t] (c[t] > 0) + forget[t + 1] grad_c[t + 1]  */
 static void differentiate_cells(const td_recurrence *r, int64_t at)

@@ -1,5 +1,5 @@
-/* Recurrent unit (SSRU; Kim et al., 2019) of training: its cells, forward and backward,
- * between the products of all positions with its matrices. */
+/* Recurrence of an SSRU (Kim et al., 2019) in training. Its gates and candidates, which
+ * are products of all positions with its two matrices, are given. */
 #ifndef TRANSDUCE_NN_RECURRENCE_H
 #define TRANSDUCE_NN_RECURRENCE_H
 

@@ -17,7 +17,7 @@ from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop import marian as to_marian
+from transduce.interop import marian_export as to_marian
 from transduce.interop.portable_tokenizer import portable_pieces
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -14,7 +14,7 @@ from transduce.decoding.torch_model import prepare, prepared
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop import marian as to_marian
+from transduce.interop import marian_export as to_marian
 from transduce.interop import onnx as to_onnx
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -140,7 +140,7 @@ def test_a_recurrent_decoder_chooses_among_a_lines_own_candidates(
     # So small that sentences join others that have begun.
     monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 80)
     assert found(translator.translate_stream(LINES[::-1], search))[::-1] == alone
-    monkeypatch.setattr(translators, "restricted", ShortlistedDecoder)
+    monkeypatch.setattr(translators, "with_candidates", ShortlistedDecoder)
     reference = found(translator.translate_stream(LINES, search))
     assert alone == near_all(reference)
 
@@ -184,7 +184,7 @@ def test_the_native_decoder_equals_the_reference(
     )
     translator = Translator(checkpoint, "cpu", precision=precision)
     native = found(translator.translate_stream(LINES, config))
-    monkeypatch.setattr(translators, "restricted", ShortlistedDecoder)
+    monkeypatch.setattr(translators, "with_candidates", ShortlistedDecoder)
     reference = found(translator.translate_stream(LINES, config))
     assert native == near_all(reference)
 

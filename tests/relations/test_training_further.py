@@ -22,8 +22,8 @@ from transduce.architectures.config import (
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.experiments.run_folder import RunFolder
-from transduce.interop.marian_npz import import_marian
 from transduce.interop.marian_npz_export import export
+from transduce.interop.marian_npz_import import import_marian
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 

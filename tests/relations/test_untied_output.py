@@ -14,7 +14,7 @@ from transduce.decoding.torch_model import prepare
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop import marian as to_marian
+from transduce.interop import marian_export as to_marian
 from transduce.interop import onnx as to_onnx
 from transduce.interop.export import Proof
 from transduce.model.config import ModelConfig

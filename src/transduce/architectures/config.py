@@ -38,13 +38,13 @@ class ArchitectureConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of source tokens; of target tokens too, without
-        `target_vocab_size`."""
+        """Size of the vocabulary of the source, and of the target if that has none of
+        its own."""
         ...
 
     @property
     def target_vocab_size(self) -> int | None:
-        """Number of target tokens, if the target has a vocabulary of its own."""
+        """Size of the target's own vocabulary; None if both sides share one."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class RivalConfig(ArchitectureConfig, Protocol):
 def widths_scaled(
     config: ArchitectureConfig, factor: float, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Multiply the named widths, unless none, and round them to multiples of 4."""
+    """Multiply the named widths, and round them to multiples of 4; None is left out."""
     widths = {name: getattr(config, name) for name in names}
     return {
         name: max(4 * round(width * factor / 4), 4)
@@ -127,16 +127,16 @@ class RecurrentConfig:
     current: the same token, so that all layers but the lowest run over whole sequences
     (gnmt_v2 of tensorflow/nmt)."""
     input_feeding: bool = True
-    """Whether the lowest layer of the decoder reads what the token before attended to.
-    With the query current, that is its context (gnmt_v2) or its attentional vector
-    (Luong et al., 2015, section 3.3); without, the lowest layer runs over whole
-    sequences too. The query previous implies it."""
+    """Whether the lowest layer of the decoder also reads the previous token's context
+    (gnmt_v2) or attentional vector (Luong et al., 2015, section 3.3). Without, it runs
+    over whole sequences too. With the query previous, the lowest layer always reads a
+    context, and this has no effect."""
     readout: Readout = "state"
-    """Vector that the output matrix is multiplied by. state: the top layer's state, and
-    the query is the lowest layer's, whose context the layers above read too (GNMT).
-    attentional: tanh(W [context; state]) of the top layer's state, which is the query
-    (Luong et al., 2015). maxout: a maxout layer over the previous state, the embedding
-    and the context (RNNsearch)."""
+    """Vector that the output matrix is multiplied by. state: the top layer's state; the
+    lowest layer's state is the query, and the layers above read the context beside
+    their input (GNMT). attentional: tanh(W [context; state]) of the top layer's state,
+    which is the query (Luong et al., 2015). maxout: a maxout layer over the previous
+    state, the embedding and the context (RNNsearch)."""
     residual_from: int | None = None
     """Number of the first layer, counted from 1, with a residual connection; 3 in GNMT.
     None for no residual connections."""
@@ -202,7 +202,7 @@ class RecurrentConfig:
         require_between("model.forget_bias", self.forget_bias, -100, 100)
 
     def _check_layers(self) -> None:
-        # Below, inputs have another width than states.
+        # Below, a layer's input and output differ in width and cannot be added.
         least = 3 if self.bidirectional else 2
         require_between("model.residual_from", self.residual_from, least, 10_000)
         if self.initial_state == "projected" and not self.bidirectional:
@@ -597,7 +597,7 @@ class ConvolutionalConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters: weights, gains and biases of all maps, and tables."""
+        """Number of parameters: embeddings, and weights, gains and biases of maps."""
         tables = self.vocab_size + 2 * self.max_positions
         if self.shared_embedding:
             output = self.vocab_size  # the biases

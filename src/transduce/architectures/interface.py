@@ -40,9 +40,9 @@ class DecoderState(Protocol):
         ...
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep the hypotheses `rows`, in this order.
 
-        Hypotheses are numbered through all groups.
+        They are numbered through all groups. Each new group is of one sentence.
         """
         ...
 
@@ -53,7 +53,7 @@ class DecoderState(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class CachedState:
-    """A `DecoderState` whose tensors are all of a sentence, or of a hypothesis."""
+    """A `DecoderState` of named tensors: per sentence, and per hypothesis."""
 
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
     """True at the tokens of the sources, not at their padding."""
@@ -63,9 +63,9 @@ class CachedState:
     """Tensors of each hypothesis, [sentences, group, ...], of the same size in all."""
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep the hypotheses `rows`, in this order.
 
-        Hypotheses are numbered through all groups.
+        They are numbered through all groups. Each new group is of one sentence.
         """
         group = next(iter(self.hypotheses.values())).size(1)
         self.hypotheses = {
@@ -193,7 +193,7 @@ class TransductionModel(Stepper, Protocol):
 
 @runtime_checkable
 class AuxiliaryLoss(Protocol):
-    """A model with a training loss of its own beside the likelihood."""
+    """A model with a second loss, which training adds to the cross-entropy."""
 
     def auxiliary_loss(self) -> Float[Tensor, ""]:
         """Return the loss of the last `encode` and `decode`, in nats a target token."""

@@ -1,6 +1,6 @@
 """Models with mixtures of experts: a Transformer, and LSTMs (Shazeer et al., 2017).
 
-`mixture_layers` has the mixtures themselves.
+`mixture_layers` has the mixtures themselves. Mixtures of corpora are in `data.mixture`.
 """
 
 import warnings
@@ -43,7 +43,7 @@ from transduce.model.transformer import Memory
 from transduce.text.vocabulary import PAD
 
 MORE_PLACES = 16
-"""Number of tokens by which the store of a decoder's past grows."""
+"""Number of tokens by which the cache of keys and values grows."""
 
 
 class MixtureEncoderLayer(nn.Module):
@@ -104,8 +104,8 @@ class MixtureDecoderLayer(nn.Module):
         x = self.after_cross_attention(
             x, lambda x: cross.attend(x, key, value, state.memory_mask)
         )
-        every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return self.after_mixture(x, lambda x: self.mixture(x, every))
+        is_token = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return self.after_mixture(x, lambda x: self.mixture(x, is_token))
 
     def _attend_to_past(
         self,
@@ -155,7 +155,7 @@ class PrefixState(CachedState):
 
     @property
     def past_mask(self) -> Bool[Tensor, "hypotheses 1 1 places"]:
-        """True at the tokens read and the one that is written."""
+        """True at the tokens read, and at the one that is being read."""
         group = self._any.size(1)
         places = torch.arange(self.max_length + 1, device=self.lengths.device)
         mask = places <= self.lengths[:, None]
@@ -182,9 +182,9 @@ class PrefixState(CachedState):
         self.max_length += 1
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep the hypotheses `rows`, in this order.
 
-        Hypotheses are numbered through all groups.
+        They are numbered through all groups. Each new group is of one sentence.
         """
         self.lengths = self.lengths[rows[:, 0] // self._any.size(1)]
         CachedState.reorder(self, rows)
@@ -250,7 +250,7 @@ class MixtureTransformer(nn.Module):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Encode sources, padded with id 0."""
-        self.auxiliary_loss()  # forget that of an interrupted pass
+        self.auxiliary_loss()  # clear that of an interrupted pass
         mask = padding_mask(source, PAD)
         x = self._embed(source, self.embedding)
         for layer in self.encoder_layers:
@@ -338,8 +338,8 @@ class MixtureTransformer(nn.Module):
     def auxiliary_loss(self) -> Float[Tensor, ""]:
         """Return the losses of all mixtures in the last `encode` and `decode`.
 
-        They are in nats a target token, and forgotten by this call, which frees the
-        memory of their graph.
+        They are in nats per target token. The call clears them, which frees the memory
+        of their graph.
         """
         layers = [*self.encoder_layers, *self.decoder_layers]
         return take_losses([layer.mixture for layer in layers])
@@ -355,7 +355,7 @@ class MixtureTransformer(nn.Module):
     ) -> int:
         """FLOPs of a training update on pairs of these lengths, without padding.
 
-        The experts are those that tokens go to.
+        A token counts for the experts that it goes to.
         """
         config = self.config
         flops = forward_flops(config.transformer, source_lengths, target_lengths)
@@ -376,12 +376,12 @@ class MixtureRecurrent(nn.Module):
     """LSTMs with a mixture of experts in the encoder and one in the decoder.
 
     The model of Shazeer et al. (2017), appendix E. All layers have residual
-    connections, and mixtures a sigmoid. The state of the first LSTM of the decoder is
-    the query of attention; the context of the token before is an input of this LSTM.
+    connections; the output of a mixture passes a sigmoid first. The previous state of
+    the decoder's first LSTM is the query of attention; the context is its input.
     """
 
-    # Appendix E counts 3 LSTM layers in this encoder, and 9 in GNMT's, which has 9 if
-    # both directions of its lowest layer count. So the first two are directions here.
+    # Appendix E gives this encoder 3 LSTM layers, and GNMT's 9, which is its number if
+    # both directions of the lowest layer count. So two of the 3 are directions here.
     # Unlike the paper: their outputs are added, because all layers are to have the same
     # width. GNMT joins them; the appendix does not say.
 
@@ -413,7 +413,7 @@ class MixtureRecurrent(nn.Module):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""
-        self.auxiliary_loss()  # forget that of an interrupted pass
+        self.auxiliary_loss()  # clear that of an interrupted pass
         mask = padding_mask(source, PAD)
         is_token = mask[:, 0, 0]
         x = self.dropout(self.embedding(source))
@@ -448,8 +448,8 @@ class MixtureRecurrent(nn.Module):
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's states at all positions of the targets."""
         x = self._embed(target_in)
-        found = self.attentive(x, memory, memory.initial[:, :1])
-        x = x + self.dropout(found.outputs)
+        attended = self.attentive(x, memory, memory.initial[:, :1])
+        x = x + self.dropout(attended.outputs)
         x = self._mix(x, self.decoder_mixture, target_in != PAD)
         for layer in self.upper_decoder:
             x = x + self.dropout(layer(x)[0])
@@ -482,10 +482,10 @@ class MixtureRecurrent(nn.Module):
         )
         x = self._embed(last_ids)
         fed = self.attentive.first_fed(layers)  # of no width
-        found, lowest, _ = self.attentive.step(x, memory, layers[:, :, :1], fed)
-        x = x + self.dropout(found.outputs)
-        every = torch.ones_like(last_ids, dtype=torch.bool)
-        x = self._mix(x, self.decoder_mixture, every)
+        attended, lowest, _ = self.attentive.step(x, memory, layers[:, :, :1], fed)
+        x = x + self.dropout(attended.outputs)
+        is_token = torch.ones_like(last_ids, dtype=torch.bool)
+        x = self._mix(x, self.decoder_mixture, is_token)
         states = [lowest[:, :, 0]]
         for number, layer in enumerate(self.upper_decoder, 1):
             rows, before = x.flatten(0, 1)[:, None], layers[:, :, number].flatten(0, 1)
@@ -522,8 +522,8 @@ class MixtureRecurrent(nn.Module):
     def auxiliary_loss(self) -> Float[Tensor, ""]:
         """Return the losses of both mixtures in the last `encode` and `decode`.
 
-        They are in nats a target token, and forgotten by this call, which frees the
-        memory of their graph.
+        They are in nats per target token. The call clears them, which frees the memory
+        of their graph.
         """
         return take_losses([self.encoder_mixture, self.decoder_mixture])
 
@@ -538,7 +538,7 @@ class MixtureRecurrent(nn.Module):
     ) -> int:
         """FLOPs of a training update on pairs of these lengths, without padding.
 
-        The experts are those that tokens go to.
+        A token counts for the experts that it goes to.
         """
         source, target = (
             each.astype(np.int64) for each in (source_lengths, target_lengths)

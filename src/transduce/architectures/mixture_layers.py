@@ -1,7 +1,8 @@
 """Layer of a mixture of experts (Shazeer et al., 2017): gates, experts and losses.
 
 A layer holds many experts, small feed-forward networks, and gates that choose a few of
-them for each token: it has many parameters, of which a token uses few.
+them for each token: it has many parameters, of which a token uses few. Sections and
+equations are those of that paper.
 
 In training the gates may depend on the batch (`batchwise`, appendix F) or on noise
 (`noisy-top-k`, section 2.1). In evaluation and decoding they depend on the token alone.
@@ -143,7 +144,7 @@ class Choice:
 
     is_chosen: Bool[Tensor, "rows choices"]
     gates: Float[Tensor, "rows choices"]
-    """Weights of the chosen, whose sum is 1; zero elsewhere."""
+    """Weights of the chosen ones, which sum to 1; zero elsewhere."""
     load: Float[Tensor, "parents choices"] | None = None
     """Differentiable estimate of how many rows each gets; only in training, and None if
     all get equally many."""
@@ -177,9 +178,9 @@ class Gate(nn.Module, ABC):
         parents: Int[Tensor, " rows"],
         *weights: Float[Tensor, "parents d_model choices"],
     ) -> list[Float[Tensor, "rows choices"]]:
-        """Multiply each row by the matrix of its parent in each weight, in fp32.
+        """Multiply each row by its parent's matrix of each weight, in fp32.
 
-        Rounded to bf16, nearly equal choices could change places.
+        In bf16, rounding could change the order of nearly equal choices.
         """
         with torch.autocast(rows.device.type, enabled=False):
             rows = rows.float()
@@ -410,7 +411,7 @@ class MixtureOfExperts(nn.Module):
         return assigned
 
     def take_loss(self) -> Float[Tensor, ""]:
-        """Return the losses of the last pass, and forget them.
+        """Return the losses of the last pass, and clear them.
 
         They are those of importance and load (equations 7 and 11, in a hierarchy 13 and
         14), and of thresholds (equation 20, divided by the number of rows).
@@ -443,5 +444,5 @@ def _descend(assigned: Assignment, choice: Choice) -> Assignment:
 
 
 def take_losses(layers: Sequence[MixtureOfExperts]) -> Float[Tensor, ""]:
-    """Return the sum of the losses of layers, and forget them."""
+    """Return the sum of the losses of layers, and clear them."""
     return torch.stack([layer.take_loss() for layer in layers]).sum()

@@ -5,6 +5,9 @@ reads the context of its previous state. Luong et al. (2015) attend with the top
 current state, and feed the result to the next token. GNMT (Wu et al., 2016) has stacks
 of LSTMs with residual connections; its lowest decoder layer attends, and all decoder
 layers read the context.
+
+`recurrent_layers` has their parts; attention is its `AttentiveStack`, with a score of
+queries and keys by one of the subclasses of `Attention`.
 """
 
 import numpy as np
@@ -52,7 +55,7 @@ class MaxoutReadout(nn.Module):
 
 
 class RecurrentModel(nn.Module):
-    """Recurrent encoder and decoder with attention, as their settings say."""
+    """Recurrent encoder and decoder with attention, in the variants of its settings."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -137,11 +140,11 @@ class RecurrentModel(nn.Module):
         """Return the vectors at all positions that `output_weight` is multiplied by."""
         embedded = self._embed(target_in)
         count = len(self.attentive.stack.layers)
-        found = self.attentive(embedded, memory, memory.initial[:, :count])
-        states = found.outputs
+        attended = self.attentive(embedded, memory, memory.initial[:, :count])
+        states = attended.outputs
         if self.upper is not None:
-            states, _ = self.upper(states, memory.initial[:, count:], found.contexts)
-        return self._read_out(states, embedded, found)
+            states, _ = self.upper(states, memory.initial[:, count:], attended.contexts)
+        return self._read_out(states, embedded, attended)
 
     def start(self, memory: RecurrentMemory) -> CachedState:
         """Return the state before the first step, with one hypothesis a sentence."""
@@ -165,17 +168,17 @@ class RecurrentModel(nn.Module):
             initial=layers[:, 0],
         )
         count = len(self.attentive.stack.layers)
-        found, lower, fed = self.attentive.step(
+        attended, lower, fed = self.attentive.step(
             embedded, memory, layers[:, :, :count], state.hypotheses["fed"]
         )
-        states = found.outputs
+        states = attended.outputs
         if self.upper is not None:
             states, upper = self.upper.step(
-                states, layers[:, :, count:], found.contexts
+                states, layers[:, :, count:], attended.contexts
             )
             lower = torch.cat([lower, upper], dim=2)
         state.hypotheses = {"layers": lower, "fed": fed}
-        return self.logits(self._read_out(states, embedded, found))
+        return self.logits(self._read_out(states, embedded, attended))
 
     def _embed(
         self, ids: Int[Tensor, "batch length"]
@@ -188,11 +191,11 @@ class RecurrentModel(nn.Module):
         self,
         states: Float[Tensor, "batch length width"],
         embedded: Float[Tensor, "batch length embedding_width"],
-        found: Attended,
+        attended: Attended,
     ) -> Float[Tensor, "batch length output_width"]:
         if self.maxout is None:
             return states
-        inputs = joined(found.queries, embedded, found.contexts)
+        inputs = joined(attended.queries, embedded, attended.contexts)
         read_out: Tensor = self.maxout(inputs)
         return read_out
 
@@ -250,8 +253,8 @@ class RecurrentModel(nn.Module):
         return PASSES * 2 * elements
 
 
-def attention_of(config: RecurrentConfig) -> Attention:
-    """Build the attention of a config."""
+def build_attention(config: RecurrentConfig) -> Attention:
+    """Build the attention with the score that the settings name."""
     width = config.attention_width or config.d_model
     match config.attention:
         case "general":
@@ -286,7 +289,7 @@ def _encoder(config: RecurrentConfig) -> RecurrentEncoder:
 def _decoder(
     config: RecurrentConfig,
 ) -> tuple[AttentiveStack, RecurrentStack | None]:
-    """Build the layers below the context, and those that read it beside their input."""
+    """Build the layers up to the query, and those above, which read the context too."""
     width = config.d_model
     embedding_width = config.embedding_width or width
     layers = [RecurrentLayer(config.cell, embedding_width + config.fed_width, width)]
@@ -299,7 +302,7 @@ def _decoder(
     count = len(layers) if config.readout == "attentional" else 1
     attentive = AttentiveStack(
         RecurrentStack(layers[:count], config.dropout, _residual_index(config, 0)),
-        attention_of(config),
+        build_attention(config),
         query=config.attention_query,
         fed_width=config.fed_width,
         combine=nn.Linear(config.memory_width + width, config.output_width, bias=False)

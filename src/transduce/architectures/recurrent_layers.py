@@ -4,8 +4,8 @@
 - `RecurrentStack`: several of them with dropout, residual connections and a context;
 - `RecurrentEncoder`: a stack whose lowest layer may be bidirectional;
 - `Attention` and its subclasses: scores of queries and keys, and contexts;
-- `AttentiveStack`: a stack whose top state is the query of attention, with the context
-  of the token before as an input or without.
+- `AttentiveStack`: a stack whose top state is the query of attention. It may read the
+  context of the token before.
 
 All compute sequences as [batch, length, width] and steps as [sentences, group, width],
 where a group are the hypotheses of one sentence. A state is one tensor [..., layers,
@@ -214,8 +214,8 @@ class RecurrentEncoder(nn.Module):
     ]:
         """Return top states, the backward state at the first token, and last states.
 
-        The last states of all layers (of the backward layer, if there is one) are
-        computed only `with_last`, since this is slower.
+        The last states of all layers are computed only `with_last`, since this is
+        slower; where the lowest layer reads both ways, its is the backward one.
         """
         # Packing reads lengths on the CPU: one copy serves all layers.
         until = lengths.cpu() if with_last else None
@@ -370,10 +370,11 @@ class Attended:
 class AttentiveStack(nn.Module):
     """Recurrent layers whose top state is the query of attention.
 
-    With the query previous, the lowest layer reads the embedding and the context that
-    the state of the token before attends to. With the query current, it may read what
-    was fed from the token before (`fed_width` numbers), and otherwise runs over whole
-    sequences. `combine` makes an attentional vector of a context and a state.
+    With the query "previous", the state of the token before is the query, and the
+    lowest layer reads the context beside the embedding. With the query "current", the
+    lowest layer reads the embedding and `fed_width` numbers of the token before: its
+    context, or its attentional vector, which `combine` makes of context and state.
+    With a `fed_width` of 0, the layers run over whole sequences.
     """
 
     def __init__(
@@ -399,14 +400,14 @@ class AttentiveStack(nn.Module):
         memory: RecurrentMemory,
         states: Float[Tensor, "batch layers state_width"],
     ) -> Attended:
-        """Compute whole sequences, the first states given."""
+        """Compute whole sequences, given the first states."""
         if self.query == "current" and not self.fed_width:
             queries, _ = self.stack(x, states)
-            found, _ = self._attend(queries, memory)
+            attended, _ = self._attend(queries, memory)
         else:
-            found = self._in_steps(x, memory, states[:, None])
-        self.attention.weights_tap(found.weights)
-        return found
+            attended = self._in_steps(x, memory, states[:, None])
+        self.attention.weights_tap(attended.weights)
+        return attended
 
     def step(
         self,
@@ -416,9 +417,9 @@ class AttentiveStack(nn.Module):
         fed: Float[Tensor, "sentences group fed_width"],
     ) -> tuple[Attended, Tensor, Tensor]:
         """Read one token of each hypothesis; also return new states and new `fed`."""
-        found, states, fed = self._advance(x, memory, states, fed)
-        self.attention.weights_tap(found.weights)
-        return found, states, fed
+        attended, states, fed = self._advance(x, memory, states, fed)
+        self.attention.weights_tap(attended.weights)
+        return attended, states, fed
 
     def first_fed(
         self, states: Float[Tensor, "batch group layers state_width"]
@@ -436,8 +437,8 @@ class AttentiveStack(nn.Module):
         fed = self.first_fed(states)
         steps = []
         for token in x.split(1, dim=1):
-            found, states, fed = self._advance(token, memory, states, fed)
-            steps.append(found)
+            attended, states, fed = self._advance(token, memory, states, fed)
+            steps.append(attended)
         return Attended(
             outputs=torch.cat([each.outputs for each in steps], dim=1),
             queries=torch.cat([each.queries for each in steps], dim=1),
@@ -455,20 +456,20 @@ class AttentiveStack(nn.Module):
         """Compute one step without the tap."""
         if self.query == "previous":
             width = self.stack.layers[-1].output_width
-            found, _ = self._attend(states[:, :, -1, :width], memory)
-            outputs, states = self.stack.step(joined(x, found.contexts), states)
-            return replace(found, outputs=outputs), states, fed
+            attended, _ = self._attend(states[:, :, -1, :width], memory)
+            outputs, states = self.stack.step(joined(x, attended.contexts), states)
+            return replace(attended, outputs=outputs), states, fed
         inputs = joined(x, fed) if self.fed_width else x
         queries, states = self.stack.step(inputs, states)
-        found, fed_next = self._attend(queries, memory)
-        return found, states, fed_next if self.fed_width else fed
+        attended, fed_next = self._attend(queries, memory)
+        return attended, states, fed_next if self.fed_width else fed
 
     def _attend(
         self,
         queries: Float[Tensor, "batch queries output_width"],
         memory: RecurrentMemory,
     ) -> tuple[Attended, Float[Tensor, "batch queries fed_width"]]:
-        """Attend with queries; also return what would be fed to the next token."""
+        """Attend with queries; also return what the next token may read of this one."""
         weights = self.attention.weights(queries, memory)
         contexts = weights[:, 0].to(memory.states.dtype) @ memory.states
         outputs = fed = queries
@@ -476,10 +477,10 @@ class AttentiveStack(nn.Module):
             fed = contexts
         else:
             outputs = fed = torch.tanh(self.combine(joined(contexts, queries)))
-        found = Attended(
+        attended = Attended(
             outputs=outputs, queries=queries, contexts=contexts, weights=weights
         )
-        return found, fed
+        return attended, fed
 
 
 def num_matrix_elements(module: nn.Module | None) -> int:

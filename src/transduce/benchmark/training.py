@@ -192,7 +192,7 @@ class MarianPeer(nn.Module):
         super().__init__()
         from transformers import MarianMTModel
 
-        from transduce.interop.marian import marian_config
+        from transduce.interop.marian_export import marian_config
 
         self.marian = MarianMTModel(marian_config(config, max_length))
 

@@ -13,7 +13,7 @@ from transduce.text.corpus import read_text
 from transduce.text.languages import base
 
 Target = Literal["ctranslate2", "marian", "marian-npz", "onnx"]
-MODULES = {"marian-npz": "marian_npz_export"}
+MODULES = {"marian": "marian_export", "marian-npz": "marian_npz_export"}
 """Modules of `transduce.interop` with another name than the target."""
 NUM_SENTENCES = 6
 """Number of sentences of the built-in grammar."""

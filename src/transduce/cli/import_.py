@@ -57,17 +57,17 @@ def import_(
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
-        from transduce.interop import marian_import, marian_npz
-        from transduce.interop.generation_settings import unheeded_settings
+        from transduce.interop import marian_import, marian_npz_import
+        from transduce.interop.generation_settings import differing_settings
 
-        if marian_npz.is_marian_folder(folder):
-            proof = marian_npz.import_marian(folder, out, sentences, languages)
-            unheeded = marian_npz.unheeded_options(folder)
+        if marian_npz_import.is_marian_folder(folder):
+            proof = marian_npz_import.import_marian(folder, out, sentences, languages)
+            differing = marian_npz_import.differing_options(folder)
         else:
             found = marian_import.import_model(folder, out, sentences, languages)
             proof = f"Proof: {found}"
-            unheeded = unheeded_settings(folder)
-        for each in unheeded:
+            differing = differing_settings(folder)
+        for each in differing:
             print(f"Warning: {each}", file=sys.stderr)
     print(f"The model is in {out}.")
     print(f"{proof}.")

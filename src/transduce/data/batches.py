@@ -226,7 +226,7 @@ MAX_LENGTH = 2**20
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
 AUGMENTED_PAIRS = 2**17
-"""The same in training with augmentation, which waits for the first of these parts."""
+"""The same with augmentation: training waits until the first part is changed."""
 
 Item = TypeVar("Item")
 Indices = Integer[np.ndarray, " _"]
@@ -332,7 +332,7 @@ class Batcher:
         for planned in _in_parts(pairs):
             batches = self._batches(planned)
             batches = [batches[i] for i in random.permutation(len(batches))]
-            batches = self._mixed(batches)
+            batches = self._in_even_order(batches)
             bounds = list(pairwise(self._update_bounds(batches)))
             for start, end in bounds[first:]:
                 yield self._update(batches[start:end])
@@ -365,22 +365,22 @@ class Batcher:
             plan = Batcher(changed.pairs, self._config, self._seed)
             drawn = part[changed.numbers]
             updates = plan._exactly(
-                num_updates, (epoch, number), partial(self._mixed, drawn=drawn)
+                num_updates, (epoch, number), partial(self._in_even_order, drawn=drawn)
             )
             for update in islice(updates, first, None):
                 pairs = drawn[np.concatenate(update.batches)]
                 yield replace(update, corpus_pairs=self._corpus_pairs(pairs))
             first = 0
 
-    def _mixed(
+    def _in_even_order(
         self,
         batches: list[Integer[np.ndarray, " _"]],
         drawn: Integer[np.ndarray, " pairs"] | None = None,
     ) -> list[Integer[np.ndarray, " _"]]:
         """Put batches into an order in which the shares of a mixture are even.
 
-        `drawn` are the pairs of the corpora behind the pairs that batches index, if
-        they are others.
+        `drawn` has the number in the corpora of each pair that batches index; without,
+        batches have these numbers.
         """
         if self.mixture is None:
             return batches
@@ -407,13 +407,13 @@ class Batcher:
 
         It is at most half of the pairs, as many as are left if all are joined.
         """
-        return max(min(round(max(self._shares(pairs))), len(pairs) // 2), 1)
+        return max(min(round(max(self._num_budgets(pairs))), len(pairs) // 2), 1)
 
     def _exactly(
         self,
         number: int,
         place: tuple[int, ...],
-        mixed: Callable[[list[Indices]], list[Indices]],
+        in_even_order: Callable[[list[Indices]], list[Indices]],
     ) -> Iterator[Update]:
         """Yield all pairs in exactly `number` updates, which are equally full."""
         sequence = np.random.SeedSequence(self._seed, spawn_key=place)
@@ -422,8 +422,9 @@ class Batcher:
         while len(batches) < number:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
             batches[largest : largest + 1] = np.array_split(batches[largest], 2)
-        batches = mixed([batches[i] for i in random.permutation(len(batches))])
-        filled = np.cumsum([0.0, *(max(self._shares(batch)) for batch in batches)])
+        batches = [batches[i] for i in random.permutation(len(batches))]
+        batches = in_even_order(batches)
+        filled = np.cumsum([0.0, *(max(self._num_budgets(batch)) for batch in batches)])
         ends = np.searchsorted(filled, np.linspace(0, filled[-1], number + 1)[1:-1])
         # Each update has at least one batch.
         least = np.arange(1, number)
@@ -432,8 +433,8 @@ class Batcher:
         for start, end in pairwise([0, *ends.tolist(), len(batches)]):
             yield self._update(batches[start:end])
 
-    def _shares(self, pairs: Integer[np.ndarray, " _"]) -> tuple[float, float]:
-        """Return how many updates some pairs fill, by the tokens of each side."""
+    def _num_budgets(self, pairs: Integer[np.ndarray, " _"]) -> tuple[float, float]:
+        """Return how many updates the tokens of each side of some pairs fill."""
         source, target = self._lengths(pairs)
         return (
             float(source.sum()) / self._config.source_tokens,

@@ -4,7 +4,8 @@ Each corpus of a mixture has a weight, which is its share of the training pairs 
 epoch. Stages change the weights at given updates. Within a stage, all pairs of a corpus
 are drawn once, in random order, before one is drawn again. What an epoch draws depends
 only on the seed, the number of the epoch and the stage, so a resumed training draws the
-same.
+same. `Batcher` draws the pairs of an epoch (`draw`), sorts them into batches, and puts
+these into the order of `in_even_order`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,9 +258,9 @@ class CorpusMixture:
     def draw(self, epoch: int, stage: Stage, seed: int) -> Integer[np.ndarray, " _"]:
         """Return the indices of an epoch's pairs, corpus by corpus.
 
-        The pairs of a corpus form an endless sequence of random passes, of which each
-        epoch of a stage takes the next part. Another stage, whose epochs take other
-        numbers of pairs, goes on at another place of the sequence.
+        The pairs of a corpus form an endless sequence of random passes. Epoch n takes
+        its n-th part; parts are as long as the stage's draws, so that another stage
+        continues at another place of the sequence.
         """
         parts = [
             start + _passes(size, epoch * draws, draws, (seed, number))
@@ -274,30 +275,30 @@ class CorpusMixture:
         places = np.searchsorted(self._starts, indices, side="right") - 1
         return tuple(np.bincount(places, minlength=len(self._sizes)).tolist())
 
-    def in_even_order(self, groups: Sequence[Integer[np.ndarray, " _"]]) -> list[int]:
-        """Return an order of groups of pairs in which the shares are even throughout.
+    def in_even_order(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list[int]:
+        """Return an order of batches that keeps the shares of corpora even throughout.
 
-        The groups come in random order, and mostly keep it: the next is that of the
-        first `CANDIDATES` left with which the shares so far are nearest to those of all
-        groups. Otherwise batches of short sentences, which have many pairs, would let
-        the shares vary.
+        The batches come in random order. The next one is chosen from the first
+        `CANDIDATES` that are left: the one that brings the shares so far nearest to
+        those of all batches. In random order the shares would vary, because batches of
+        short sentences have many pairs.
         """
-        counts = np.array([self.count(group) for group in groups], dtype=float)
+        counts = np.array([self.count(batch) for batch in batches], dtype=float)
         totals = counts.sum(axis=1, keepdims=True)
         excess = counts - totals * (counts.sum(axis=0) / counts.sum())
-        candidates, order = list(range(min(CANDIDATES, len(groups)))), list[int]()
+        candidates, order = list(range(min(CANDIDATES, len(batches)))), list[int]()
         so_far = np.zeros(len(self.names))
-        for following in range(len(candidates), len(groups) + len(candidates)):
+        for following in range(len(candidates), len(batches) + len(candidates)):
             distances = np.abs(so_far + excess[candidates]).max(axis=1)
             chosen = candidates.pop(int(distances.argmin()))
             so_far += excess[chosen]
             order.append(chosen)
-            if following < len(groups):
+            if following < len(batches):
                 candidates.append(following)
         return order
 
     def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
-        """Divide an epoch, as long as its corpora together, by the weights."""
+        """Return each corpus's pairs in an epoch, which has as many as all together."""
         if not weights:
             return self._sizes
         shares = np.array([weights.get(name, 0.0) for name in self.names])

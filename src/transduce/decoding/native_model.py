@@ -264,7 +264,9 @@ class NativeDecoder:
         """Append the sentences of another decoder of the same model."""
         check(self._api.decoder_join(self.handle, other.handle))
 
-    def restrict(self, candidates: Sequence[Int32[np.ndarray, " _"] | None]) -> None:
+    def set_candidates(
+        self, candidates: Sequence[Int32[np.ndarray, " _"] | None]
+    ) -> None:
         """Let each sentence choose among its candidates, which have rising ids.
 
         Logits of other tokens are minus infinity from now on. None allows all tokens.

@@ -1,7 +1,7 @@
 """Decoding among the candidates of a shortlist.
 
-Log-probabilities are then normalized over the candidates of a sentence, which depend on
-its source alone. So do its translations, whatever other sentences are in a batch.
+Log-probabilities are then normalized over the candidates of a sentence. These depend on
+its source alone, and so its translations do not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Candidates = Int32[np.ndarray, " _"] | None
 """Tokens that may come next, by rising id; None for the whole vocabulary."""
 
 
-def restricted(
+def with_candidates(
     decoder: JoinableDecoder, candidates: Sequence[Candidates]
 ) -> JoinableDecoder:
     """Let each sentence of a decoder choose among its candidates.
@@ -27,9 +27,9 @@ def restricted(
     candidates.
     """
     if isinstance(decoder, Ensemble):
-        return Ensemble([restricted(each, candidates) for each in decoder.members])
+        return Ensemble([with_candidates(each, candidates) for each in decoder.members])
     if isinstance(decoder, NativeDecoder):
-        decoder.restrict(candidates)
+        decoder.set_candidates(candidates)
         return decoder
     return ShortlistedDecoder(decoder, candidates)
 

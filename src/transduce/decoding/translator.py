@@ -38,7 +38,7 @@ from transduce.decoding.search import (
     JoinableDecoder,
     require_numbers,
 )
-from transduce.decoding.shortlisted import Candidates, restricted
+from transduce.decoding.shortlisted import Candidates, with_candidates
 from transduce.decoding.translations import (
     EMPTY,
     WINDOW_LINES,
@@ -822,7 +822,8 @@ def _start_search(
     sums_attention = config.coverage_penalty > 0
     decoder = _encode(models, parts, sum_attention=sums_attention)
     if config.shortlist and models[0].shortlist is not None:
-        decoder = restricted(decoder, _candidates(models[0].shortlist, parts, config))
+        candidates = _candidates(models[0].shortlist, parts, config)
+        decoder = with_candidates(decoder, candidates)
     coverage: Coverage | None = None
     if sums_attention:
         assert isinstance(decoder, CoverageDecoder)
@@ -838,9 +839,9 @@ def _candidates(
 ) -> list[Candidates]:
     """Return the tokens among which each part chooses.
 
-    It chooses among all of them after a prefix, and if so few candidates could all be
-    excluded before the least length. They depend on the part alone, so that its
-    translation does, too.
+    None stands for all tokens: after a prefix, and for a part with so few candidates
+    that all could be excluded. Candidates depend on the part alone, and so does its
+    translation.
     """
     # Unlike the paper: a shortlist as an option, for speed; the softmax of
     # section 3.4 is then over some hundred tokens.

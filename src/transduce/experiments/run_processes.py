@@ -1,7 +1,8 @@
 """Trainings of an experiment in processes of their own, several at a time.
 
 The state of a run is what its processes have written, so an experiment can be killed
-and resumed at any time.
+and resumed at any time: a run that has begun is continued by `train --resume`
+(`PresetRun.training_options`).
 """
 
 import ctypes

@@ -2,7 +2,8 @@
 
 The run has the model's tokenizer, sizes, languages and search, and keeps a copy of the
 model in its folder `START`. Its optimizer starts anew, unless the model is of a run
-whose optimizer is to be continued.
+whose optimizer is to be continued. `train --resume`, by contrast, continues a run in
+its own folder, with its corpus and settings (`pipeline.resume`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,9 @@
 """Table 2 trained: its systems on one corpus, at one size or cost (section 6.1).
 
 All systems share the text, the search, the metric and the accounting of cost; each has
-the tokenizer and the training recipe of its preset.
+the tokenizer and the training recipe of its preset. Each training and each translation
+is a process (`run_processes`): after an interruption, `SystemExperiment.next_command`
+continues a training that has begun by `train --resume`, and starts a translation over.
 """
 
 import math
@@ -66,7 +68,7 @@ MEAN_LENGTH = 27
 CHARACTERS_A_PIECE = 5
 """Approximate number of characters of a sub-word, for the length of a sentence in
 characters."""
-MATCHED = 0.02
+MATCH_TOLERANCE = 0.02
 """Relative difference of two numbers of parameters that counts as equal."""
 WIDTH_STEP = 64
 """Widths are tried as multiples of 1 / WIDTH_STEP of the preset's."""
@@ -220,7 +222,7 @@ def _sized(config: RunConfig) -> ArchitectureConfig:
 def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
     """Scale the widths so that the number of parameters is closest to a target."""
     model = _sized(config)
-    if abs(num_parameters(model) - target) <= MATCHED * target:
+    if abs(num_parameters(model) - target) <= MATCH_TOLERANCE * target:
         return config.model
     widths = set()
     for step in range(1, MOST_WIDENED * WIDTH_STEP + 1):
@@ -419,9 +421,9 @@ def _require_same(
                 f"{recorded.get(name)}, but {requested[name]} is requested; give the "
                 "same, or choose another folder."
             )
-    for system, asked in requested["systems"].items():
-        known = recorded["systems"].get(system, asked)
-        for name, value in asked.items():
+    for system, new in requested["systems"].items():
+        known = recorded["systems"].get(system, new)
+        for name, value in new.items():
             if name in known and known[name] != value:
                 raise ConfigError(
                     f"{folder}: `{name}` of {system} in this folder is "
@@ -480,7 +482,7 @@ class SystemResult:
     """Learning curve of the first seed; empty for an ensemble."""
 
     def reached(self, bits: float) -> CurvePoint | None:
-        """Return the first checkpoint at which the dev text takes at most this."""
+        """Return the first checkpoint at which a character takes at most these bits."""
         return next((point for point in self.curve if point.bits <= bits), None)
 
 

@@ -41,8 +41,8 @@ USUAL: dict[str, tuple[tuple[object, ...], str]] = {
     "guidance_scale": ((None, 1), "there is no such guidance here"),
     "watermarking_config": ((None,), "translations have no watermark"),
 }
-"""Settings that are not obeyed, each with its values that change nothing, and what to
-use instead."""
+"""Settings that are not applied as in the library: the values for which that has no
+effect, and what to use instead."""
 
 
 def whole(
@@ -191,30 +191,29 @@ def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def unheeded_settings(folder: Path) -> list[str]:
-    """Return a sentence for each generation setting that is not obeyed."""
+def differing_settings(folder: Path) -> list[str]:
+    """Return a sentence for each setting that is not applied as in the library."""
     path = _file(folder)
     content = read_json(path)
-    unheeded = {
+    differing = {
         name: instead
         for name, (usual, instead) in USUAL.items()
         if content.get(name) not in usual
     }
-    unheeded |= _other_ids(folder, content)
+    differing |= _other_ids(folder, content)
     if content.get("forced_eos_token_id") not in (None, content.get("eos_token_id")):
-        unheeded["forced_eos_token_id"] = "translations end by the end token only"
+        differing["forced_eos_token_id"] = "translations end by the end token only"
     has_restrictions = bool(_restrictions(content, (), path))
     if has_restrictions and content.get("renormalize_logits"):
-        unheeded["renormalize_logits"] = "tokens that are left keep their probabilities"
+        differing["renormalize_logits"] = "tokens that remain keep their probabilities"
     is_greedy = content.get("num_beams") in (None, 1)
     penalty = content.get("repetition_penalty")
     if is_greedy and penalty not in (None, 1):
-        unheeded["repetition_penalty"] = (
-            "it is obeyed for log-probabilities, where the library's greedy search has "
-            "it for logits"
+        differing["repetition_penalty"] = (
+            "it applies to log-probabilities, in the library's greedy search to logits"
         )
     return [
-        f"{path}: `{name}` = {json.dumps(content[name])} is not obeyed as there; "
-        f"{instead}."
-        for name, instead in unheeded.items()
+        f"{path}: `{name}` = {json.dumps(content[name])} is not applied as in the "
+        f"library; {instead}."
+        for name, instead in differing.items()
     ]

@@ -35,7 +35,7 @@ from transduce.interop.generation_settings import (
     read_search,
     whole,
 )
-from transduce.interop.marian import (
+from transduce.interop.marian_export import (
     NORM_EPSILON,
     HuggingFaceModel,
     halved,
@@ -66,7 +66,7 @@ SEPARATE = "separate_vocabs"
 """Setting of a tokenizer with two vocabularies."""
 END = SPECIAL_PIECES[EOS]
 MAX_PADDING = 255
-"""Most rows of embeddings behind the pieces."""
+"""Most rows of the embeddings that follow those of the pieces."""
 TARGET_TOKEN = re.compile(r">>[^<>]+<<")
 """Pattern of a token that names the target's language."""
 ACTIVATIONS: dict[object, Activation] = {
@@ -82,8 +82,8 @@ FIXED = {
 }
 """Settings with only one supported value."""
 SHARED, TIED = "share_encoder_decoder_embeddings", "tie_word_embeddings"
-"""Whether source and target have one embedding, and whether the output has its."""
-NOT_SAID = {
+"""Whether source and target share one embedding, and whether the output has it too."""
+DEFAULTS = {
     "model_type": None,
     "scale_embedding": False,
     "dropout": 0.1,
@@ -92,11 +92,12 @@ NOT_SAID = {
     SHARED: True,
     TIED: True,
 }
-"""Defaults of the library that differ from the supported values."""
+"""Values of settings that `config.json` leaves out, as the library has them."""
 EQUAL = {
     "decoder_attention_heads": "encoder_attention_heads",
     "decoder_ffn_dim": "encoder_ffn_dim",
 }
+"""Settings of the decoder, and those of the encoder that they must equal."""
 
 
 Vocabularies = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
@@ -123,11 +124,11 @@ class MarianSettings:
     languages: LanguagesConfig
     """Languages that the folder names; None where it names none."""
     vocab_size: int
-    """Rows of Marian's embedding of sources; those behind its pieces are left out."""
+    """Rows of Marian's embedding of sources; those after its pieces are left out."""
     target_vocab_size: int
     """Rows of Marian's embedding of targets."""
     is_shared: bool
-    """Whether source and target have one embedding there."""
+    """Whether source and target have one embedding in Marian."""
     is_tied: bool
     """Whether the output has the embedding of the target."""
     added: Mapping[str, int]
@@ -145,7 +146,7 @@ def read_settings(folder: Path) -> MarianSettings:
     Raises `RequestError` for unsupported settings, `CheckpointError` if damaged.
     """
     path = folder / SETTINGS
-    content = NOT_SAID | read_json(path)
+    content = DEFAULTS | read_json(path)
     for name, known in FIXED.items():
         _require_one_of((known,), content, name, path)
     _require_one_of(ACTIVATIONS, content, "activation_function", path)
@@ -199,7 +200,7 @@ def _flag(content: Mapping[str, object], name: str, path: Path) -> bool:
 def _target_vocab_size(
     content: Mapping[str, object], path: Path, *, has_two: bool
 ) -> int:
-    """Return the rows of the target's embedding, which one vocabulary determines."""
+    """Return the number of rows of the target's embedding."""
     if not has_two and content.get("decoder_vocab_size") is not None:
         known = (content.get("vocab_size"),)
         _require_one_of(known, content, "decoder_vocab_size", path)
@@ -222,7 +223,7 @@ def _one_vocabulary(
 ) -> Vocabularies:
     """Return Marian's ids by this package's: the three special ones first.
 
-    Embeddings may have more rows than there are pieces, as of a multiple of 64.
+    Embeddings may have more rows than there are pieces, such as a multiple of 64.
     """
     path = folder / SETTINGS
     special = [whole(content, name, path, least=0) for name in SPECIAL]
@@ -604,7 +605,7 @@ def _embeddings(
 ) -> dict[str, Tensor]:
     """Return the matrices of source, target and output by this package's names.
 
-    One that is equal to an earlier one has no name. That of the output is the last.
+    A matrix equal to an earlier one is left out. The output's is the last one.
     """
     tied = (OUTPUT,) if settings.is_tied else ()
     source_names: tuple[str, ...] = READ[:1]

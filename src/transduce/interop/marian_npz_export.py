@@ -40,8 +40,8 @@ from transduce.interop.export import (
     require_plain_attention,
     require_text,
 )
-from transduce.interop.marian import NORM_EPSILON, USUAL_LENGTH, halved
-from transduce.interop.marian_npz import (
+from transduce.interop.marian_export import NORM_EPSILON, USUAL_LENGTH, halved
+from transduce.interop.marian_npz_import import (
     DECODER,
     END,
     OPTIONS,

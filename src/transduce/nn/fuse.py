@@ -44,7 +44,7 @@ from transduce.nn.dropout import (
 )
 from transduce.nn.layers import (
     Heads,
-    Layers,
+    StackSettings,
     has_layer_stack,
     has_native_attention,
     layer_stack,
@@ -242,7 +242,9 @@ class FusedEncoderStack(EncoderStack):
     ) -> Float[Tensor, "batch source d_model"]:
         if is_one_call(self, x, None):
             own_mask = _self_mask(self, x, mask)
-            return layer_stack(x, own_mask, None, layers_of(self), weights_of(self))
+            return layer_stack(
+                x, own_mask, None, stack_settings(self), weights_of(self)
+            )
         return super().forward(x, mask)
 
 
@@ -258,9 +260,9 @@ class FusedDecoderStack(DecoderStack):
     ) -> Float[Tensor, "batch target d_model"]:
         whole = Memory(states=memory, mask=memory_mask)
         if is_one_call(self, x, whole):
-            layers, weights = layers_of(self), weights_of(self)
+            settings, weights = stack_settings(self), weights_of(self)
             self_mask = _self_mask(self, x, self_mask)
-            return layer_stack(x, self_mask, whole, layers, weights)
+            return layer_stack(x, self_mask, whole, settings, weights)
         return super().forward(x, memory, self_mask, memory_mask)
 
 
@@ -292,7 +294,7 @@ def is_one_call(
         len(stack) > 0
         and all(map(_is_supported, stack))
         and not _is_in_blocks(stack, x)
-        and has_layer_stack(x, memory, layers_of(stack))
+        and has_layer_stack(x, memory, stack_settings(stack))
         and all(_is_plain(module, stack.training) for module in stack.modules())
         and _is_uniform(stack)
     )
@@ -356,12 +358,12 @@ def _is_uniform(stack: Stack) -> bool:
     )
 
 
-def layers_of(stack: Stack) -> Layers:
+def stack_settings(stack: Stack) -> StackSettings:
     """Return the settings that all layers of a stack share."""
     [first, *_] = stack
     attention, network = _attention_of(first), first.feed_forward
     residual = first.after_feed_forward
-    return Layers(
+    return StackSettings(
         count=len(stack),
         d_ff=network.inner.out_features,
         heads=heads_of(attention),

@@ -165,7 +165,7 @@ def _run_attention(function: Any, attention: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class StackSettings:
     """Settings that all layers of a stack share."""
 
     count: int
@@ -182,7 +182,7 @@ class Layers:
 def has_layer_stack(
     x: Float[Tensor, "batch queries d_model"],
     memory: Memory | None,
-    layers: Layers,
+    layers: StackSettings,
 ) -> bool:
     """Whether the native stack exists for these inputs and is the fastest."""
     keys = [] if layers.is_recurrent else [x]
@@ -197,7 +197,7 @@ def has_layer_stack(
     )
 
 
-def _has_attention(x: Tensor, keys: Tensor, layers: Layers) -> bool:
+def _has_attention(x: Tensor, keys: Tensor, layers: StackSettings) -> bool:
     return has_native_attention(x, keys, layers.heads, layers.attention_dropout)
 
 
@@ -206,7 +206,7 @@ def _is_autocast() -> bool:
     return torch.is_autocast_enabled("cpu")
 
 
-def _fits_bf16(layers: Layers) -> bool:
+def _fits_bf16(layers: StackSettings) -> bool:
     heads = layers.heads
     widths = (layers.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
     return (
@@ -220,7 +220,7 @@ def layer_stack(
     x: Float[Tensor, "batch queries d_model"],
     mask: Bool[Tensor, "#batch 1 #queries queries"] | None,
     memory: Memory | None,
-    layers: Layers,
+    layers: StackSettings,
     weights: Sequence[Tensor],
 ) -> Float[Tensor, "batch queries d_model"]:
     """Return the output of the last layer for the input x.
@@ -247,7 +247,7 @@ class _LayerStack(torch.autograd.Function):
         mask: Tensor | None,
         memory: Tensor | None,
         memory_mask: Tensor | None,
-        layers: Layers,
+        layers: StackSettings,
         kept: int,
         *weights: Tensor,
     ) -> Tensor:
@@ -305,7 +305,7 @@ class _LayerStack(torch.autograd.Function):
         return grad_x, None, grad_memory, None, None, None, *_split(total, weights)
 
 
-def _new_stack(x: Tensor, memory: Tensor | None, layers: Layers) -> Any:
+def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
     """Return a `td_stack` with its sizes and rates."""
     batch, length, d_model = x.shape
     threads = torch.get_num_threads()

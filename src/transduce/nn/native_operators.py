@@ -122,8 +122,8 @@ def unchanged_weights() -> Iterator[None]:
 def packed_once(weight: Tensor, size: int, pack: Callable[[Tensor], None]) -> Tensor:
     """Return `size` bf16 elements that `pack` has filled for this weight.
 
-    Of several weights that are packed together, pass the first. Only packed parameters
-    are cached: other tensors are new in each call.
+    Of several weights that are packed together, pass the first. Only parameters are
+    cached: other tensors are new in each call.
     """
     cached = _cache.get() if isinstance(weight, nn.Parameter) else None
     key = (weight.data_ptr(), size)

@@ -105,7 +105,7 @@ def _recurrence(candidate: Tensor, forget: Tensor, cells: Tensor) -> Any:
     )
 
 
-# Compiled, its loop would make a graph of its own for each number of steps.
+# Compiled, the loop of `_prefix_sum` would need a graph for each number of its steps.
 @torch.compiler.disable  # type: ignore[untyped-decorator] # torch's own
 def scan(
     forget: Float[Tensor, "batch length d_model"],
@@ -117,7 +117,7 @@ def scan(
 
 
 class _Scan(torch.autograd.Function):
-    """The scan, which keeps two tensors for the backward pass: another scan."""
+    """Scan whose backward pass is a scan from the last position to the first."""
 
     @staticmethod
     def forward(ctx: Any, forget: Tensor, addend: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         forget, cells = ctx.saved_tensors
-        # From the last position back: g_t = dL/dc_t + f_(t+1) * g_(t+1).
+        # g_t = dL/dc_t + f_(t+1) * g_(t+1)
         next_forget = functional.pad(forget[:, 1:], (0, 0, 0, 1))
         grad = _prefix_sum(next_forget.flip(1), gradients[0].flip(1)).flip(1)
         before = functional.pad(cells[:, :-1], (0, 0, 1, 0))
@@ -142,11 +142,11 @@ def _prefix_sum(
 ) -> Float[Tensor, "batch length d_model"]:
     """Return the cells of all positions, without gradients.
 
-    After each step a sum covers twice as many positions, the last of which is its own.
+    After each step the sum of a position covers twice as many positions up to it.
     """
     factor, total, reach = forget, addend, 1
     while reach < addend.size(1):
-        # Before the first position there is nothing: sums are 0, and factors any.
+        # Padding before the first position has the sum 0, so its factor has no effect.
         earlier = functional.pad(total[:, :-reach], (0, 0, reach, 0))
         total = total + factor * earlier
         factor = factor * functional.pad(factor[:, :-reach], (0, 0, reach, 0))

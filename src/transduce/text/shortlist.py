@@ -47,8 +47,8 @@ SURPLUS = 4
 other direction may reorder them. At least `PER_PIECE` count as kept, so that a smaller
 shortlist is the beginning of a larger one."""
 MAX_PIECES = 200
-"""Pieces of a side above which a sentence pair is left out: it takes long, and says
-little about which piece translates which."""
+"""Pieces of a side above which a sentence pair is left out: it takes long, and tells
+little about which piece is translated by which."""
 MAX_LINKS = 2**25
 """Maximum number of pairs of pieces in the same sentence pair that are learned from
 without the native library. Of a larger corpus, sentence pairs are taken evenly."""
@@ -76,8 +76,8 @@ class Shortlist:
     ends: Int64[np.ndarray, " vocab"]
     """Number of entries of `targets` up to the last of each source piece."""
     target_vocab_size: int
-    """Number of pieces that a translation may have, the first ones: all of them, unless
-    source and target have vocabularies of their own."""
+    """Number of pieces that translations may have: the first ones of the vocabulary, or
+    all if source and target share it."""
     targets: Int32[np.ndarray, " entries"]
     """Targets of each source piece, likeliest first."""
     tokenizer: str
@@ -105,7 +105,7 @@ class Shortlist:
     ) -> Int32[np.ndarray, " candidates"]:
         """Return the candidates of a sentence, by rising id.
 
-        `base` is the result of `base()`, if it is there already.
+        Callers with many sentences pass the result of `base()`.
         """
         is_candidate = (self.base() if base is None else base).copy()
         is_candidate[list(source)] = True

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transduce.architectures.config import RecurrentConfig, num_parameters
 from transduce.architectures.interface import CachedState, TransductionModel
 from transduce.architectures.models import build
-from transduce.architectures.recurrent import RecurrentModel, attention_of
+from transduce.architectures.recurrent import RecurrentModel, build_attention
 from transduce.architectures.recurrent_layers import (
     Attention,
     RecurrentLayer,
@@ -314,7 +314,7 @@ def attend(attention: Attention, query: Array, states: list[Array]) -> Array:
 )
 def test_attention_computes_the_equations_of_its_score(kind) -> None:
     config = replace(SMALL, attention=kind, attention_width=7)
-    attention = attention_of(config)
+    attention = build_attention(config)
     initialize_uniform(attention, 0.7)
     states, query = torch.randn(1, 5, 12), torch.randn(1, 2, 12)
     memory = RecurrentMemory(

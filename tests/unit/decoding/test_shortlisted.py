@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from transduce.decoding.search import Ensemble
-from transduce.decoding.shortlisted import Candidates, ShortlistedDecoder, restricted
+from transduce.decoding.shortlisted import (
+    Candidates,
+    ShortlistedDecoder,
+    with_candidates,
+)
 
 VOCAB = 7
 LISTS: list[Candidates] = [
@@ -73,7 +77,7 @@ def test_logits_of_candidates_do_not_change(as_tensor: bool) -> None:
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_an_ensemble_normalizes_over_the_candidates(as_tensor: bool) -> None:
     members = [Known([1, 2, 3], as_tensor), Known([1, 1, 1], as_tensor)]
-    decoder = restricted(Ensemble(members), LISTS)
+    decoder = with_candidates(Ensemble(members), LISTS)
     found = np.asarray(decoder.step(np.zeros((3, 1), dtype=np.int64)))
     sums = np.exp(found).sum(axis=-1)
     assert sums == pytest.approx(np.ones((3, 1)), abs=1e-6)

@@ -12,7 +12,7 @@ import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
-from transduce.interop import marian as to_marian
+from transduce.interop import marian_export as to_marian
 from transduce.interop.marian_import import import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries

@@ -12,12 +12,13 @@ import torch
 
 import marian_npz
 from transduce.checkpoint import Checkpoint, load_model
+from transduce.cli.export import MODULES
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
 from transduce.interop.export import GreedyOutput, ProofError, prove
-from transduce.interop.marian_npz import import_marian
+from transduce.interop.marian_npz_import import import_marian
 from transduce.interop.portable_tokenizer import portable_tokenizer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -57,7 +58,7 @@ def make_checkpoint(tokenizer):
 
 
 def export(target, checkpoint, folder):
-    module = import_module(f"transduce.interop.{target}")
+    module = import_module(f"transduce.interop.{MODULES.get(target, target)}")
     # In a traced model sizes are not Python integers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:

@@ -8,8 +8,8 @@ import pytest
 
 from transduce.checkpoint import Checkpoint
 from transduce.errors import CheckpointError, RequestError
-from transduce.interop.generation_settings import read_search, unheeded_settings
-from transduce.interop.marian import export
+from transduce.interop.generation_settings import differing_settings, read_search
+from transduce.interop.marian_export import export
 from transduce.search_config import SearchConfig
 
 IDS = (9, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -46,7 +46,7 @@ def test_settings_of_search_are_obeyed(
 ) -> None:
     folder = folder_of(tmp_path, **settings)
     assert read_search(folder, IDS) == SearchConfig(**{**BEAMS, **expected})
-    assert unheeded_settings(folder) == []
+    assert differing_settings(folder) == []
 
 
 def test_restrictions_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
@@ -63,35 +63,38 @@ def test_lengths_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
 def test_special_ids_that_differ_from_the_model_are_reported(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, decoder_start_token_id=5)
     (folder / "config.json").write_text('{"eos_token_id": 0, "pad_token_id": 9}')
-    assert unheeded_settings(folder) == []
+    assert differing_settings(folder) == []
     (folder / "config.json").write_text('{"decoder_start_token_id": 9}')
-    [unheeded] = unheeded_settings(folder)
+    [differing] = differing_settings(folder)
     assert (
-        "`decoder_start_token_id` = 5 is not obeyed as there; the model's is 9"
-        in unheeded
+        "`decoder_start_token_id` = 5 is not applied as in the library; the model's is "
+        "9" in differing
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"do_sample": True}, "`do_sample` = true is not obeyed as there; `transduce"),
-        ({"num_beam_groups": 2}, "`num_beam_groups` = 2 is not obeyed"),
-        ({"forced_bos_token_id": 5}, "`forced_bos_token_id` = 5 is not obeyed"),
-        ({"forced_eos_token_id": 5}, "`forced_eos_token_id` = 5 is not obeyed"),
+        (
+            {"do_sample": True},
+            "`do_sample` = true is not applied as in the library; `transduce",
+        ),
+        ({"num_beam_groups": 2}, "`num_beam_groups` = 2 is not applied"),
+        ({"forced_bos_token_id": 5}, "`forced_bos_token_id` = 5 is not applied"),
+        ({"forced_eos_token_id": 5}, "`forced_eos_token_id` = 5 is not applied"),
         ({"encoder_no_repeat_ngram_size": 2}, "sources restrict nothing here."),
         (
             {"renormalize_logits": True, "no_repeat_ngram_size": 2},
-            "`renormalize_logits` = true is not obeyed as there; tokens that are left",
+            "`renormalize_logits` = true is not applied as in the library; tokens that",
         ),
-        ({"num_beams": 1, "repetition_penalty": 1.2}, "has it for logits."),
+        ({"num_beams": 1, "repetition_penalty": 1.2}, "greedy search to logits."),
     ],
     ids=str,
 )
 def test_other_settings_are_reported(tmp_path: Path, settings: dict, said: str) -> None:
-    [unheeded] = unheeded_settings(folder_of(tmp_path, **settings))
-    assert unheeded.startswith(f"{tmp_path}/generation_config.json: `")
-    assert said in unheeded
+    [differing] = differing_settings(folder_of(tmp_path, **settings))
+    assert differing.startswith(f"{tmp_path}/generation_config.json: `")
+    assert said in differing
 
 
 def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
         "bad_words_ids": [[9]], "max_length": 512, "guidance_scale": 1,
     }  # fmt: skip
-    assert unheeded_settings(folder_of(tmp_path, **settings)) == []
+    assert differing_settings(folder_of(tmp_path, **settings)) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_restrictions_of_an_exported_model_come_back(
     )  # fmt: skip
     checkpoint = replace(trained_checkpoint, search=search)
     export(checkpoint, tmp_path / "out", ["one two"])
-    assert unheeded_settings(tmp_path / "out") == []
+    assert differing_settings(tmp_path / "out") == []
     ids = range(checkpoint.tokenizer.vocab_size)
     found = read_search(tmp_path / "out", ids)
     assert found == replace(search, max_length=1_023)

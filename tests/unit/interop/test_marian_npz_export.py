@@ -16,8 +16,8 @@ import marian_npz
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import RequestError
 from transduce.interop.export import ProofError
-from transduce.interop.marian_npz import import_marian
 from transduce.interop.marian_npz_export import _decoder_settings, _npz, export
+from transduce.interop.marian_npz_import import import_marian
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 

@@ -13,7 +13,7 @@ from transduce.checkpoint import load_model, save_model
 from transduce.errors import CheckpointError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.interop import export
-from transduce.interop import marian as exporting
+from transduce.interop import marian_export as exporting
 from transduce.interop import marian_import as importing
 from transduce.interop.export import ProofError
 

@@ -12,7 +12,7 @@ import transduce
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop import marian, onnx
+from transduce.interop import marian_export, onnx
 from transduce.interop.marian_import import import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,7 +48,7 @@ def test_an_export_to_hugging_face_comes_back_weight_by_weight(
     imported: tuple[str, Checkpoint], tmp_path: Path
 ) -> None:
     _, checkpoint = imported
-    marian.export(checkpoint, tmp_path / "out", SENTENCES)
+    marian_export.export(checkpoint, tmp_path / "out", SENTENCES)
     import_model(tmp_path / "out", tmp_path / "again", SENTENCES)
     again = load_model(tmp_path / "again")
     assert again.config == checkpoint.config

@@ -13,11 +13,11 @@ import transduce
 from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
-from transduce.interop.marian_npz import (
+from transduce.interop.marian_npz_import import (
+    differing_options,
     import_marian,
     is_marian_folder,
     read_options,
-    unheeded_options,
 )
 from transduce.interop.portable_tokenizer import read_proto
 
@@ -332,6 +332,6 @@ def test_options_of_decoding_that_are_not_obeyed_are_reported(tmp_path: Path) ->
         "\ufeffword-penalty: 0.5\nshortlist:\n  - lex.gz\n  - 50\nn-best: false\n",
         encoding="utf-8",
     )
-    penalty, shortlist = unheeded_options(tmp_path)
-    assert "the option `word-penalty` = 0.5 is not obeyed as there" in penalty
+    penalty, shortlist = differing_options(tmp_path)
+    assert "the option `word-penalty` = 0.5 is not applied as in Marian" in penalty
     assert "`transduce shortlist` makes one" in shortlist

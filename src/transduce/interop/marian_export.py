@@ -63,8 +63,8 @@ NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
-KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
-"""Weights without a counterpart here: a zero bias, and the tied embedding."""
+WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
+"""Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
@@ -117,8 +117,8 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     search = checkpoint.search or SearchConfig()
     model.generation_config = GenerationConfig(
         num_beams=search.beam_size,
-        **_of_beams(search),
-        **_of_restrictions(search),
+        **_beam_settings(search),
+        **_restrictions(search),
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS], *map(list, search.bad_words)],
         pad_token_id=PAD,
@@ -130,22 +130,24 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected
     # Missing weights are computed, or tied to the embedding.
-    assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
+    assert all("embed" in name or name in WITHOUT_COUNTERPART for name in missing), (
+        missing
+    )
     model.tie_weights()
     return model
 
 
-def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
+def _beam_settings(search: SearchConfig) -> dict[str, float | bool]:
     """Return beam search settings, which the library rejects for greedy search."""
     if search.beam_size == 1:
         return {}
     # True ends search as a patience of 1 does here. "never" would continue while
     # something better is possible, sometimes to the last position.
-    is_over_soon = search.patience is not None
-    return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
+    stops_early = search.patience is not None
+    return {"length_penalty": _length_penalty(search), "early_stopping": stops_early}
 
 
-def _of_restrictions(search: SearchConfig) -> dict[str, float | int]:
+def _restrictions(search: SearchConfig) -> dict[str, float | int]:
     """Return restrictions of the next token that the search has."""
     found: dict[str, float | int] = {}
     if search.no_repeat_ngram:
@@ -168,7 +170,7 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
     return MarianConfig(
         vocab_size=config.vocab_size,
         decoder_vocab_size=config.target_vocab_size or config.vocab_size,
-        # The library ties the output with both embeddings, or no two of them.
+        # The library ties the output to both embeddings, or ties nothing.
         share_encoder_decoder_embeddings=_is_shared(config),
         tie_word_embeddings=config.tied_output,
         d_model=config.d_model,
@@ -299,7 +301,7 @@ class HuggingFaceModel:
         ).eval()
         self._source_ids = torch.tensor(source_ids)
         self._target_ids = torch.tensor(target_ids)
-        # Rows of the embeddings may have no id here.
+        # Some rows of the embeddings have no id here.
         unused = set(range(self._model.lm_head.out_features)) - set(target_ids)
         never = {target_ids[PAD], target_ids[BOS], *unused} - {target_ids[EOS]}
         self._model.generation_config = GenerationConfig(

@@ -32,7 +32,7 @@ from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json
 from transduce.interop.export import ProofError
-from transduce.interop.marian import halved
+from transduce.interop.marian_export import halved
 from transduce.interop.portable_tokenizer import Piece, read_proto, unigram_model
 from transduce.model.config import MAX, Activation, ModelConfig, Norm
 from transduce.search_config import SearchConfig
@@ -88,8 +88,8 @@ RECURRENT = {
     "transformer-rnn-projection": ("false",),
     "layer-normalization": ("false",),
 }
-"""The same, of models with a recurrent decoder."""
-CELL = "gru"
+"""The same for models with a recurrent decoder."""
+DEFAULT_CELL = "gru"
 """Marian's default for `dec-cell`."""
 USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "word-penalty": (("0", "0.0"), "`search.length_penalty` favours long ones"),
@@ -99,8 +99,8 @@ USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "n-best": (("false",), "`transduce translate --nbest` gives several"),
     "force-decode": (("false",), "`transduce translate --prefixes` is similar"),
 }
-"""Options of decoding that are not obeyed, each with its values that change nothing,
-and what to use instead."""
+"""Options of decoding that are not applied as in Marian: the values for which that has
+no effect, and what to use instead."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 ENTRY_BYTES = 4_096
@@ -368,9 +368,9 @@ def _numbers(content: Any, name: str, path: Path) -> Tensor:
 
 
 def _config(options: Options, path: Path) -> ModelConfig:
-    """Return the model's settings but those of its vocabularies."""
+    """Return the settings of the model, without those of its vocabularies."""
     is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
-    options = {"dec-cell": CELL, **options}
+    options = {"dec-cell": DEFAULT_CELL, **options}
     for name, known in {**FIXED, **(RECURRENT if is_recurrent else {})}.items():
         value = options.get(name, known[0])
         if value not in known:
@@ -452,7 +452,7 @@ def _whole(options: Options, name: str, path: Path, default: int | None = None) 
 
 
 def _arrangement(options: Options, path: Path) -> Norm:
-    """Return the place of the norms; `RequestError` for one that ours lack."""
+    """Return the place of the norms; `RequestError` for an unsupported one."""
     usual = ("", "dan", "")
     given = [str(options.get(n, d)) for n, d in zip(PLACES, usual, strict=True)]
     before, after, top = (each.replace("d", "") for each in given)
@@ -469,8 +469,8 @@ def _arrangement(options: Options, path: Path) -> Norm:
     return norm
 
 
-class _Rest:
-    """Arrays that are taken one by one, each with the shape that it must have."""
+class _UnreadArrays:
+    """Arrays that are taken out one by one, each with the shape that it must have."""
 
     def __init__(self, arrays: Arrays, path: Path) -> None:
         self._arrays = dict(arrays)
@@ -505,27 +505,27 @@ def _weights(
     arrays: Arrays, config: ModelConfig, vocabulary: "_Vocabulary", path: Path
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the settings of the model and its weights, in this package's order."""
-    rest, order = _Rest(arrays, path), halved(config.d_model).argsort()
+    unread, order = _UnreadArrays(arrays, path), halved(config.d_model).argsort()
     width, num_targets = config.d_model, len(vocabulary.target)
-    is_shared = "Wemb" in rest
+    is_shared = "Wemb" in unread
     if is_shared:
         if not vocabulary.is_one:
             raise CheckpointError(
                 f"{path}: source and target share their embedding, and must have one "
                 "vocabulary, but have two; the files are of different models."
             )
-        source = target = rest.take("Wemb", num_targets, width)
+        source = target = unread.take("Wemb", num_targets, width)
     else:
-        source = rest.take("encoder_Wemb", len(vocabulary.source), width)
-        target = rest.take("decoder_Wemb", num_targets, width)
+        source = unread.take("encoder_Wemb", len(vocabulary.source), width)
+        target = unread.take("decoder_Wemb", num_targets, width)
     output = None
-    if "decoder_ff_logit_out_Wt" in rest:
-        output = rest.take("decoder_ff_logit_out_Wt", num_targets, width)
-    elif "decoder_ff_logit_out_W" in rest:
-        output = rest.take("decoder_ff_logit_out_W", width, num_targets).T
+    if "decoder_ff_logit_out_Wt" in unread:
+        output = unread.take("decoder_ff_logit_out_Wt", num_targets, width)
+    elif "decoder_ff_logit_out_W" in unread:
+        output = unread.take("decoder_ff_logit_out_W", width, num_targets).T
     bias = torch.zeros(1, num_targets)
-    if "decoder_ff_logit_out_b" in rest:
-        bias = rest.take("decoder_ff_logit_out_b", 1, num_targets)
+    if "decoder_ff_logit_out_b" in unread:
+        bias = unread.take("decoder_ff_logit_out_b", 1, num_targets)
     config = replace(
         config,
         vocab_size=len(vocabulary.pieces),
@@ -544,19 +544,19 @@ def _weights(
         ours["output.weight"] = vocabulary.target_rows(output)[:, order]
     ours[f"{written}.bias"] = vocabulary.target_rows(bias.T)[:, 0]
     ours[f"{written}.bias"][[PAD, BOS]] = NEVER
-    ours |= _stacks(rest, config, order)
-    rest.require_empty()
+    ours |= _stacks(unread, config, order)
+    unread.require_empty()
     return config, {name: weight.contiguous() for name, weight in ours.items()}
 
 
 def _stacks(
-    rest: _Rest, config: ModelConfig, order: Tensor
+    unread: _UnreadArrays, config: ModelConfig, order: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of all layers, and of the norms after the last ones."""
     depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
     for stack, depth in depths.items():
         for i in range(depth):
-            layer = _layer(rest, config, f"{stack}_l{i + 1}", stack == "decoder")
+            layer = _layer(unread, config, f"{stack}_l{i + 1}", stack == "decoder")
             for name, weight, is_written in layer:
                 permuted = weight[order] if is_written else weight
                 if weight.dim() == 2 and not is_written:
@@ -564,18 +564,18 @@ def _stacks(
                 yield f"{stack}_layers.{i}.{name}", permuted
         if config.norm == "pre":
             for kind, theirs in (("weight", "scale"), ("bias", "bias")):
-                norm = rest.take(f"{stack}_top_ln_{theirs}", 1, config.d_model)[0]
+                norm = unread.take(f"{stack}_top_ln_{theirs}", 1, config.d_model)[0]
                 yield f"{stack}_norm.{kind}", norm[order]
 
 
 def _layer(
-    rest: _Rest, config: ModelConfig, prefix: str, is_decoder: bool
+    unread: _UnreadArrays, config: ModelConfig, prefix: str, is_decoder: bool
 ) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield names, weights, and whether these write to the model's width."""
     width, d_ff = config.d_model, config.d_ff
     kinds = {"self_attention": "self"}
     if is_decoder and config.decoder_self_attention == "ssru":
-        yield from _recurrence(rest, config, f"{prefix}_rnn")
+        yield from _recurrence(unread, config, f"{prefix}_rnn")
         kinds = {}
     if is_decoder:
         kinds["cross_attention"] = "context"
@@ -583,8 +583,8 @@ def _layer(
     def affine(name: str, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
         matrix, number = name[:-1], name[-1]
         bias = f"{prefix}_{matrix[:-1]}b{number}"
-        weight = rest.take(f"{prefix}_{name}", inputs, outputs).T
-        return weight, rest.take(bias, 1, outputs)[0]
+        weight = unread.take(f"{prefix}_{name}", inputs, outputs).T
+        return weight, unread.take(bias, 1, outputs)[0]
 
     for ours, theirs in kinds.items():
         query, key, value, written = (
@@ -596,39 +596,39 @@ def _layer(
             both = torch.cat([key[place], value[place]])
             yield f"{ours}.project_key_value.{kind}", both, False
             yield f"{ours}.project_output.{kind}", written[place], True
-        yield from _norm(rest, config, f"{prefix}_{theirs}_Wo", f"after_{ours}")
+        yield from _norm(unread, config, f"{prefix}_{theirs}_Wo", f"after_{ours}")
     inner, outer = affine("ffn_W1", width, d_ff), affine("ffn_W2", d_ff, width)
     for place, kind in enumerate(("weight", "bias")):
         yield f"feed_forward.inner.{kind}", inner[place], False
         yield f"feed_forward.outer.{kind}", outer[place], True
-    yield from _norm(rest, config, f"{prefix}_ffn_ffn", "after_feed_forward")
+    yield from _norm(unread, config, f"{prefix}_ffn_ffn", "after_feed_forward")
 
 
 def _recurrence(
-    rest: _Rest, config: ModelConfig, prefix: str
+    unread: _UnreadArrays, config: ModelConfig, prefix: str
 ) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield names and weights of a recurrent unit, as `_layer`.
 
     Its matrices both read the model's width and write to it.
     """
     width, order = config.d_model, halved(config.d_model).argsort()
-    gate = rest.take(f"{prefix}_Wf", width, width).T
-    candidate = rest.take(f"{prefix}_W", width, width).T
+    gate = unread.take(f"{prefix}_Wf", width, width).T
+    candidate = unread.take(f"{prefix}_W", width, width).T
     yield "recurrence.forget_gate.weight", gate[:, order], True
-    bias = rest.take(f"{prefix}_bf", 1, width)[0]
+    bias = unread.take(f"{prefix}_bf", 1, width)[0]
     yield "recurrence.forget_gate.bias", bias, True
     yield "recurrence.candidate.weight", candidate[:, order], True
     # Marian names the norm by the place where it computes it.
     place = prefix if config.norm == "pre" else f"{prefix}_ffn"
-    yield from _norm(rest, config, place, "after_recurrence")
+    yield from _norm(unread, config, place, "after_recurrence")
 
 
 def _norm(
-    rest: _Rest, config: ModelConfig, theirs: str, ours: str
+    unread: _UnreadArrays, config: ModelConfig, theirs: str, ours: str
 ) -> Iterator[tuple[str, Tensor, bool]]:
     ending = "_pre" if config.norm == "pre" else ""
     for kind, name in (("weight", "scale"), ("bias", "bias")):
-        norm = rest.take(f"{theirs}_ln_{name}{ending}", 1, config.d_model)[0]
+        norm = unread.take(f"{theirs}_ln_{name}{ending}", 1, config.d_model)[0]
         yield f"{ours}.norm.{kind}", norm, True
 
 
@@ -637,7 +637,7 @@ def _norm(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """Vocabulary of one language."""
+    """Vocabulary of source or target."""
 
     model: Path
     """Model of SentencePiece that cuts its text."""
@@ -839,12 +839,12 @@ def _number(options: Options, name: str, default: float, path: Path) -> float:
     return number
 
 
-def unheeded_options(folder: Path) -> list[str]:
-    """Return a sentence for each option of Marian's decoder that is not obeyed."""
+def differing_options(folder: Path) -> list[str]:
+    """Return a sentence for each decoding option that is not applied as in Marian."""
     options = _settings(folder)
     return [
-        f"{folder}: the option `{name}` = {_shown(options[name])} is not obeyed as "
-        f"there; {instead}."
+        f"{folder}: the option `{name}` = {_shown(options[name])} is not applied as in "
+        f"Marian; {instead}."
         for name, (usual, instead) in USUAL.items()
         if options.get(name, usual[0]) not in usual
     ]

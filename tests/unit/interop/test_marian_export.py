@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
 from transduce.checkpoint import load_model
+from transduce.cli.export import MODULES
 from transduce.decoding.torch_model import available, prepared
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import Grammar
-from transduce.interop import marian as exporting
+from transduce.interop import marian_export as exporting
 from transduce.interop import marian_import as importing
 from transduce.interop.marian_import import read_settings
 from transduce.search_config import SearchConfig
@@ -379,7 +380,7 @@ def test_an_imported_model_can_be_exported_and_imported_again(checkpoint, tmp_pa
 def test_an_imported_model_can_be_exported_to_other_targets(
     target, checkpoint, tmp_path
 ):
-    module = import_module(f"transduce.interop.{target}")
+    module = import_module(f"transduce.interop.{MODULES.get(target, target)}")
     # In a traced model sizes are not Python integers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:
