@@ -31,7 +31,7 @@ class Hardware:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context for `dtype`; it does nothing in fp32."""
-        # Unlike the paper: bf16 products, several times faster where supported.
+        # Unlike the paper: products in bf16, several times faster where supported.
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)

@@ -271,7 +271,7 @@ def _chosen_threads(environment: Mapping[str, str]) -> Iterator[Cores]:
             return
 
 
-def num_whole_cores() -> int | None:
+def num_physical_cores() -> int | None:
     """Return the number of physical cores this process may use; None if unknown.
 
     A second hardware thread on a core does not speed up matrix products.
@@ -498,7 +498,7 @@ def leave_a_core() -> None:
 @cache
 def _default_threads() -> int:
     """Return one thread per core, or what the environment sets."""
-    return min(filter(None, [usable_cores().number, num_whole_cores()]))
+    return min(filter(None, [usable_cores().number, num_physical_cores()]))
 
 
 @cache

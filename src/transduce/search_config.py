@@ -60,8 +60,8 @@ class SearchConfig:
     """Maximum length of a translation minus that of its source, in tokens."""
     max_length: int | None = None
     """Absolute maximum length of a translation in tokens, with the end token."""
-    # Unlike the paper: the next token may depend on the tokens before it by rules, as
-    # in other libraries, against loops and for forbidden words. By default it does not.
+    # Unlike the paper: options exclude tokens by rules, as in other libraries, against
+    # loops and for forbidden words.
     no_repeat_ngram: int = 0
     """No sequence of so many tokens occurs twice in a translation; 0 for no limit."""
     repetition_penalty: float = 1.0

@@ -19,7 +19,7 @@ from transduce.machine import (
     keep_freed_memory,
     may_have_gpu,
     memory_of_children,
-    num_whole_cores,
+    num_physical_cores,
     processor_flags,
 )
 
@@ -175,12 +175,12 @@ def test_the_features_of_a_processor_are_read(linux):
 def test_threads_of_one_core_count_once(tmp_path, monkeypatch, siblings, expected):
     monkeypatch.setattr("transduce.machine.CORES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(len(siblings)))
-    assert num_whole_cores() is None
+    assert num_physical_cores() is None
     for number, text in enumerate(siblings):
         folder = tmp_path / f"cpu{number}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{text}\n")
-    assert num_whole_cores() == expected
+    assert num_physical_cores() == expected
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import DeepAttConfig
 from transduce.architectures.interface import CachedState
+from transduce.architectures.recurrent_layers import reordered, reversed_order
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
 
@@ -123,11 +124,8 @@ class DeepAtt(nn.Module):
         """Encode sources, padded with id 0."""
         mask = source != PAD
         x = self.embedding(source)
-        reversed_order = _reversed_order(mask)
-        tops = [
-            self._column(x, reversed_order, number)
-            for number in range(self.config.columns)
-        ]
+        order = reversed_order(mask.sum(dim=1), source.size(1))
+        tops = [self._column(x, order, number) for number in range(self.config.columns)]
         values = self.project_top(torch.cat([*tops], dim=-1))
         return DeepAttMemory(
             values=values, keys=self.project_key(values), mask=mask[:, None, None]
@@ -136,15 +134,15 @@ class DeepAtt(nn.Module):
     def _column(
         self,
         x: Float[Tensor, "batch source embedding_width"],
-        reversed_order: Int[Tensor, "batch source"],
+        order: Int[Tensor, "batch source"],
         number: int,
     ) -> Float[Tensor, "batch source top"]:
-        """Return f and h of the top layer of a column."""
+        """Return f and h of the top layer of a column; `order` reverses the source."""
         f, h = x, x.new_zeros(*x.shape[:2], 0)
         for layer, module in enumerate(_layers(self.columns[number])):
             f = module.feed_forward(self._inputs(f, h) if layer else x)
             if self.reads_backwards(number, layer):
-                h = _in_order(module(_in_order(f, reversed_order)), reversed_order)
+                h = reordered(module(reordered(f, order)), order)
             else:
                 h = module(f)
         return torch.cat([h, f], dim=-1)
@@ -325,19 +323,3 @@ def _stack(config: DeepAttConfig, inputs: int, layers: int) -> nn.ModuleList:
 
 def _layers(stack: nn.Module) -> list[FastForwardLayer]:
     return [each for each in stack.children() if isinstance(each, FastForwardLayer)]
-
-
-def _reversed_order(
-    mask: Bool[Tensor, "batch source"],
-) -> Int[Tensor, "batch source"]:
-    """Return the positions of the tokens from last to first, then those of padding."""
-    places = torch.arange(mask.size(1), device=mask.device).expand_as(mask)
-    last = mask.sum(dim=1, keepdim=True) - 1
-    return torch.where(mask, last - places, places)
-
-
-def _in_order(
-    x: Float[Tensor, "batch source width"], order: Int[Tensor, "batch source"]
-) -> Float[Tensor, "batch source width"]:
-    """Return the rows of each source in another order; twice restores the first."""
-    return x.gather(1, order[..., None].expand(-1, -1, x.size(2)))

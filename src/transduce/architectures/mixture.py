@@ -29,6 +29,7 @@ from transduce.architectures.recurrent_layers import (
     TanhProductAttention,
     initialize_biases,
     initialize_uniform,
+    reordered,
     reversed_order,
 )
 from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
@@ -382,8 +383,8 @@ class MixtureRecurrent(nn.Module):
 
     # Appendix E gives this encoder 3 LSTM layers, and GNMT's 9, which is its number if
     # both directions of the lowest layer count. So two of the 3 are directions here.
-    # Unlike the paper: their outputs are added, because all layers are to have the same
-    # width. GNMT joins them; the appendix does not say.
+    # Unlike the paper: the outputs of both directions are added, because all layers are
+    # to have the same width. GNMT joins them; the appendix does not say.
 
     def __init__(self, config: MixtureRecurrentConfig) -> None:
         super().__init__()
@@ -418,10 +419,9 @@ class MixtureRecurrent(nn.Module):
         is_token = mask[:, 0, 0]
         x = self.dropout(self.embedding(source))
         order = reversed_order(is_token.sum(dim=1), source.size(1))
-        order = order[..., None].expand_as(x)
         forward, _ = self.forward_layer(x)
-        backward, _ = self.backward_layer(x.gather(1, order))
-        backward = backward.gather(1, order)
+        backward, _ = self.backward_layer(reordered(x, order))
+        backward = reordered(backward, order)
         x = x + self.dropout(forward) + self.dropout(backward)
         x = self._mix(x, self.encoder_mixture, is_token)
         for layer in self.upper_encoder:

@@ -224,8 +224,8 @@ class RecurrentEncoder(nn.Module):
         first_backward = None
         if self.backward_layer is not None:
             order = reversed_order(lengths, x.size(1))
-            backward, last = self.backward_layer(_gathered(x, order), None, until)
-            backward = _gathered(backward, order)
+            backward, last = self.backward_layer(reordered(x, order), None, until)
+            backward = reordered(backward, order)
             first_backward = backward[:, 0]
             states = torch.cat([states, backward], dim=-1)
         lasts = last[:, None]
@@ -238,15 +238,16 @@ class RecurrentEncoder(nn.Module):
 def reversed_order(
     lengths: Int[Tensor, " batch"], size: int
 ) -> Int[Tensor, "batch {size}"]:
-    """Return the indices that reverse each row within its length."""
+    """Return the indices that reverse each row within its length; padding stays."""
     index = torch.arange(size, device=lengths.device)[None]
     last = lengths[:, None] - 1
     return torch.where(index <= last, last - index, index)
 
 
-def _gathered(
+def reordered(
     x: Float[Tensor, "batch length width"], order: Int[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length width"]:
+    """Return the positions of each row in another order."""
     return x.gather(1, order[..., None].expand_as(x))
 
 

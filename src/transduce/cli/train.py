@@ -501,8 +501,8 @@ def train(
         large enough; otherwise the command suggests a preset. With --from, the default
         is adapt.
     from_
-        Trained model to start from: a run, a model folder or an imported model. Its
-        tokenizer, sizes, languages and search are those of the new run.
+        Trained model to start a new run from: a run, a model folder or an imported
+        model. Its tokenizer, sizes, languages and search are those of the new run.
     keep_optimizer
         Start from the newest checkpoint of the run that --from names, and continue its
         optimizer. By default the optimizer starts anew.
@@ -548,8 +548,8 @@ def train(
     force
         Replace the run in the output folder by a new one.
     resume
-        Continue the run in the output folder. With --set training.steps=NUMBER it makes
-        that number of updates, also after its end.
+        Continue the run in the output folder, with its files and settings. With --set
+        training.steps=NUMBER it makes that number of updates, also after its end.
     device
         auto, cpu or cuda.
     precision

@@ -310,7 +310,7 @@ def _draw_changes(
 
 
 def _partners(numbers: Sequence[int], tags: Sequence[Ids]) -> dict[int, int]:
-    """Return pairs in twos with the same tags, the second by the first."""
+    """Match pairs with the same tags in twos; return each second by its first."""
     second_of: dict[int, int] = {}
     waiting: dict[Ids, int] = {}
     for number in numbers:
@@ -356,7 +356,7 @@ class Augmentation:
         num_processes: int,
         warn: Callable[[str], None],
     ) -> None:
-        """Augment in that many processes; in this one, when a part is used, for 0.
+        """Augment in that many processes; with 0 in this one, when a part is used.
 
         `warn` is called, in the thread that uses the parts, if a process has ended.
         """
@@ -471,7 +471,7 @@ class _PendingPart:
     chunks: list[Future[AugmentedPart]]
 
     def is_of(self, part: Dataset, seed: Seed) -> bool:
-        """Return whether it is made of these pairs and this seed."""
+        """Whether it is made of these pairs and this seed."""
         return self.seed == seed and all(
             np.array_equal(mine.offsets, side.offsets)
             and np.array_equal(mine.ids, side.ids)

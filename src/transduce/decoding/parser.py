@@ -216,8 +216,8 @@ def _start(
         coverage = decoder.coverage
     excluded: Excluded = NEVER_WRITTEN
     if constrained:
-        # Unlike the paper: as an option, symbols that lead to no tree over the words
-        # are excluded. Scores stay those of the unconstrained model.
+        # Unlike the paper: symbols that lead to no tree over the words can be excluded.
+        # Scores stay those of the unconstrained model.
         trees = [
             partial_tree(len(each.words), limit - 1, symbols.style)
             for each, limit in zip(sentences, limits, strict=True)

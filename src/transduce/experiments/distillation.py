@@ -379,7 +379,7 @@ def _distill(
     if plan.vocabulary == "teacher":
         encoder = PairEncoder(tokenizer=_students_tokenizer(plan, translator))
     plan = replace(plan, student=_student(plan, translator, encoder))
-    # The checks of the training come before the long translation, too.
+    # The settings of the training are checked before the long translation.
     like_pairs = replace(_files(plan), target=plan.reference or plan.source)
     resolved(plan.student, like_pairs, hardware, None, encoder)
     figures = InputText(paths=plan.source, references=plan.reference).figures()
@@ -531,7 +531,7 @@ def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
     files = _files(plan)
     if not plan.holds_out:
         return files
-    # Done again at each call, as it is quick: a crash may have cut it short.
+    # Repeated at each call, as it is quick and a crash may have interrupted it.
     shutil.rmtree(out / HELD_OUT, ignore_errors=True)
     parts = hold_out_pairs(files, out / HELD_OUT, plan.student.training.seed)
     return parts or files

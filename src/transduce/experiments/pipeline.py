@@ -722,8 +722,9 @@ class _Run:
                     f"{diverged} This was at a reduced learning rate; start another "
                     f"run with a lower `training.{name}`."
                 )
-            # Unlike the paper: it says nothing of runs that diverge. This one goes back
-            # to its last good checkpoint, once, and on at half the learning rate.
+            # Unlike the paper: a run whose loss diverges goes back to its last good
+            # checkpoint, once, and continues at half the learning rate. The paper does
+            # not mention such runs.
             model, state = self._start(has_diverged=True)
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
@@ -897,8 +898,8 @@ class _Run:
         scores = self._dev_scores(trainer, model, len(members), self._dev_sets)
         dev = scores[0] if scores else None
         best = self._best_alone(trainer, members) if dev else None
-        # Unlike the paper: the best checkpoint is the model if it alone does better on
-        # the dev corpus than the average, by its score and clearly by its loss.
+        # Unlike the paper: the best checkpoint becomes the model if it is better on the
+        # dev corpus than the average, by its score and clearly by its loss.
         if dev and best and self._is_chosen(best, dev):
             self._warn(dev.dropped_for(best))
             folder, dev = BEST, best

@@ -1,4 +1,4 @@
-"""Generation settings of a Hugging Face folder: those obeyed, and those not.
+"""Generation settings of a Hugging Face folder: those applied, and those not.
 
 The library has them in generation_config.json or, in older folders, in config.json. Its
 lengths count the token with which a target starts, this package's do not.

@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         if scores == "additive":
             self.additive_weight = nn.Parameter(torch.empty(num_heads, d_k))
         self.weights_tap = nn.Identity()
-        # Unlike the paper: any model can have dropout of attention's weights, and after
+        # Unlike the paper: any model can have dropout of attention weights, and after
         # the ReLU. The paper has the first for parsing only (section 6.3); its code has
         # both.
         self.dropout = nn.Dropout(dropout)

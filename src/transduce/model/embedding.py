@@ -22,7 +22,7 @@ class SharedEmbedding(nn.Module):
         self.d_model = d_model
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         nn.init.normal_(self.weight, std=d_model**-0.5)
-        # Unlike the paper: an optional bias of the logits, which models of Marian have.
+        # Unlike the paper: a bias of the logits as an option, for models of Marian.
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(

@@ -44,8 +44,8 @@ class FeedForward(nn.Module):
             case "relu":
                 return x.relu()
             case "silu":
-                # Unlike the paper: x * sigmoid(x), smooth at zero (Elfwing et al.,
-                # 2018), which many models of Marian have under the name swish.
+                # Unlike the paper: x * sigmoid(x) as an option (Elfwing et al., 2018),
+                # which many models of Marian have under the name swish.
                 return functional.silu(x)
 
 
@@ -69,8 +69,8 @@ class ResidualConnection(nn.Module):
         sublayer: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch length d_model"]:
         if self.is_pre_norm:
-            # Unlike the paper: the norm comes before the sub-layer, which lets deep
-            # stacks train without warm-up (Nguyen and Salazar, 2019).
+            # Unlike the paper: the norm before the sub-layer as an option, which lets
+            # deep stacks train without warm-up (Nguyen and Salazar, 2019).
             return x + self.dropout(sublayer(self.norm(x)))
         return self.add_and_norm(x, sublayer(x))
 

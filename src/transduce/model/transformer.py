@@ -60,8 +60,8 @@ class Transformer(nn.Module):
                 config.target_vocab_size, config.d_model, bias=has_tied_bias
             )
         )
-        # Unlike the paper: a matrix of the output alone, as an option, which models of
-        # Marian may have.
+        # Unlike the paper: an output matrix of its own as an option, for models of
+        # Marian.
         self.output = (
             None
             if config.tied_output
@@ -207,7 +207,8 @@ class Transformer(nn.Module):
 def _final_norm(config: ModelConfig) -> nn.Module:
     """Norm after a stack; none in the paper's arrangement."""
     if config.norm == "pre":
-        # Unlike the paper: one more norm, as nothing else scales the last sum.
+        # Unlike the paper: a norm after the last layer of pre-norm stacks, whose sum
+        # nothing else normalizes.
         return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return nn.Identity()
 

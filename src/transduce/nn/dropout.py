@@ -17,7 +17,7 @@ from transduce.nn.native_operators import (
 )
 
 RANDOM_VALUES = 2**16
-"""A CPU rounds rates to a multiple of the inverse and scales by the rounded rate."""
+"""A CPU rounds rates to a multiple of 1 / RANDOM_VALUES, and scales by these."""
 MASK_MULTIPLE = 32
 """The native library rounds up the number of masks of a row to a multiple of this."""
 BLOCK = 1024
@@ -34,7 +34,7 @@ class Blocks:
 
 
 def rows_of(x: Float[Tensor, "*shape"]) -> Blocks:
-    """Blocks of one row each."""
+    """Return blocks of one row each."""
     width = x.size(-1)
     return Blocks(width, -(-width // MASK_MULTIPLE) * MASK_MULTIPLE)
 
@@ -57,7 +57,7 @@ class Dropout(nn.Dropout):
         return functional.dropout(x, rate)
 
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
-        """Blocks of rows if that wastes no draws, otherwise of a fixed size."""
+        """Return blocks of one row if that wastes no draws, or else of a fixed size."""
         is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % MASK_MULTIPLE == 0
         return rows_of(x) if is_by_row else Blocks(BLOCK, BLOCK)
 

@@ -237,7 +237,7 @@ LEADING_TAGS = re.compile(rf"(?:(?:{TAG_IN_TEXT.pattern})\s*)*")
 
 
 def joined(first: SentencePair, second: SentencePair) -> SentencePair | None:
-    """Return two pairs as one line a side; None if their sources have other tags.
+    """Return two pairs as one; None if their sources have different tags.
 
     A space separates the sentences, except between scripts without spaces. The tags at
     the beginning of the second source are left out.

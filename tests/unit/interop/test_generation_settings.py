@@ -1,4 +1,4 @@
-"""Generation settings of imported folders: those obeyed, and those reported."""
+"""Generation settings of imported folders: those applied, and those reported."""
 
 import json
 from dataclasses import replace
