@@ -1,5 +1,6 @@
-/* Multi-head attention of decoding (section 3.2). Queries are read from work->wide and
- * are scaled already; averages of the values are written to work->heads. */
+/* Multi-head attention of decoding (section 3.2; equation 1). Queries are read from
+ * work->wide; their packed weights include the factor 1 / sqrt(d_k). Averages of the
+ * values are written to work->heads. */
 #ifndef TRANSDUCE_DECODE_ATTENTION_H
 #define TRANSDUCE_DECODE_ATTENTION_H
 

@@ -18,9 +18,9 @@
 /* Tokens of a sentence. The decoders that were joined share it. */
 typedef struct {
     atomic_int users; /* shortlists that hold it; the last one frees it */
-    int64_t count;   /* 0: all tokens */
-    int32_t *tokens; /* rising */
-    Linear output;   /* map to the logits of the tokens, unless it has all */
+    int64_t count;    /* 0: all tokens */
+    int32_t *tokens;  /* rising */
+    Linear output;    /* map to the logits of the tokens, unless it has all */
 } TokenList;
 
 typedef struct {

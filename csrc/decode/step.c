@@ -54,8 +54,7 @@ static void prefetch_next(const LayerStep *step, int64_t row)
     const int32_t *past = past_of(state, row + group);
     for (int64_t i = first + row % group; i < state->lengths[sentence]; i += group) {
         prefetch_slot(&step->cache->self_keys, state->entries[sentence], past[i]);
-        prefetch_slot(&step->cache->self_values, state->entries[sentence],
-                      past[i]);
+        prefetch_slot(&step->cache->self_values, state->entries[sentence], past[i]);
     }
 }
 
@@ -67,9 +66,8 @@ static void attend_to_past_rows(void *shared, int64_t first, int64_t end, int wo
     for (int64_t row = first; row < end; row++) {
         const int64_t count = list_past(state, work.stack, row, work.slots);
         prefetch_next(step, row);
-        attend(&work, row, state->entries[row / state->group],
-               &step->cache->self_keys, &step->cache->self_values,
-               step->layer->self_additive, count);
+        attend(&work, row, state->entries[row / state->group], &step->cache->self_keys,
+               &step->cache->self_values, step->layer->self_additive, count);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Multi-head attention (section 3.2) of training, forward and backward.
+/* Multi-head attention (section 3.2; equation 1) of training, forward and backward.
  *
  * A BLAS needs the heads of a sentence as separate matrices: copies of queries, keys,
  * values and their gradients, which take longer than the products. These functions read
