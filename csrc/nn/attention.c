@@ -251,7 +251,7 @@ static td_status check_attention(const td_attention *a, int num_threads)
         !are_panels(a->bf16_grad_key_value, keys, key_width + value_width))
         return TD_BAD_ARGUMENT;
     if (is_missing(a->query, queries) || is_missing(a->key_value, a->sentences) ||
-        is_missing(a->weights, queries) || is_missing(a->workspace, queries))
+        is_missing(a->weights, queries) || is_missing(a->workspace, a->sentences))
         return TD_BAD_ARGUMENT;
     return TD_OK;
 }

@@ -1,5 +1,6 @@
 /* Models and decoders driven at random, with some invalid arguments: each
  * call returns a status, and none crashes. Run with sanitizers. */
+#include "tests/fuzz.h"
 #include "tests/tiny_model.h"
 
 enum {
@@ -15,24 +16,8 @@ enum {
     MAX_HYPOTHESES = 4 * MAX_SENTENCES * MAX_GROUP
 };
 
-static uint32_t state = 17;
 /* Successful calls. */
 static int64_t num_steps, num_joined, num_reordered, num_restricted, num_runs;
-
-static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
-
-/* A number from a range, now and then one far outside. */
-static int64_t odd(int64_t low, int64_t high)
-{
-    static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
-    return pick(0, 39) ? pick(low, high) : far[pick(0, 5)];
-}
-
-static int odd_threads(void)
-{
-    static const int far[] = {INT32_MIN, -1, 0, INT32_MAX};
-    return pick(0, 39) ? (int)pick(1, 3) : far[pick(0, 3)];
-}
 
 static td_model_config random_config(void)
 {
@@ -307,7 +292,8 @@ static void search(Player *player)
 
 static void play(const td_decode_api *decode)
 {
-    Player player = {.tiny = tiny_new(decode, random_config(), random_u32(&state))};
+    Player player = {.tiny =
+                         tiny_new(decode, random_config(), random_u32(&fuzz_state))};
     player.vocab = player.tiny->config.vocab_size;
     player.target_vocab = player.tiny->config.target_vocab_size
                               ? player.tiny->config.target_vocab_size
@@ -389,7 +375,7 @@ static void rounded_weights_are_set_or_refused(const td_api *api)
     for (int k = 0; k < MODELS; k++) {
         td_model_config config = random_config();
         config.precision = TD_INT8;
-        TinyModel *tiny = tiny_new(decode, config, random_u32(&state));
+        TinyModel *tiny = tiny_new(decode, config, random_u32(&fuzz_state));
         td_model *model = NULL;
         CHECK_STATUS(decode->model_new(&config, &model), TD_OK);
         for (int i = 0; i < tiny->count; i++) {
@@ -412,6 +398,54 @@ static void rounded_weights_are_set_or_refused(const td_api *api)
         tiny_free(tiny);
     }
     CHECK(num_set > 5 * MODELS && num_encoded > MODELS / 4);
+}
+
+/* Linear maps of odd sizes, pointers and numbers. */
+static void linear_maps_are_packed_or_refused(const td_api *api)
+{
+    enum { MOST = 60 };
+    static float weight[MOST * MOST], bias[MOST], x[MOST], y[LONG * MOST], scales[MOST];
+    const td_decode_api *decode = api->decode;
+    int64_t num_packed = 0;
+    for (int i = 0; i < 1000; i++) {
+        static const int64_t far[] = {INT64_MIN, -1, 0, INT32_MAX, INT64_MAX};
+        const int is_odd = pick(0, 19) == 0;
+        const int64_t outputs = is_odd ? far[pick(0, 4)] : pick(1, MOST);
+        const int64_t inputs = pick(0, 99) ? pick(1, MOST) : far[pick(0, 4)];
+        const td_precision precision = (td_precision)(pick(0, 60) ? pick(0, 1) : 7);
+        for (int k = 0; k < 100; k++)
+            weight[pick(0, MOST * MOST - 1)] = bias[pick(0, MOST - 1)] =
+                x[pick(0, MOST - 1)] = odd_float();
+        td_linear *linear = NULL;
+        const td_status status = decode->linear_new(
+            pick(0, 60) ? weight : NULL, pick(0, 1) ? bias : NULL, outputs, inputs,
+            precision, odd_threads(), pick(0, 60) ? &linear : NULL);
+        CHECK((status == TD_OK) == (linear != NULL));
+        if (is_odd)
+            CHECK_STATUS(status, TD_BAD_ARGUMENT);
+        num_packed += status == TD_OK;
+        /* `x` may hold as many rows of one column as it has elements. */
+        const int64_t fit = linear ? MOST / inputs : 0;
+        const int64_t rows = pick(0, 9) ? pick(0, fit) : far[pick(0, 2)];
+        const td_status applied =
+            decode->linear_apply(linear, pick(0, 60) ? x : NULL, rows,
+                                 pick(0, 60) ? y : NULL, odd_threads());
+        if (!linear || rows < 0)
+            CHECK_STATUS(applied, TD_BAD_ARGUMENT);
+        const td_status scaled =
+            decode->linear_scales(linear, pick(0, 9) ? scales : NULL);
+        if (!linear || precision != TD_INT8)
+            CHECK_STATUS(scaled, TD_BAD_ARGUMENT);
+        decode->linear_free(linear);
+    }
+    CHECK(num_packed > 500);
+    /* Very many rows. */
+    static float many[LONG];
+    td_linear *linear = NULL;
+    CHECK_STATUS(decode->linear_new(weight, bias, MOST, 1, TD_INT8, 1, &linear), TD_OK);
+    CHECK_STATUS(decode->linear_apply(linear, many, LONG, y, 2), TD_OK);
+    CHECK_STATUS(decode->linear_apply(linear, many, INT64_MAX, y, 2), TD_BAD_ARGUMENT);
+    decode->linear_free(linear);
 }
 
 static void long_sources_and_targets_are_read(const td_api *api, int is_recurrent)
@@ -485,6 +519,7 @@ int main(void)
     for_each_isa(odd_models_are_refused);
     for_each_isa(random_calls_return_statuses);
     for_each_isa(rounded_weights_are_set_or_refused);
+    for_each_isa(linear_maps_are_packed_or_refused);
     for_each_isa(long_sentences_are_read_with_attention);
     for_each_isa(long_sentences_are_read_with_a_recurrence);
     return check_result();

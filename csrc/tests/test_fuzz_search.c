@@ -2,7 +2,7 @@
  * status, and none crashes. Run with sanitizers. */
 #include <stdlib.h>
 
-#include "tests/check.h"
+#include "tests/fuzz.h"
 
 enum {
     CALLS = 8000,
@@ -13,17 +13,7 @@ enum {
     SCRATCH = 1 << 17
 };
 
-static uint32_t state = 11;
 static int64_t num_grown; /* successful steps */
-
-static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
-
-/* A number from a range, now and then one far outside. */
-static int64_t odd(int64_t low, int64_t high)
-{
-    static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
-    return pick(0, 19) ? pick(low, high) : far[pick(0, 5)];
-}
 
 static double odd_double(double high)
 {
@@ -98,9 +88,10 @@ static void fill(void)
     static const float special[] = {NAN, INFINITY, -INFINITY, 0.0f, 1e30f};
     for (int i = 0; i < 512; i++) {
         const int64_t at = pick(0, SCRATCH - 1);
-        logits[at] = pick(0, 9) ? 5 * random_float(&state) : special[pick(0, 4)];
+        logits[at] = pick(0, 9) ? 5 * random_float(&fuzz_state) : special[pick(0, 4)];
         mask[at] = pick(0, 9) == 0;
-        doubles[at] = pick(0, 19) ? -fabs((double)random_float(&state)) : odd_double(1);
+        doubles[at] =
+            pick(0, 19) ? -fabs((double)random_float(&fuzz_state)) : odd_double(1);
         ints[at] = odd(0, 4);
         other_ints[at] = odd(0, MAX_VOCAB);
     }

@@ -1,6 +1,7 @@
 /* A stack of layers: gradients against finite differences, bf16 against fp32, and one
  * part of the batch against several. */
 #include "tests/arrays.h"
+#include "tests/sgemm.h"
 
 enum {
     LAYERS = 2,
@@ -11,26 +12,6 @@ enum {
     D_V = 32,
     MAX_WEIGHTS = 2 * LAYERS * 32
 };
-
-/* `sgemm_` of a BLAS: column-major c = alpha op(a) op(b) + beta c. */
-static void sgemm(const char *transpose_a, const char *transpose_b, const int *rows,
-                  const int *columns, const int *inner, const float *alpha,
-                  const float *a, const int *stride_a, const float *b,
-                  const int *stride_b, const float *beta, float *c, const int *stride_c)
-{
-    for (int i = 0; i < *rows; i++)
-        for (int j = 0; j < *columns; j++) {
-            double sum = 0.0;
-            for (int k = 0; k < *inner; k++)
-                sum +=
-                    (double)
-                        a[*transpose_a == 'N' ? i + k * *stride_a : k + i * *stride_a] *
-                    (double)
-                        b[*transpose_b == 'N' ? k + j * *stride_b : j + k * *stride_b];
-            float *to = c + i + j * *stride_c;
-            *to = (float)((double)*alpha * sum) + (*beta != 0.0f ? *beta * *to : 0.0f);
-        }
-}
 
 /* A stack with all its arrays. */
 typedef struct {
