@@ -1,6 +1,7 @@
 """Checkpoints: config, weights and tokenizer of a model, in memory and in a folder.
 
-A folder appears whole or not at all.
+A folder appears whole or not at all (`files.atomic_directory`). A run's checkpoints
+also hold the state of training (`training.trainer.save_training`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
