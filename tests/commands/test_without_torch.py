@@ -6,15 +6,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import Request
 
 import pytest
+import torch
 
 from serving_client import Answer, fetch
+from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
+from transduce.architectures.models import build
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.translator import load
+from transduce.model.config import ModelConfig
 from transduce.model_folder import quantize
+from transduce.search_config import SearchConfig
+from transduce.text.alignment import WordDictionary
+from transduce.text.shortlist import encode_pairs, learn_shortlist
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.vocabulary import UNKNOWN_IDS, TokenizerConfig
 
 HIDING = """
 import sys
@@ -54,6 +65,41 @@ WORKING = {
     "back-translate": (
         *("back-translate", "{model}", "--input", "{sentences}"),
         *("--out", "{tmp}/back-translated", "--device", "cpu"),
+    ),
+    "translate with a shortlist": ("translate", "{model}", "--shortlist", *IN_FP32),
+    "translate with a shortlist in int8": (*INT8, "--shortlist"),
+    "translate without repeats": ("translate", "{model}", "--no-repeat-ngram", "1"),
+    "translate with a repetition penalty": (
+        *("translate", "{model}", "--repetition-penalty", "1.5"),
+    ),
+    "translate without bad words": (
+        "translate",
+        "{model}",
+        "--bad-words",
+        "{bad_words}",
+    ),
+    "translate with the tag of a corpus": (
+        *("translate", "{tagged}", "--tag", "law", "--jsonl"),
+    ),
+    "translate into a language": (
+        *("translate", "{tagged}", "--target-language", "fr", "--jsonl"),
+    ),
+    "translate by a recurrent decoder": ("translate", "{ssru}", "--nbest", "2"),
+    "translate by a recurrent decoder in int8": ("translate", "{ssru}", *INT8[2:]),
+    "translate by a recurrent decoder with coverage": (
+        *("translate", "{ssru}", "--coverage-penalty", "0.2"),
+    ),
+    "sample from a recurrent decoder": ("sample", "{ssru}", "--seed", "4"),
+    "score by a recurrent decoder": (
+        *("score", "{ssru}", "--source", "{sentences}", "--target", "{sentences}"),
+    ),
+    "translate unknown words": ("translate", "{words}", "--max-length", "3"),
+    "make a shortlist": (
+        *("shortlist", "{model}", "--source", "{source}", "--target", "{target}"),
+    ),
+    "clean by a model": (
+        *("clean", "--source", "{source}", "--target", "{target}", "--device", "cpu"),
+        *("--model", "{model}", "--out", "{tmp}/cleaned", "--force"),
     ),
     "quantize": ("quantize", "{model}", "--out", "{tmp}/quantized", "--force"),
     "translate by several": ("translate", "{model}", "--ensemble", "{model}"),
@@ -95,13 +141,42 @@ EXTRA_OF = {
     "serve {model}": "serve",
     "translate {model} --device cuda": "train",
     "translate {model} --precision bf16": "train",
+    "translate {recurrent}": "train",
 }
 """Extra that each command needs."""
 
 
+def untrained(config: ArchitectureConfig, tokenizer: Tokenizer) -> Checkpoint:
+    torch.manual_seed(2)
+    search = SearchConfig(beam_size=3, extra_length=3)
+    weights = build(config).state_dict()
+    return Checkpoint(
+        config=config, weights=weights, tokenizer=tokenizer, step=1, search=search
+    )
+
+
+def of_words(corpus: tuple[list[str], list[str]]) -> Checkpoint:
+    """Model of words whose every token is unknown, with a dictionary."""
+    vocabulary = TokenizerConfig(kind="word", vocab_size=12)
+    tokenizer = learn_tokenizer([*corpus[0], *corpus[1]], vocabulary)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=2, d_model=16, d_ff=16,
+        num_heads=2, d_k=8, d_v=8, output_bias=True,
+    )  # fmt: skip
+    made = untrained(config, tokenizer)
+    bias = torch.full((tokenizer.vocab_size,), -50.0)
+    bias[UNKNOWN_IDS[0]] = 50.0
+    dictionary = WordDictionary(translations={"one": "eins", "four": "vier"})
+    weights = {**made.weights, "embedding.bias": bias}
+    return replace(made, weights=weights, dictionary=dictionary)
+
+
 @pytest.fixture(scope="module")
 def places(
-    model: Path,
+    trained_checkpoint: Checkpoint,
+    tagged_checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    corpus: tuple[list[str], list[str]],
     parsing_model: Path,
     corpus_files: tuple[Path, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -110,9 +185,26 @@ def places(
     trees, sentences = folder / "trees", folder / "sentences"
     trees.write_text(TREES)
     sentences.write_text(SENTENCES)
-    quantize(model, folder / "int8")
+    (folder / "bad_words").write_text("zwei\ndrei eins\n")
+    pairs = encode_pairs(zip(*corpus, strict=True), tokenizer)
+    shortlist = learn_shortlist(pairs, tokenizer, frequent=20, per_piece=10)
+    ssru = replace(trained_checkpoint.config, decoder_self_attention="ssru")
+    rnnsearch = RecurrentConfig(
+        vocab_size=tokenizer.vocab_size, encoder_layers=2, decoder_layers=2, d_model=12
+    )
+    models = {
+        "model": replace(trained_checkpoint, shortlist=shortlist),
+        "tagged": tagged_checkpoint,
+        "ssru": untrained(ssru, tokenizer),
+        "recurrent": untrained(rnnsearch, tokenizer),
+        "words": of_words(corpus),
+    }
+    for name, checkpoint in models.items():
+        save_model(checkpoint, folder / name)
+    quantize(folder / "model", folder / "int8")
     return {
-        "model": model,
+        **{name: folder / name for name in models},
+        "bad_words": folder / "bad_words",
         "quantized": folder / "int8",
         "parser": parsing_model,
         "source": corpus_files[0],
