@@ -207,14 +207,15 @@ static td_status decoder_take_attention(td_decoder *decoder, float *attention,
     for (int64_t i = 0; i < state->sentences; i++)
         if (source_length(state, i) > positions)
             return TD_BAD_ARGUMENT;
-    const int64_t rows = state->sentences * state->group;
+    const int64_t layers = state->summed_layers;
+    const int64_t rows = state->sentences * state->group * layers;
     if (!rows)
         return TD_OK; /* `attention` may be NULL */
     memset(attention, 0, (size_t)(rows * positions) * sizeof *attention);
     for (int64_t row = 0; row < rows; row++) {
-        float *summed = attention_of(state, row);
-        const size_t bytes =
-            (size_t)source_length(state, row / state->group) * sizeof *summed;
+        float *summed = state->attention + row * state->max_source;
+        const int64_t sentence = row / (state->group * layers);
+        const size_t bytes = (size_t)source_length(state, sentence) * sizeof *summed;
         memcpy(attention + row * positions, summed, bytes);
         memset(summed, 0, bytes);
     }

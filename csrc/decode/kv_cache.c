@@ -117,7 +117,8 @@ static td_status allocate_rows(DecoderState *state)
         state->entries[i] = i;
     if (!state->summed_layers)
         return TD_OK;
-    const double floats = rows * (double)state->max_source;
+    const double floats =
+        rows * (double)state->summed_layers * (double)state->max_source;
     state->attention = allocate_lines(floats * (double)sizeof(float));
     if (!state->attention)
         return TD_OUT_OF_MEMORY;
@@ -290,7 +291,8 @@ static td_status reorder_attention(DecoderState *state, const int64_t *rows,
                                    int64_t sentences)
 {
     const int64_t group = state->group;
-    const size_t width = (size_t)state->max_source, bytes = width * sizeof(float);
+    const size_t width = (size_t)(state->summed_layers * state->max_source);
+    const size_t bytes = width * sizeof(float);
     float *before = malloc((size_t)group * bytes);
     if (!before)
         return TD_OUT_OF_MEMORY;
@@ -357,7 +359,8 @@ static td_status regroup(DecoderState *state, const int64_t *rows, int64_t sente
                    (size_t)length * sizeof *new.past);
             if (state->attention)
                 memcpy(attention_of(&new, k), attention_of(state, rows[k]),
-                       (size_t)state->max_source * sizeof(float));
+                       (size_t)(state->summed_layers * state->max_source) *
+                           sizeof(float));
         }
     }
     free_rows(state);
@@ -516,8 +519,10 @@ static void copy_attention(const DecoderState *from, int64_t sentence,
     const int64_t group = from->group;
     const size_t bytes = (size_t)source_length(from, sentence) * sizeof(float);
     for (int64_t k = 0; k < group; k++)
-        memcpy(attention_of(into, entry * group + k),
-               attention_of(from, sentence * group + k), bytes);
+        for (int64_t layer = 0; layer < from->summed_layers; layer++)
+            memcpy(attention_of(into, entry * group + k) + layer * into->max_source,
+                   attention_of(from, sentence * group + k) + layer * from->max_source,
+                   bytes);
 }
 
 /* Copy all sentences of a state into a larger one, from entry `first` on. */

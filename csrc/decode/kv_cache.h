@@ -48,9 +48,9 @@ typedef struct {
     int64_t *lengths;        /* [sentences]: positions read */
     int64_t *entries;        /* [sentences] */
     int64_t *source_lengths; /* [entries] */
-    int64_t summed_layers;   /* last layers whose attention is summed */
-    float *attention;        /* [sentences, group, max_source]: sum over steps and the
-                              * summed layers; NULL if there are none */
+    int64_t summed_layers;   /* last layers whose attention is summed over steps */
+    float *attention;        /* [sentences, group, summed_layers, max_source]; NULL if
+                              * no layer's is summed */
     LayerCache *layers;      /* [num_layers] */
     float *block;            /* in which the numbers of all caches are */
 } DecoderState;
@@ -68,7 +68,7 @@ static inline int32_t *past_of(const DecoderState *state, int64_t row)
 
 static inline float *attention_of(const DecoderState *state, int64_t row)
 {
-    return state->attention + row * state->max_source;
+    return state->attention + row * state->summed_layers * state->max_source;
 }
 
 static inline int64_t source_length(const DecoderState *state, int64_t sentence)

@@ -31,7 +31,8 @@ typedef struct {
     const Layer *layer;
     const DecoderState *state;
     const LayerCache *cache;
-    int sum_attention; /* 1: add cross-attention to that of other layers and steps */
+    int64_t summed_layer; /* number among the layers whose cross-attention is summed;
+                             negative: it is not summed */
 } LayerStep;
 
 /* Prefetch all heads of a slot. */
@@ -94,8 +95,11 @@ static void attend_to_source_parts(void *shared, int64_t first, int64_t end, int
             .entry = state->entries[sentence],
             .length = source_length(state, sentence),
             .next_entry = state->entries[next],
-            .attention = step->sum_attention ? attention_of(state, row) : NULL,
-            .attention_stride = state->max_source,
+            .attention =
+                step->summed_layer < 0
+                    ? NULL
+                    : attention_of(state, row) + step->summed_layer * state->max_source,
+            .attention_stride = state->summed_layers * state->max_source,
         };
         cross_attend(&work, row, min_i64(state->group - begin, CROSS_ROWS), &source);
     }
@@ -196,7 +200,7 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
             .layer = stack->layers + i,
             .state = state,
             .cache = state->layers + i,
-            .sum_attention = i >= stack->num_layers - state->summed_layers,
+            .summed_layer = i - (stack->num_layers - state->summed_layers),
         };
         if (stack->is_recurrent)
             recur(&step);

@@ -472,8 +472,8 @@ typedef struct td_decode_api {
                         int num_threads);
 
     /* Create a decoder that has read nothing, with one hypothesis for each sentence,
-     * given the results of `encode`. It sums the attention to each source position
-     * over its last `summed_layers` layers: 0 for none, 1 for decoder_coverage.
+     * given the results of `encode`. It sums the attention of each of its last
+     * `summed_layers` layers over the steps: 0 for none, 1 for decoder_coverage.
      * TD_OUT_OF_MEMORY. */
     td_status (*decoder_new)(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
@@ -502,8 +502,8 @@ typedef struct td_decode_api {
      * positions, where `a` is the sum over steps of the attention to the position, the
      * mean over the heads of the last layer (Wu et al., 2016, equation 14). */
     td_status (*decoder_coverage)(const td_decoder *decoder, double *coverage);
-    /* Write the attention [sentences, group, positions] to source positions, summed
-     * over the layers and the steps since the last call, the mean over the heads; 0
+    /* Write the attention [sentences, group, summed_layers, positions] to source
+     * positions, summed over the steps since the last call, the mean over the heads; 0
      * beyond the end of a source. TD_BAD_ARGUMENT: a source is longer than `positions`.
      */
     td_status (*decoder_take_attention)(td_decoder *decoder, float *attention,

@@ -109,7 +109,7 @@ static void attention_is_taken(const td_api *api)
     float *states = encode_both(tiny, memory);
     const int64_t layers = tiny->config.decoder_layers, width = MAX_TOKENS;
     float *logits = malloc((size_t)(SENTENCES * vocab_of(tiny)) * sizeof *logits);
-    float *attention = malloc((size_t)(SENTENCES * width) * sizeof *attention);
+    float *attention = malloc((size_t)(SENTENCES * layers * width) * sizeof *attention);
     td_decoder *decoder = NULL, *other = NULL;
     const int64_t wrong[] = {-1, layers + 1};
     for (int i = 0; i < 2; i++)
@@ -129,12 +129,13 @@ static void attention_is_taken(const td_api *api)
                     TD_OK);
             CHECK_STATUS(decode->decoder_take_attention(decoder, attention, width),
                          TD_OK);
-            for (int64_t row = 0; row < SENTENCES; row++) {
+            for (int64_t row = 0; row < SENTENCES * summed; row++) {
+                const int64_t length = lengths[row / summed];
                 float sum = 0;
-                for (int64_t i = 0; i < lengths[row]; i++)
+                for (int64_t i = 0; i < length; i++)
                     sum += attention[row * width + i];
-                CHECK_NEAR(sum, (float)(summed * taken), 1e-5);
-                for (int64_t i = lengths[row]; i < width; i++)
+                CHECK_NEAR(sum, (float)taken, 1e-5);
+                for (int64_t i = length; i < width; i++)
                     CHECK_NEAR(attention[row * width + i], 0, 0);
             }
         }

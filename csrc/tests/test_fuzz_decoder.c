@@ -218,7 +218,7 @@ static void restrict_to_lists(Player *player, td_decoder *decoder)
 
 static void take_attention(Player *player, int at)
 {
-    static float attention[MAX_HYPOTHESES * 2 * MAX_LENGTH];
+    static float attention[MAX_HYPOTHESES * 2 * 2 * MAX_LENGTH];
     const td_status status = player->tiny->decode->decoder_take_attention(
         player->decoders[at], pick(0, 20) ? attention : NULL, pick(-1, 2 * MAX_LENGTH));
     if (!player->summed_layers[at])

@@ -224,12 +224,6 @@ def test_a_site_does_not_reach_the_server_through_a_browser(serving: Served) -> 
             assert set(json.loads(answer.read())) == {"error"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the files in memory")
-def test_no_request_waits_for_pytorch_to_load(serving: Served) -> None:
-    maps = Path(f"/proc/{serving.process.pid}/maps")
-    assert "libtorch" in maps.read_text(encoding="utf-8")
-
-
 def test_streams_end_in_order_at_a_shutdown(serving: Served) -> None:
     text = "\n".join(["one two three four five six seven eight"] * 150)
     body = json.dumps({"q": text, "alternatives": 4}).encode()

@@ -155,7 +155,7 @@ def test_the_attention_of_given_targets_equals_pytorchs(
     found = model.cross_attention(SOURCES, targets)
     expected = operators.cross_attention(SOURCES, targets)
     for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours.sum(axis=1), 1, atol=1e-5)
+        np.testing.assert_allclose(ours.sum(axis=-1), 1, atol=1e-5)
         np.testing.assert_allclose(ours, theirs, atol=ROUNDING[precision])
 
 

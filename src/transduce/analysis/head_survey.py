@@ -9,7 +9,6 @@ from transduce.analysis.attention_maps import (
     AttentionMaps,
     attention_maps,
     attentions,
-    have_same_letters,
     without_head,
 )
 from transduce.analysis.figures import HeadValues, draw_heads
@@ -28,6 +27,7 @@ from transduce.analysis.heads import (
     statistics_table,
     survey_links,
 )
+from transduce.analysis.word_links import have_same_letters
 from transduce.data.batches import EncodedPair
 from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.tensors import pad_rows

@@ -14,11 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transduce.analysis.attention_maps import (
-    AttentionMaps,
-    between_words,
-    letter_groups,
-)
+from transduce.analysis.attention_maps import AttentionMaps, between_words
+from transduce.analysis.word_links import letter_groups
 from transduce.grammar.corpus import GrammarSentence
 from transduce.model.config import AttentionKind
 from transduce.report.report import Table, columns
@@ -315,6 +312,12 @@ class AnnotatedMaps:
     """Cross-attention at the next step, whose input is the target word."""
 
 
+def _letter_groups(
+    pieces: Sequence[str], words: Sequence[str]
+) -> Float[Tensor, "pieces words"]:
+    return torch.from_numpy(letter_groups(pieces, words))
+
+
 def annotate(
     sentence: GrammarSentence,
     maps: AttentionMaps,
@@ -322,8 +325,8 @@ def annotate(
     target_pieces: list[str],
 ) -> AnnotatedMaps:
     """Convert attention between sub-words to attention between words."""
-    source = _with_end(letter_groups(source_pieces, sentence.source_words))
-    target = letter_groups(target_pieces, sentence.target_words)
+    source = _with_end(_letter_groups(source_pieces, sentence.source_words))
+    target = _letter_groups(target_pieces, sentence.target_words)
     cross = maps.encoder_decoder
     return AnnotatedMaps(
         sentence=sentence,

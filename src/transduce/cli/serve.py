@@ -167,7 +167,6 @@ def serve(
             )
             for each in names
         ]
-        served_models.load_analysis()
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"

@@ -120,26 +120,26 @@ class NativeModel:
 
     def cross_attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[Float32[np.ndarray, "target source"]]:
-        """Return the weights with which each target token was predicted.
+    ) -> list[Float32[np.ndarray, "layers target source"]]:
+        """Return each layer's weights at the steps that predict the target tokens.
 
-        Sources are with end tokens, targets without. The weights are the mean over all
-        heads of all layers.
+        Sources are with end tokens. The weights are the mean over a layer's heads.
         """
         order = sorted(range(len(targets)), key=lambda i: -len(targets[i]))
         encoded = self.encode([sources[i] for i in order])
-        decoder = self._start(encoded, self.config.num_decoder_layers)
+        layers = self.config.num_decoder_layers
+        decoder = self._start(encoded, layers)
         maps = [
-            np.empty((len(target), len(source)), dtype=np.float32)
+            np.empty((layers, len(target), len(source)), dtype=np.float32)
             for source, target in zip(sources, targets, strict=True)
         ]
         longest = int(encoded.lengths.max(initial=0))
         steps = _steps(decoder, [targets[i] for i in order])
         for position, logits in enumerate(steps):
-            attention = decoder.take_attention(longest)[:, 0]
+            attention = decoder.take_attention(layers, longest)[:, 0]
             for i, weights in zip(order[: len(logits)], attention, strict=True):
-                maps[i][position] = weights[: len(sources[i])]
-        return [each / self.config.num_decoder_layers for each in maps]
+                maps[i][:, position] = weights[:, : len(sources[i])]
+        return maps
 
     def score(
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]
@@ -294,14 +294,15 @@ class NativeDecoder:
         return coverage
 
     def take_attention(
-        self, positions: int
-    ) -> Float32[np.ndarray, "sentences group positions"]:
+        self, layers: int, positions: int
+    ) -> Float32[np.ndarray, "sentences group layers positions"]:
         """Return the attention to the source since the last call.
 
-        It is the mean over the heads, summed over the layers and steps, and 0 beyond
-        the end of a source, whose length is at most `positions`.
+        It is the mean over the heads, summed over the steps, and 0 beyond the end of a
+        source, whose length is at most `positions`. `layers` are those that the decoder
+        sums.
         """
-        attention = np.empty((*self._shape, positions), dtype=np.float32)
+        attention = np.empty((*self._shape, layers, positions), dtype=np.float32)
         numbers = pointer(attention, "float *")
         check(self._api.decoder_take_attention(self.handle, numbers, positions))
         return attention

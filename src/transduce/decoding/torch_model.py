@@ -122,11 +122,11 @@ class TorchModel:
     @torch.inference_mode()
     def cross_attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[Float[np.ndarray, "target source"]]:
-        """Return the weights with which each target token was predicted.
+    ) -> list[Float[np.ndarray, "layers target source"]]:
+        """Return each layer's weights at the steps that predict the target tokens.
 
-        Sources are with end tokens, targets without. The weights are the mean over all
-        heads of all layers. The model must have cross-attention.
+        Sources are with end tokens. The weights are the mean over a layer's heads. The
+        model must have cross-attention.
         """
         recorded: list[Tensor] = []
         thread = threading.get_ident()
@@ -136,16 +136,16 @@ class TorchModel:
             if threading.get_ident() == thread:
                 recorded.append(weights.float().mean(dim=1))
 
-        target_in = pad_rows([[BOS, *ids] for ids in targets])
+        target_in = pad_rows([[BOS, *ids[:-1]] for ids in targets])
         with ExitStack() as stack:
             for tap in self.model.cross_attention_taps:
                 stack.callback(tap.register_forward_hook(record).remove)
             memory = self.encode(sources)
             self.model.decode(target_in.to(memory.mask.device), memory)
-        mean = torch.stack(recorded).mean(dim=0).cpu().numpy()
+        maps = torch.stack(recorded, dim=1).cpu().numpy()
         return [
-            weights[: len(target), : len(source)]
-            for weights, source, target in zip(mean, sources, targets, strict=True)
+            weights[:, : len(target), : len(source)]
+            for weights, source, target in zip(maps, sources, targets, strict=True)
         ]
 
     def score(

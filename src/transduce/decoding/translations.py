@@ -685,10 +685,10 @@ def score_pairs(
 
 Attention = Callable[
     [Sequence[Sequence[int]], Sequence[Sequence[int]]],
-    list[Float[np.ndarray, "target source"]],
+    list[Float[np.ndarray, "layers target source"]],
 ]
-"""Function of sources with end tokens and targets without, which returns the weights of
-each pair: those with which each target token was predicted."""
+"""Function of sources with end tokens and of targets. It returns each layer's weights
+of each pair, at the steps that predict the target tokens."""
 BATCH = 64
 """Maximum number of hypotheses whose attention is computed at once."""
 
@@ -720,7 +720,9 @@ def replaced_texts(
             [hypothesis.ids for _, hypothesis, _ in batch],
         )
         for (part, hypothesis, pieces), weights in zip(batch, maps, strict=True):
-            for place, word in _replacements(part, hypothesis, dictionary, weights):
+            for place, word in _replacements(
+                part, hypothesis, dictionary, weights.mean(axis=0)
+            ):
                 pieces[place] = word
     return [[tokenizer.join(pieces) for pieces in several] for several in words]
 

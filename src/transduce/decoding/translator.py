@@ -737,6 +737,21 @@ class Translator:
             for (i, hypotheses), texts in zip(found, self._texts(several), strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 
+    @property
+    def cross_attention(self) -> Attention | None:
+        """Function that returns cross-attention; None if the model has none.
+
+        It takes source ids with end tokens and target ids, and returns for each pair
+        the weights [layers, target, source] at the steps that predict the target
+        tokens, the mean over a layer's heads. An ensemble's is of its first model.
+        """
+        model = self.models[0]
+        if isinstance(model, NativeModel):
+            return model.cross_attention
+        if self.torch_model.model.cross_attention_taps:
+            return self.torch_model.cross_attention
+        return None
+
     def _texts(
         self, found: Sequence[tuple[Part, Sequence[Hypothesis]]]
     ) -> Sequence[Sequence[str] | None]:
@@ -751,12 +766,8 @@ class Translator:
             map(set(UNKNOWN_IDS).isdisjoint, ids)
         ):
             return [None] * len(found)
-        model = self.models[0]
-        if isinstance(model, NativeModel):
-            attention: Attention = model.cross_attention
-        elif self.torch_model.model.cross_attention_taps:
-            attention = self.torch_model.cross_attention
-        else:
+        attention = self.cross_attention
+        if attention is None:
             return [None] * len(found)
         dictionary = self._checkpoints[0].dictionary
         return replaced_texts(found, self.tokenizer, dictionary, attention)

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from transduce.analysis.word_links import attended_links
 from transduce.decoding.translations import (
     Translation,
     TranslationHypothesis,
 )
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, RequestError, missing_in
+from transduce.errors import ConfigError, RequestError
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.inline_tags import WordLinks
@@ -436,38 +437,11 @@ async def _links(
     for start in range(0, len(places), LINKED_AT_ONCE):
         chosen = places[start : start + LINKED_AT_ONCE]
         pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
-        link = partial(_linked, reader, pairs)
+        link = partial(attended_links, reader, pairs)
         linked = await queue.run(link, deadline)
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each
     return links
-
-
-def load_analysis() -> None:
-    """Load the modules that link words and show attention, if PyTorch is installed.
-
-    Call it before serving: loading PyTorch would delay the first such request by
-    seconds.
-    """
-    try:
-        import transduce.analysis.sentence_attention
-        import transduce.decoding.torch_model  # noqa: F401
-    except ImportError as error:
-        if missing_in(error) is None:
-            raise
-
-
-def _linked(
-    translator: Translator, pairs: Sequence[tuple[str, str]]
-) -> list[WordLinks | None]:
-    """Return word links by the model's attention; None for each without PyTorch."""
-    try:
-        from transduce.analysis.attention_maps import attended_links
-    except ImportError as error:
-        if missing_in(error) is None:
-            raise
-        return [None] * len(pairs)
-    return attended_links(translator, pairs)
 
 
 def _texts(translation: Translation, num_alternatives: int) -> list[str]:

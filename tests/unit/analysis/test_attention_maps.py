@@ -9,24 +9,16 @@ import torch
 from torch import Tensor
 
 from transduce.analysis.attention_maps import (
-    MAX_TOKENS,
     AttentionMaps,
-    _agreement,
-    attended_links,
     attention_maps,
     attentions,
     between_words,
-    cross_attention_maps,
-    have_same_letters,
-    letter_groups,
     piece_texts,
     without_head,
     word_groups,
     word_starts,
 )
 from transduce.analysis.heads import head_statistics, preferred_offsets
-from transduce.checkpoint import Checkpoint
-from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
@@ -147,55 +139,6 @@ def test_a_masked_head_has_no_effect(model: Transformer, kind: str) -> None:
     assert not torch.allclose(silenced, whole)
 
 
-@pytest.fixture
-def translator(trained_checkpoint: Checkpoint) -> Translator:
-    return Translator(trained_checkpoint, "cpu")
-
-
-def test_cross_attention_maps_equal_those_of_all_maps(translator: Translator) -> None:
-    model = translator.torch_model.model
-    source = torch.tensor([[300, 301, EOS], [300, EOS, 0]])
-    target = torch.tensor([[BOS, 302], [BOS, 303]])
-    for alone, all_maps in zip(
-        cross_attention_maps(model, source, target),
-        attention_maps(model, source, target),
-        strict=True,
-    ):
-        torch.testing.assert_close(alone, all_maps.encoder_decoder)
-
-
-def test_each_word_of_a_translation_has_a_link(translator: Translator) -> None:
-    pairs = [("one two, three", "eins zwei"), ("four", "vier fünf sechs")]
-    several, one = attended_links(translator, pairs)
-    assert several is not None
-    assert one is not None
-    assert [pairs[0][0][slice(*span)] for span in several.source] == [
-        "one", "two", ",", "three",
-    ]  # fmt: skip
-    assert len(several.source_of) == len(several.target) == 2
-    assert one.source_of == (0, 0, 0)
-
-
-def test_links_do_not_depend_on_other_sentences(translator: Translator) -> None:
-    pairs = [("one two three four", "one two three four"), ("two", "eins"), ("", "")]
-    together = attended_links(translator, pairs)
-    assert together == [attended_links(translator, [pair])[0] for pair in pairs]
-
-
-def test_long_or_empty_sentences_have_no_links(translator: Translator) -> None:
-    long = " ".join(["one"] * (MAX_TOKENS + 1))
-    assert (
-        attended_links(translator, [("one", long), ("", "one"), ("one", "")])
-        == [None] * 3
-    )
-
-
-def test_the_map_of_mutual_choices_agrees_most() -> None:
-    crossed = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
-    one_sided = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
-    assert _agreement(torch.stack([crossed, one_sided])).tolist() == [2, 1]
-
-
 @pytest.mark.parametrize(
     ("pieces", "starts"),
     [
@@ -230,39 +173,10 @@ def test_weights_to_a_word_are_summed_and_from_a_word_averaged() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
 
 
-def test_pieces_belong_to_the_words_that_they_spell() -> None:
-    pieces = [" Mar", "tin", "'s", " cannot", "."]
-    groups = letter_groups(pieces, ["Martin", "'s", "can", "not", "."])
-    expected = torch.zeros(5, 5)
-    expected[0, 0] = expected[1, 0] = expected[2, 1] = expected[4, 4] = 1
-    expected[3, 2] = expected[3, 3] = 0.5
-    torch.testing.assert_close(groups, expected)
-
-
-def test_bytes_belong_to_the_letter_that_they_spell() -> None:
-    pieces = [" gr", "<0xC3>", "<0xBC>", "n", "<0xC3>", "<0xA4>"]
-    groups = letter_groups(pieces, ["grün", "ä"])
-    assert groups.argmax(dim=1).tolist() == [0, 0, 0, 0, 1, 1]
-    torch.testing.assert_close(groups.sum(dim=1), torch.ones(6))
-
-
-def test_a_letter_dropped_by_the_tokenizer_is_detected() -> None:
-    assert have_same_letters(["grün", "."], [" gr", "<0xC3>", "<0xBC>", "n", "."])
-    assert not have_same_letters(["grün", "."], [" gr", "n", "."])
-
-
 def test_a_letter_in_bytes_is_shown_at_its_first_byte() -> None:
     pieces = [" a", "<0xE9>", "<0xBE>", "<0x98>", "<0xC3>", "<0xA4>", "<0xA4>", "b"]
     assert piece_texts(pieces) == [" a", "龘", "", "", "ä", "", "\ufffd", "b"]
     assert piece_texts(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]
-
-
-def test_a_single_space_belongs_to_the_next_word() -> None:
-    pieces = [" ", "我们", "走", "<0xE9>", "<0xBE>", "<0x98>"]
-    groups = letter_groups(pieces, ["我", "们走", "龘"])
-    assert groups.sum(dim=1).tolist() == [1] * 6
-    assert groups[0].tolist() == [1, 0, 0]
-    assert groups[3:].argmax(dim=1).tolist() == [2, 2, 2]
 
 
 def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
@@ -275,26 +189,3 @@ def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
     assert {each.head.kind for each in preferred_offsets(maps)} == {"encoder"}
     with pytest.raises(RequestError, match="recurrent units in place of self-attent"):
         maps[0].of("decoder")
-
-
-def test_words_are_linked_by_the_attention_of_the_tagged_source(
-    tagged_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    translator = Translator(tagged_checkpoint, "cpu").into("fr").with_tag("law")
-    tokenizer = translator.tokenizer
-    tags = [tokenizer.tag_id(tag) for tag in ("<law>", ">>fr<<")]
-    first, second = map(len, tokenizer.encode_sources(["one", "two"]))
-
-    def to_the_second_word(_: object, source: Tensor, target: Tensor) -> list[Tensor]:
-        assert source[0, :2].tolist() == tags
-        weights = torch.zeros(1, 1, target.size(1), source.size(1))
-        weights[..., 2 + first : 2 + first + second] = 1 / second
-        return [weights]
-
-    name = "transduce.analysis.attention_maps.cross_attention_maps"
-    monkeypatch.setattr(name, to_the_second_word)
-    [links] = attended_links(translator, [("one two three", "eins zwei")])
-    assert links is not None
-    # The tags are no words of the text.
-    assert len(links.source) == 3
-    assert links.source_of == (1, 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.analysis.attention_maps import attended_links
+from transduce.analysis.word_links import attended_links
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
@@ -70,7 +70,7 @@ def attention(
         assert source[-1] == EOS
         weights = 0.5 * np.eye(len(target), len(source))
         weights[:, -1] = 0.9
-        maps.append(weights)
+        maps.append(weights[None])
     return maps
 
 
@@ -205,15 +205,15 @@ def test_words_of_a_vocabulary_of_words_are_linked_for_tags() -> None:
     assert len(links.source_of) == 2
 
 
-def test_the_weights_are_the_mean_over_heads_and_layers() -> None:
+def test_the_weights_are_the_mean_over_heads() -> None:
     translator = Translator(checkpoint(DEEP_ATT), "cpu")
     model = translator.torch_model
     sources = [[*TOKENIZER.encode("Der ist ,"), EOS], [*TOKENIZER.encode("Der"), EOS]]
     targets = [TOKENIZER.encode("The"), TOKENIZER.encode("The is , a")]
     both = model.cross_attention(sources, targets)
-    assert [each.shape for each in both] == [(1, 4), (4, 2)]
+    assert [each.shape for each in both] == [(1, 1, 4), (1, 4, 2)]
     for source, target, weights in zip(sources, targets, both, strict=True):
-        np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)
         [alone] = model.cross_attention([source], [target])
         np.testing.assert_allclose(weights, alone, atol=1e-6)
     assert not any(tap._forward_hooks for tap in model.model.cross_attention_taps)
