@@ -30,12 +30,12 @@ def _is_openmp_loaded() -> bool:
         return False
 
 
-_shortens_spins = (
+SHORTENS_SPINS = (
     not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
     and not _is_openmp_loaded()
 )
 """Whether this process has set the time that threads of OpenMP spin."""
-if _shortens_spins:
+if SHORTENS_SPINS:
     # Threads of GCC's OpenMP wait for the next operator in a loop, by default for some
     # milliseconds, in which neither another program nor another thread has their cores.
     # OpenMP reads the variable when it is loaded, usually with PyTorch.

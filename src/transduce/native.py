@@ -69,13 +69,13 @@ def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
             yield parsed, hash_of(text)
 
 
-def _folder() -> Path:
+def library_folder() -> Path:
     """Return the package folder with the library, or the first if none has it."""
     folders = [Path(each) for each in sys.modules["transduce"].__path__]
     return next((each for each in folders if (each / LIBRARY).is_file()), folders[0])
 
 
-ffi, _library = load(_folder())
+ffi, _library = load(library_folder())
 """Types of the native library, and functions for its pointers and structs."""
 
 
@@ -125,8 +125,17 @@ def library() -> Any | None:
         return None
     if (run := gomp_parallel()) is not None:
         _library.td_use_openmp(ffi.cast("void *", run))
-    _library.td_use_allocation_check(_may_allocate, LARGE_ALLOCATION)
+    check_allocations(LARGE_ALLOCATION)
     return _library
+
+
+def check_allocations(min_bytes: int) -> None:
+    """Make the library refuse allocations that exceed the free memory.
+
+    It checks those of at least `min_bytes` bytes.
+    """
+    assert _library is not None
+    _library.td_use_allocation_check(_may_allocate, min_bytes)
 
 
 @cache

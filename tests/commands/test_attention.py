@@ -181,7 +181,7 @@ def test_letters_without_a_font_are_reported_in_one_sentence(
     letters: str,
     font: str,
 ) -> None:
-    monkeypatch.setattr(chart, "_installed", lambda: ())
+    monkeypatch.setattr(chart, "installed_fonts", lambda: ())
     figure = tmp_path / "figure.png"
     main(
         ["attention", str(model), "--source", f"{letters} one", "--figure", str(figure)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 import transduce
 from transduce.analysis import figures
@@ -25,13 +26,13 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Draw no learning curves; the list has the labels of their lines."""
     labels: list[str] = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda *_, **__: None)
-    line = figures._line
+    plot = Axes.plot
 
-    def labelled(*arguments: Any, **options: Any) -> None:
-        labels.append(arguments[3])
-        line(*arguments, **options)
+    def labelled(axes: Axes, *values: Any, label: str, **options: Any) -> None:
+        labels.append(label)
+        plot(axes, *values, label=label, **options)
 
-    monkeypatch.setattr(figures, "_line", labelled)
+    monkeypatch.setattr(Axes, "plot", labelled)
     return labels
 
 

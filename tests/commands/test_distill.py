@@ -20,7 +20,7 @@ from transduce.cli.distill import DistillationDisplay
 from transduce.data.batches import open_dataset
 from transduce.decoding.translator import Translator
 from transduce.experiments import distillation, distillation_report, pipeline
-from transduce.experiments.distillation import _tags_in
+from transduce.experiments.distillation import tags_in
 from transduce.experiments.synthetic_text import OutputRules
 from transduce.model.transformer import Transformer
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
@@ -482,7 +482,7 @@ def test_the_languages_of_a_text_are_those_of_the_vocabulary(tmp_path) -> None:
         target=model,
     )
     (tmp_path / "text").write_text(">>xx<< a\n>>fr<< a\na\n")
-    assert _tags_in([tmp_path / "text"], tokenizer) == {">>fr<<"}
+    assert tags_in([tmp_path / "text"], tokenizer) == {">>fr<<"}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import transduce
 from transduce.cli import main
-from transduce.cli.train import _command
+from transduce.cli.train import command_of
 from transduce.data.batches import open_dataset
 
 STEPS = (
@@ -408,7 +408,7 @@ def test_each_of_several_processes_has_the_given_options():
         "corpus": (),
         "settings": ("a=1", "b=2"),
     }
-    assert _command(options)[4:] == [
+    assert command_of(options)[4:] == [
         *("--from", "old", "--replay-share", "0.0", "--devices", "2"),
         *("--resume", "--set", "a=1", "b=2"),
     ]

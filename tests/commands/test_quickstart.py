@@ -142,8 +142,8 @@ def test_only_an_older_quickstart_is_overwritten(
 ) -> None:
     folder = copied(out, tmp_path / "out")
     with pytest.raises(ConfigError, match="overwrite it with --force"):
-        quickstart._require_new(folder, overwrite=False)
-    quickstart._require_new(folder, overwrite=True)
+        quickstart.require_new_quickstart(folder, overwrite=False)
+    quickstart.require_new_quickstart(folder, overwrite=True)
     (folder / "mine").touch()
     said = refuses("quickstart", "--out", folder, "--force")
     assert "the folder holds something else" in said

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.cli import lines
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError
+from transduce.files import lock_file
 from transduce.model_folder import model_sum
 from waiting import wait_until
 
@@ -120,16 +121,16 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
     monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
     expected = succeeds(*arguments)
-    write, written = lines._write_all, []
+    write, written = os.write, []
 
-    def interrupted(descriptor: int, text: str) -> int:
-        written.append(text)
+    def interrupted(descriptor: int, content: memoryview) -> int:
+        written.append(bytes(content))
         if len(written) == 15:  # lines of its record, after the header and six pairs
             raise KeyboardInterrupt
-        return write(descriptor, text)
+        return write(descriptor, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lines, "_write_all", interrupted)
+        patch.setattr(os, "write", interrupted)
         assert "6 lines of the input" in refuses(*arguments, "--output", OUTPUT)
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
@@ -337,7 +338,8 @@ def test_one_command_at_a_time_writes_an_output(
     refuses,
     model,
 ) -> None:
-    with lines._Part.opened(OUTPUT, {}, resume=False, batch_items=1):
+    with PART.open("w", encoding="utf-8") as part:
+        lock_file(part.fileno(), ConfigError("This is the first to lock it."))
         message = refuses(
             "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
         )

@@ -60,7 +60,7 @@ def test_steps_that_a_diverged_run_took_back_are_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     diverges_at = [6]
-    watch = Trainer._watch
+    watch = Trainer.watch_loss
 
     def watched(trainer: Trainer, report: StepReport) -> None:
         if report.step in diverges_at:
@@ -68,7 +68,7 @@ def test_steps_that_a_diverged_run_took_back_are_not_shown(
             raise DivergedError("The loss has gone astray.")
         watch(trainer, report)
 
-    monkeypatch.setattr(Trainer, "_watch", watched)
+    monkeypatch.setattr(Trainer, "watch_loss", watched)
     run = tmp_path / "run"
     succeeds("train", "--out", run, *files, *TINY, "--tensorboard")
     shown = scalars(run)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def folder(tmp_path: Path) -> Path:
     """Folder with a copy of the library and its header."""
     for name in LIBRARY, HEADER:
-        shutil.copy(native._folder() / name, tmp_path / name)
+        shutil.copy(native.library_folder() / name, tmp_path / name)
     return tmp_path
 
 

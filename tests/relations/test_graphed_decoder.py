@@ -86,7 +86,7 @@ def test_a_hook_gets_the_weights_of_each_replayed_step(tiny: ModelConfig):
     for number in range(24):
         ids = np.arange(number, number + 3)[:, None] % tiny.vocab_size
         expected = plain.step(ids)
-        moves = not graphed._state.has_capacity
+        moves = not graphed.state.has_capacity
         num_moves += moves
         if moves or number == 5:
             hook = tap.register_forward_hook(lambda *given: seen.append(given[2]))
@@ -104,11 +104,12 @@ def test_finished_sentences_leave_once_half_have_finished(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
     decoder = GraphedDecoder(flat, memory, OperatorRecorder())
-    places = []
+    num_live, places = 6, []
     for kept in ([0, 1, 2, 3, 4], [0, 2, 3, 4], [1, 2, 3], [0, 2]):
-        decoder.step(np.full((len(decoder._live), 1), BOS))
+        decoder.step(np.full((num_live, 1), BOS))
         decoder.reorder(np.array(kept)[:, None])
-        places.append(len(decoder._state.memory_mask))
+        num_live = len(kept)
+        places.append(len(decoder.state.memory_mask))
     assert places == [6, 6, 3, 3]
 
 
@@ -138,7 +139,7 @@ def test_cells_of_a_model_in_bf16_stay_in_fp32_from_step_to_step(tiny: ModelConf
     decoder = TorchDecoder(flat, model.to(torch.bfloat16).encode(SOURCE))
     for _ in range(3):
         decoder.step(np.full((len(SOURCE), 1), BOS))
-        state = decoder._state
+        state = decoder.state
         assert isinstance(state, RecurrentState)
         assert {layer.cell.dtype for layer in state.layers} == {torch.float32}
 

@@ -139,7 +139,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
         sleep(0.3 * rank)  # the second reads the record late
         resume(run, CPU, processes=Threads(rank=rank, count=2), steps=15)
 
-    monkeypatch.setattr("transduce.experiments.pipeline._Run", Run)
+    monkeypatch.setattr("transduce.experiments.pipeline.Run", Run)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(resumed, range(2)))
     assert trained == {0: 15, 1: 15}

@@ -50,28 +50,28 @@ class RandomModel:
     """Model whose next token depends on the sentence and all earlier tokens."""
 
     def __init__(self, names: Sequence[int]) -> None:
-        self._paths: list[list[tuple[int, ...]]] = [[(name,)] for name in names]
+        self.paths: list[list[tuple[int, ...]]] = [[(name,)] for name in names]
         self.most = len(names)
 
     def step(self, last_ids: np.ndarray) -> Tensor:
-        self._paths = [
+        self.paths = [
             [(*path, last) for path, last in zip(group, lasts, strict=True)]
-            for group, lasts in zip(self._paths, last_ids.tolist(), strict=True)
+            for group, lasts in zip(self.paths, last_ids.tolist(), strict=True)
         ]
         return torch.stack(
-            [torch.stack([_logits(path) for path in group]) for group in self._paths]
+            [torch.stack([_logits(path) for path in group]) for group in self.paths]
         )
 
     def reorder(self, rows: np.ndarray) -> None:
-        flat = [path for group in self._paths for path in group]
-        self._paths = [[flat[row] for row in group] for group in rows.tolist()]
+        flat = [path for group in self.paths for path in group]
+        self.paths = [[flat[row] for row in group] for group in rows.tolist()]
 
     def join(self, other: "RandomModel") -> None:
-        assert {len(group) for group in self._paths + other._paths} == {
-            len(self._paths[0])
+        assert {len(group) for group in self.paths + other.paths} == {
+            len(self.paths[0])
         }
-        self._paths += other._paths
-        self.most = max(self.most, len(self._paths))
+        self.paths += other.paths
+        self.most = max(self.most, len(self.paths))
 
 
 @cache
@@ -173,7 +173,7 @@ def test_a_sentence_is_returned_as_soon_as_it_is_finished() -> None:
 
     class Watched(RandomModel):
         def step(self, last_ids: np.ndarray) -> Tensor:
-            going_on.append(len(self._paths))
+            going_on.append(len(self.paths))
             return super().step(last_ids)
 
     def begin(numbers: list[int]) -> Decoding:
@@ -198,8 +198,8 @@ def test_a_batch_with_its_padding_never_exceeds_the_capacity(
 
     class Watched(RandomModel):
         def step(self, last_ids: np.ndarray) -> Tensor:
-            widest = max(lengths[group[0][0]] for group in self._paths)
-            assert len(self._paths) * widest <= room
+            widest = max(lengths[group[0][0]] for group in self.paths)
+            assert len(self.paths) * widest <= room
             return super().step(last_ids)
 
     def begin(numbers: list[int]) -> Decoding:

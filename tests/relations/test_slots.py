@@ -96,7 +96,7 @@ def test_restricted_attention_keeps_the_slots_of_a_neighbourhood(
         parents = BEAM * SENTENCES + (np.arange(BEAM) * step) % BEAM
         for decoder in (beams, slots):
             decoder.reorder(parents)
-        used.append(slots._state.past.size(-1))
+        used.append(slots.state.past.size(-1))
     # Four positions of each hypothesis are in use, and four more in a step.
     assert capacity(beams) <= 128
     assert max(used) <= 128

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from transduce import files as module
 from transduce.errors import CheckpointError, ConfigError
 from transduce.files import (
     atomic_directory,
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_moved_into_place_leaves_the_old_one(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
-    monkeypatch.setattr(module, "_exchange", lambda *_: False)
+    monkeypatch.setattr(sys, "platform", "darwin")
     with (
         pytest.raises(CheckpointError, match="cannot be saved"),
         atomic_directory(folder) as new,
@@ -125,7 +125,7 @@ def test_a_disk_without_file_locks_is_written_to(folder, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges folders")
 def test_a_folder_is_present_at_every_moment_of_its_replacement(folder, monkeypatch):
     present: list[bool] = []
-    rename, sync = Path.rename, module._sync_folder
+    rename, fsync = Path.rename, os.fsync
 
     def note(*_: object) -> None:
         present.append((folder / CONFIG).exists())
@@ -135,12 +135,12 @@ def test_a_folder_is_present_at_every_moment_of_its_replacement(folder, monkeypa
         note()
         return moved
 
-    def noted_sync(path: Path) -> None:
-        sync(path)
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
         note()
 
     monkeypatch.setattr(Path, "rename", noted_rename)
-    monkeypatch.setattr(module, "_sync_folder", noted_sync)
+    monkeypatch.setattr(os, "fsync", noted_fsync)
     with atomic_directory(folder) as new:
         (new / CONFIG).write_text("new", encoding="utf-8")
     assert present
@@ -150,7 +150,7 @@ def test_a_folder_is_present_at_every_moment_of_its_replacement(folder, monkeypa
 
 
 def test_a_folder_is_replaced_where_folders_cannot_be_exchanged(folder, monkeypatch):
-    monkeypatch.setattr(module, "_exchange", lambda *_: False)
+    monkeypatch.setattr(sys, "platform", "darwin")
     with atomic_directory(folder) as new:
         (new / CONFIG).write_text("new", encoding="utf-8")
     assert contents(folder) == {CONFIG: b"new"}
@@ -185,10 +185,9 @@ def test_a_replacement_cut_short_by_a_crash_is_undone_or_completed(tmp_path):
 
 
 def test_an_interrupted_removal_is_completed(folder, monkeypatch):
-    remove = module._remove
-    monkeypatch.setattr(module, "_remove", lambda _: None)
-    remove_folder(folder)
-    monkeypatch.setattr(module, "_remove", remove)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        remove_folder(folder)
     clear_leftovers(folder.parent)
     assert list(folder.parent.iterdir()) == []
 

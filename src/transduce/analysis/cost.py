@@ -400,7 +400,7 @@ def count_sequential_operations(layer: LayerType, sizes: LayerSizes) -> int:
     x = torch.randn(1, sizes.n, sizes.d, dtype=EXACT, requires_grad=True)
     node = made(x).grad_fn
     assert node is not None
-    return _longest_chain(node)
+    return longest_chain(node)
 
 
 def _stack_of_steps(layer: LayerType, sizes: LayerSizes, num_steps: int) -> nn.Module:
@@ -416,7 +416,7 @@ def _detached(
     return torch.where(is_detached[:, None], state.detach(), state)
 
 
-def _longest_chain(last: Node) -> int:
+def longest_chain(last: Node) -> int:
     """Number of nodes on the longest path that ends in `last`."""
     lengths: dict[Node, int] = {}
     waiting = [last]

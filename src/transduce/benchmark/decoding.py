@@ -450,10 +450,10 @@ def measure_decoding(
         )
         systems = {
             name: each
-            for name, each in _systems(device, set(proofs)).items()
+            for name, each in systems_on(device, set(proofs)).items()
             if names is None or name in {REFERENCE, *names}
         }
-        turns = _measure(task, systems, on_turn)
+        turns = measure_turns(task, systems, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[REFERENCE]
     return DecodingSpeed(
@@ -501,7 +501,7 @@ def _convert(
     return proofs, tuple(left_out)
 
 
-def _systems(
+def systems_on(
     device: torch.device, peers: Collection[str]
 ) -> dict[str, tuple[Prepare, str]]:
     """Preparation of each system, and the library that it imports."""
@@ -527,7 +527,7 @@ def _systems(
     return found
 
 
-def _measure(
+def measure_turns(
     task: DecodingTask,
     systems: Mapping[str, tuple[Prepare, str]],
     on_turn: Callable[[str], None],

@@ -118,7 +118,7 @@ def peer_environment() -> dict[str, str]:
 
     With them, other libraries run with the settings that they have without us.
     """
-    return {"GOMP_SPINCOUNT": OPENMP_SPINS} if transduce._shortens_spins else {}
+    return {"GOMP_SPINCOUNT": OPENMP_SPINS} if transduce.SHORTENS_SPINS else {}
 
 
 @contextmanager

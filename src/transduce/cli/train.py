@@ -575,7 +575,7 @@ def train(
     if devices != 1 and not is_distributed():
         given = locals()
         with naming_resume_command(out, device, devices):
-            sys.exit(run_processes(_command(given), devices))
+            sys.exit(run_processes(command_of(given), devices))
     end_with_launcher()
     files = run_files(
         text_files(source, target, dev_source, dev_target),
@@ -710,8 +710,8 @@ def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
     return replace(run, evaluation=replace(run.evaluation, hold_out=False))
 
 
-def _command(options: Mapping[str, Any]) -> list[str]:
-    """Return this command again, for each of several processes."""
+def command_of(options: Mapping[str, Any]) -> list[str]:
+    """Return the command line of `transduce train` with these options."""
     command = [sys.executable, "-m", "transduce", "train"]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)

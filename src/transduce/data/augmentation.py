@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from queue import SimpleQueue
 from random import Random
 from typing import Literal, TypeAlias
@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.data.batches import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
+from transduce.data.batches import OFFSET_TYPE, Dataset, EncodedSide
 from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import num_cores
@@ -204,8 +204,8 @@ class PairAugmenter:
                 if change.second is not None:
                     kept[change.second] = False
         both = Dataset(
-            source=_appended(part.source, _side(sources)),
-            target=_appended(part.target, _side(targets)),
+            source=_appended(part.source, EncodedSide.of(sources)),
+            target=_appended(part.target, EncodedSide.of(targets)),
         )
         return AugmentedPart(
             pairs=both.picked(picked[kept]), numbers=np.flatnonzero(kept)
@@ -326,12 +326,6 @@ def _generator(seed: Seed) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(first, spawn_key=others))
 
 
-def _side(sentences: Sequence[Sequence[int]]) -> EncodedSide:
-    ends = np.cumsum([0, *map(len, sentences)], dtype=OFFSET_TYPE)
-    ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
-    return EncodedSide(ids=ids, offsets=ends)
-
-
 def _appended(*sides: EncodedSide) -> EncodedSide:
     """Return the sentences of all sides, one side after the other."""
     lengths = np.concatenate([np.diff(side.offsets) for side in sides])
@@ -365,7 +359,8 @@ class Augmentation:
         self._warnings = SimpleQueue[str]()
         self._num_processes = num_processes
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
-        self._workers: list[_Worker] = []
+        self.workers: list[_Worker] = []
+        """Processes, started with the first part."""
         # None stands for this process, in place of one that cannot be started.
         self._idle = SimpleQueue[_Worker | None]()
         self._pending: _PendingPart | None = None
@@ -400,7 +395,7 @@ class Augmentation:
     def _begun(
         self, part: Dataset, seed: Seed, threads: ThreadPoolExecutor
     ) -> "_PendingPart":
-        while len(self._workers) < self._num_processes:
+        while len(self.workers) < self._num_processes:
             try:
                 worker = WorkerProcess(self._augment, NICENESS)
             except OSError as error:
@@ -409,7 +404,7 @@ class Augmentation:
                     f"none ({error.strerror}); end others, or train without "
                     "`augmentation`."
                 ) from None
-            self._workers.append(worker)
+            self.workers.append(worker)
             self._idle.put(worker)
         chunks = [
             threads.submit(self._by_worker, chunk, (*seed, number))
@@ -422,7 +417,7 @@ class Augmentation:
         self._is_closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
+        for worker in self.workers:
             worker.end()
 
     def __enter__(self) -> "Augmentation":
@@ -455,7 +450,7 @@ class Augmentation:
             remedy = "the training process does its work, which takes longer"
         else:
             remedy = "another takes its place"
-            self._workers[self._workers.index(lost)] = new
+            self.workers[self.workers.index(lost)] = new
             if self._is_closed:  # meanwhile
                 new.end()
         self._warnings.put(f"A process that augments {reason}; {remedy}.")

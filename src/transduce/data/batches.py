@@ -7,7 +7,7 @@ on the number of devices or their memory. A large corpus is planned in random pa
 million pairs, which bounds the memory of the plan. Planning needs no PyTorch.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +57,13 @@ class EncodedSide:
 
     ids: Integer[np.ndarray, " ids"]
     offsets: Integer[np.ndarray, " sentences_and_one"]
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[int]]) -> "EncodedSide":
+        """Return a side in memory of sentences of ids."""
+        ends = np.cumsum([0, *map(len, sentences)], dtype=OFFSET_TYPE)
+        ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
+        return cls(ids=ids, offsets=ends)
 
     def lengths(
         self, indices: Integer[np.ndarray, " picked"]

@@ -303,7 +303,7 @@ def _run_worker(searcher: object, connection: Connection, parent: int) -> NoRetu
         with suppress(EOFError, OSError):  # the first process has ended
             while True:
                 task = connection.recv()
-                for message in _messages(search_in_batches(task, searcher)):
+                for message in batch_messages(search_in_batches(task, searcher)):
                     connection.send(message)
     finally:
         os._exit(0)  # buffers and exit handlers belong to the first process
@@ -318,16 +318,16 @@ def _close_files(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _messages(
-    found: Iterator[list[SearchResult]],
+def batch_messages(
+    found: Iterator[list[SearchResult]], interval_s: float = MESSAGE_INTERVAL_S
 ) -> Iterator[list[SearchResult] | Exception]:
-    """Yield results, collected for `MESSAGE_INTERVAL_S`, and the exception, if any."""
+    """Yield results, collected for `interval_s` seconds, and the exception, if any."""
     held: list[SearchResult] = []
     sent = time.monotonic()
     try:
         for each in found:
             held += each
-            if held and time.monotonic() - sent >= MESSAGE_INTERVAL_S:
+            if held and time.monotonic() - sent >= interval_s:
                 yield held
                 held, sent = [], time.monotonic()
     except Exception as error:  # raised again in the first process

@@ -42,7 +42,8 @@ class ShortlistedDecoder:
         self, decoder: JoinableDecoder, candidates: Sequence[Candidates]
     ) -> None:
         self._decoder = decoder
-        self._candidates = list(candidates)
+        self.candidates = list(candidates)
+        """Candidates of each sentence; None for the whole vocabulary."""
         self._group = 1
 
     def step(
@@ -53,24 +54,24 @@ class ShortlistedDecoder:
         logits = self._decoder.step(last_ids)
         if isinstance(logits, np.ndarray):
             kept = np.full_like(logits, -np.inf)
-            for row, own, found in zip(kept, self._candidates, logits, strict=True):
+            for row, own, found in zip(kept, self.candidates, logits, strict=True):
                 chosen = slice(None) if own is None else own
                 row[:, chosen] = found[:, chosen]
             return kept
         from transduce.decoding.torch_model import keep_candidates
 
-        return keep_candidates(logits, self._candidates)
+        return keep_candidates(logits, self.candidates)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         sentences = (rows[:, 0] // self._group).tolist()
-        self._candidates = [self._candidates[each] for each in sentences]
+        self.candidates = [self.candidates[each] for each in sentences]
         self._decoder.reorder(rows)
 
     def join(self, other: "ShortlistedDecoder") -> None:
         """Append the sentences of another decoder."""
         self._decoder.join(other._decoder)
-        self._candidates += other._candidates
+        self.candidates += other.candidates
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over the source, end included."""

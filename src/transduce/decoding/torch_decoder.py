@@ -340,30 +340,31 @@ class TorchDecoder:
     @torch.inference_mode()
     def __init__(self, stepper: Stepper, memory: Any) -> None:
         self._stepper = stepper
-        self._state: DecoderState = stepper.start(memory)
+        self.state: DecoderState = stepper.start(memory)
+        """Keys and values of the hypotheses, or what the architecture has instead."""
 
     @torch.inference_mode()
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        return self._stepper.step(self._as_tensor(last_ids), self._state)
+        return self._stepper.step(self._as_tensor(last_ids), self.state)
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
-        self._state.reorder(self._as_tensor(rows))
+        self.state.reorder(self._as_tensor(rows))
 
     @torch.inference_mode()
     def join(self, other: "TorchDecoder") -> None:
         """Append the sentences of another decoder."""
-        self._state.join(other._state)
+        self.state.join(other.state)
 
     def _as_tensor(
         self, numbers: Int64[np.ndarray, "rows columns"]
     ) -> Int64[Tensor, "rows columns"]:
         """Return an array as a tensor on the model's device."""
-        return torch.from_numpy(numbers).to(self._state.memory_mask.device)
+        return torch.from_numpy(numbers).to(self.state.memory_mask.device)
 
 
 class TorchCoverageDecoder(TorchDecoder):
@@ -405,7 +406,7 @@ class TorchCoverageDecoder(TorchDecoder):
         """Append the sentences of another decoder."""
         assert isinstance(other, TorchCoverageDecoder)
         super().join(other)
-        width = self._state.memory_mask.size(-1)
+        width = self.state.memory_mask.size(-1)
         both = (self._attention, other._attention)
         self._attention = torch.cat([resized(each, width, dim=2) for each in both])
 
@@ -415,7 +416,7 @@ class TorchCoverageDecoder(TorchDecoder):
         # Clamp: weights may underflow, and log(0) is -inf.
         tiny = torch.finfo(self._attention.dtype).tiny
         logs = self._attention.clamp(min=tiny, max=1).log()
-        logs = logs.masked_fill(~self._state.memory_mask[:, 0], 0.0)
+        logs = logs.masked_fill(~self.state.memory_mask[:, 0], 0.0)
         sums: Float64[np.ndarray, "sentences group"] = (
             logs.double().sum(-1).cpu().numpy()
         )
@@ -580,7 +581,7 @@ class GraphedDecoder(TorchDecoder):
     def __init__(self, stepper: FusedStep, memory: Memory, recorder: Recorder) -> None:
         super().__init__(stepper, memory)
         self._fused = stepper
-        self._state: DecodingState | RecurrentState
+        self.state: DecodingState | RecurrentState
         self._recorder = recorder
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
@@ -591,7 +592,7 @@ class GraphedDecoder(TorchDecoder):
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        num_places = len(self._state.memory_mask)
+        num_places = len(self.state.memory_mask)
         ids = np.zeros((num_places, last_ids.shape[1]), dtype=np.int64)
         ids[self._live] = last_ids
         logits = self._step_of_all(self._as_tensor(ids))
@@ -602,11 +603,11 @@ class GraphedDecoder(TorchDecoder):
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
-        before = self._state.group_size
+        before = self.state.group_size
         sentences, parents = rows[:, :1] // before, rows % before
         self._live = self._live[sentences[:, 0]]
         live_rows = self._live[:, None] * before + parents
-        num_places = len(self._state.memory_mask)
+        num_places = len(self.state.memory_mask)
         if 2 * len(self._live) <= num_places:
             self._keep(live_rows)
             return
@@ -621,10 +622,10 @@ class GraphedDecoder(TorchDecoder):
         """Append the sentences of another decoder."""
         assert isinstance(other, GraphedDecoder)
         for each in (self, other):
-            group = np.arange(each._state.group_size)
+            group = np.arange(each.state.group_size)
             each._keep(each._live[:, None] * len(group) + group)
         super().join(other)
-        self._live = np.arange(len(self._state.memory_mask))
+        self._live = np.arange(len(self.state.memory_mask))
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Drop all hypotheses but these rows."""
@@ -636,13 +637,13 @@ class GraphedDecoder(TorchDecoder):
         self, last_ids: Int64[Tensor, "places group"]
     ) -> Float[Tensor, "places group vocab"]:
         """Take a step for all places, also those of finished sentences."""
-        if not self._state.has_capacity:
+        if not self.state.has_capacity:
             self._static = None  # as in `_keep`
         if self._fused.is_watched:  # a replay runs no hooks
-            return self._fused.step(last_ids, self._state)
-        x, mask = self._fused.enter(last_ids, self._state)
+            return self._fused.step(last_ids, self.state)
+        x, mask = self._fused.enter(last_ids, self.state)
         if self._static is None:
-            self._static = StaticStep(self._fused, x, self._state, self._recorder)
+            self._static = StaticStep(self._fused, x, self.state, self._recorder)
         return self._static(x, mask)
 
 

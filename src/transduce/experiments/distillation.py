@@ -445,11 +445,11 @@ def _students_tokenizer(plan: DistillationPlan, translator: Translator) -> Token
     tokenizer = translator.tokenizer
     if not tokenizer.language_tags:
         return without_tags(tokenizer)
-    found = _tags_in(plan.source, tokenizer)
+    found = tags_in(plan.source, tokenizer)
     return without_tags(tokenizer, {*found, translator.language_tag} if found else ())
 
 
-def _tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
+def tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
     """Return the tags of the vocabulary with which lines of a text begin."""
     found = set(map(tokenizer.language, read_text(paths)))
     return found & set(tokenizer.language_tags)

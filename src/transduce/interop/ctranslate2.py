@@ -80,7 +80,9 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
         tokenizer = write_portable(checkpoint.tokenizer, new, SPACE)
         _spec(checkpoint, pieces).save(str(new))
         if (shortlist := checkpoint.shortlist) is not None:
-            (new / CANDIDATES).write_text(_map(shortlist, pieces), encoding="utf-8")
+            (new / CANDIDATES).write_text(
+                vocabulary_map(shortlist, pieces), encoding="utf-8"
+            )
         exported = _Exported(new, pieces)
         proof = prove(exported, tokenizer, checkpoint, sentences)
         if shortlist is not None:
@@ -89,7 +91,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
         return proof
 
 
-def _map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
+def vocabulary_map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
     """Return candidates line by line: a source piece, a tab, and its target pieces.
 
     The line without a source piece has the candidates of all sentences.

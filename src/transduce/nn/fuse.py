@@ -125,7 +125,7 @@ class FusedAttention(MultiHeadAttention):
     ) -> Float[Tensor, "batch heads queries d_v"]:
         """Average each head's values, weighted by the match of query and key."""
         with torch.autocast("cpu", enabled=False):  # `split` returns fp32
-            if self._forms_weights or self._is_faster_unfused(query, key):
+            if self._forms_weights or self.is_faster_unfused(query, key):
                 return super().average(query, key, value, mask)
             rate = dropout_in_use(self.dropout)
             return functional.scaled_dot_product_attention(
@@ -143,7 +143,7 @@ class FusedAttention(MultiHeadAttention):
         """Whether a hook reads the weights, or no fused function exists."""
         return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
 
-    def _is_faster_unfused(
+    def is_faster_unfused(
         self,
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],

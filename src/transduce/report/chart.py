@@ -170,10 +170,10 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         character for text in texts for character in text if not character.isspace()
     }
     wanted -= {"\u200b", "\u200c", "\u200d", "\ufe0e", "\ufe0f"}
-    missing = wanted - _characters(font_manager.findfont(DEFAULT_FONT))
+    missing = wanted - characters_of(font_manager.findfont(DEFAULT_FONT))
     families = [DEFAULT_FONT]
-    for name, path in _installed() if missing else ():
-        if found := missing & _characters(path):
+    for name, path in installed_fonts() if missing else ():
+        if found := missing & characters_of(path):
             families.append(name)
             missing -= found
         if not missing:
@@ -200,7 +200,7 @@ def advice(missing: Collection[str]) -> str:
 
 
 @cache
-def _installed() -> tuple[tuple[str, str], ...]:
+def installed_fonts() -> tuple[tuple[str, str], ...]:
     """Name and file of each upright font of regular weight, preferred ones first."""
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
@@ -230,7 +230,7 @@ def _rank(font: tuple[str, str]) -> tuple[int, bool, str, str]:
 
 
 @cache
-def _characters(path: str) -> frozenset[str]:
+def characters_of(path: str) -> frozenset[str]:
     """Characters that a font has; empty if matplotlib cannot draw it."""
     try:
         font = FT2Font(path)

@@ -373,7 +373,7 @@ def listen(host: str, port: int) -> socket.socket:
 def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Server:
     """Uvicorn server of the app, with limits on connections."""
     config = config or ServerConfig()
-    connections, backlog = _that_can_be_open(config.connections)
+    connections, backlog = within_open_files(config.connections)
     protocol = partial(Connection, shared=OpenConnections(connections, backlog))
     # Uvicorn logs mistakes of clients, who receive them as answers already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
@@ -406,7 +406,7 @@ def serve(
         server.run(sockets=[listener])
 
 
-def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
+def within_open_files(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
     """Limit connections to what the limit on open files allows; also the backlog.
 
     The backlog counts twice: that many more may be accepted at once, to be refused.

@@ -232,7 +232,7 @@ def learn_shortlist(
     """
     require_sizes(frequent, per_piece)
     if library() is None:
-        pairs = _sampled(pairs)
+        pairs = sample_pairs(pairs)
     best = SURPLUS * max(per_piece, PER_PIECE)
     forward = likeliest_targets(pairs, best, num_threads=num_threads)
     backward = likeliest_targets(pairs.swapped(), best, num_threads=num_threads)
@@ -308,12 +308,12 @@ def _encoded(
                 yield source, target
 
 
-def _sampled(pairs: EncodedPairs) -> EncodedPairs:
-    """Take pairs evenly, so that they have at most `MAX_LINKS` links."""
+def sample_pairs(pairs: EncodedPairs, max_links: int = MAX_LINKS) -> EncodedPairs:
+    """Take pairs evenly, so that they have at most about `max_links` links."""
     lengths = [
         np.diff(each, prepend=0) for each in (pairs.source_ends, pairs.target_ends)
     ]
-    every = -(-int((lengths[0] * lengths[1]).sum()) // MAX_LINKS) or 1
+    every = -(-int((lengths[0] * lengths[1]).sum()) // max_links) or 1
     return EncodedPairs.of(islice(pairs, 0, None, every)) if every > 1 else pairs
 
 

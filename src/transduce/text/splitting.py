@@ -380,7 +380,7 @@ class _LibraryEnds:
 
     def __init__(self, line: str, language: str | None) -> None:
         self._line = line
-        self._segment = None if language is None else _library()
+        self._segment = None if language is None else segment_function()
         self._language = language or ""
         self._parts = self._bounded_parts()
         self._read = 0
@@ -416,7 +416,8 @@ class _LibraryEnds:
 
 
 @cache
-def _library() -> SegmentFunction | None:
+def segment_function() -> SegmentFunction | None:
+    """Return sentencex's function that splits text; None if it is not installed."""
     try:
         segment: SegmentFunction = import_module("sentencex").segment
     except ImportError:

@@ -207,7 +207,7 @@ class SubwordTokenizer:
         ]
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        words = [self._spell(text).split() for text in texts]
+        words = [self.spell(text).split() for text in texts]
         ids_of = self._ids_of_words(set(chain.from_iterable(words)))
         return [list(chain.from_iterable(map(ids_of.__getitem__, of))) for of in words]
 
@@ -254,7 +254,7 @@ class SubwordTokenizer:
             self._known = {}  # not clear(): another thread may be reading it
         self._known.update((word, ids_of[word]) for word in short)
 
-    def _spell(self, text: str) -> str:
+    def spell(self, text: str) -> str:
         """Normalize a text, and write characters outside the alphabet as bytes."""
         return self._outside_alphabet.sub(_bytes_of, normalize(text))
 
@@ -271,7 +271,7 @@ class WordTokenizer(SubwordTokenizer):
         """Return the words that `encode` gives an id each, with the spaces before."""
         cut = self._pieces.pre_tokenizer.pre_tokenize_str
         tag = self.language(text)
-        words = self._spell(text[len(tag) :]).split()
+        words = self.spell(text[len(tag) :]).split()
         return [tag] * bool(tag) + [
             piece for word in words for piece, _ in cut(" " + word)
         ]
@@ -295,7 +295,7 @@ class WordTokenizer(SubwordTokenizer):
             for each in cut
         ]
 
-    def _spell(self, text: str) -> str:
+    def spell(self, text: str) -> str:
         """Normalize a text; half of a surrogate pair is a replacement character."""
         return normalize(SURROGATE.sub("\ufffd", text))
 
@@ -444,7 +444,7 @@ def learn_tokenizer(
     text = _learning_text(lines)
     head = list(_first(text, ALPHABET_CHARACTERS))
     counts = Counter(chain.from_iterable(head))
-    is_unspaced = _is_unspaced(counts)
+    is_unspaced = counts_as_unspaced(counts)
     alphabet = _alphabet(counts, learned_size, is_unspaced)
     trainer = trainers.BpeTrainer(
         # Pieces that are too long are dropped after learning, so learn more.
@@ -469,7 +469,7 @@ def _learn_words(lines: Iterable[str], size: int, tags: Sequence[str]) -> WordTo
     for chunk, number in chunks.items():
         for character in chunk:
             letters[character] += number
-    if _is_unspaced(letters):
+    if counts_as_unspaced(letters):
         raise ConfigError(
             '`tokenizer.kind` "word" must have text with spaces between words, but '
             "the corpus has a script without; set it to bpe or word-piece."
@@ -515,7 +515,8 @@ def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
         num_characters -= len(line)
 
 
-def _is_unspaced(counts: Counter[str]) -> bool:
+def counts_as_unspaced(counts: Counter[str]) -> bool:
+    """Return whether letters of unspaced scripts exceed `UNSPACED_SHARE`."""
     unspaced = sum(n for c, n in counts.items() if UNSPACED_LETTER.match(c))
     return unspaced > UNSPACED_SHARE * counts.total()
 

@@ -106,7 +106,7 @@ def test_a_long_word_is_shortened_in_the_middle() -> None:
 def test_letters_without_a_font_become_code_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chart, "_installed", lambda: ())
+    monkeypatch.setattr(chart, "installed_fonts", lambda: ())
     figure = draw_lines(labelled(["我们", "é"], ["猫a"]), 1, [1])
     written = [text.get_text() for text in texts(figure)]
     assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
@@ -116,11 +116,13 @@ def test_other_fonts_are_searched_for_missing_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
-    usual = chart._characters
-    monkeypatch.setattr(chart, "_characters", lambda path: has.get(path) or usual(path))
+    usual = chart.characters_of
+    monkeypatch.setattr(
+        chart, "characters_of", lambda path: has.get(path) or usual(path)
+    )
     monkeypatch.setattr(
         chart,
-        "_installed",
+        "installed_fonts",
         lambda: (("One", "one"), ("Two", "two"), ("Three", "three")),
     )
     found = fonts_for(["我们 ab", "\u200b龘"])
@@ -133,6 +135,6 @@ def test_other_fonts_are_searched_for_missing_letters(
 
 
 def test_the_last_resort_font_is_never_chosen() -> None:
-    names = [name for name, _ in chart._installed()]
+    names = [name for name, _ in chart.installed_fonts()]
     assert chart.DEFAULT_FONT in names
     assert not [name for name in names if name.startswith(chart.LAST_RESORT)]

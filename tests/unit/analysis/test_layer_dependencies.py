@@ -115,4 +115,4 @@ def test_the_longest_chain_is_counted():
 
     x = torch.randn(2, requires_grad=True)
     # The leaf, three functions and the sum.
-    assert module._longest_chain(Chain()(x).grad_fn) == 5
+    assert module.longest_chain(Chain()(x).grad_fn) == 5

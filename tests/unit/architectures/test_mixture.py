@@ -239,13 +239,13 @@ def test_padding_has_no_influence_on_gates_and_losses(config) -> None:
 
 
 def test_the_auxiliary_loss_is_added_for_each_target_token(cpu: Hardware) -> None:
-    model = drawn(TRANSFORMER)
     batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
     found = []
     for weight in (0.0, 0.5):
-        for module in model.modules():
-            if isinstance(module, MixtureOfExperts):
-                module._importance_weight = module._load_weight = weight
+        experts = replace(
+            TRANSFORMER.experts, importance_weight=weight, load_weight=weight
+        )
+        model = drawn(replace(TRANSFORMER, experts=experts))
         torch.manual_seed(4)
         found.append(BatchLoss(model, 0.0, cpu)(batch).smoothed)
     torch.manual_seed(4)
@@ -412,7 +412,7 @@ def test_a_run_keeps_no_graph_between_updates(make_trainer) -> None:
     train(trainer)
     modules = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
     assert len(modules) == 4
-    assert all(module._loss is None for module in modules)
+    assert not any(module.take_loss().requires_grad for module in modules)
 
 
 @pytest.fixture

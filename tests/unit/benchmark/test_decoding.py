@@ -147,7 +147,7 @@ def test_ctranslate2_is_measured_in_all_types_and_forms(num_cores, forms, monkey
     library = SimpleNamespace(get_supported_compute_types=lambda _: known)
     monkeypatch.setitem(sys.modules, "ctranslate2", library)
     monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
-    found = decoding_speed._systems(CPU, {"CTranslate2"})
+    found = decoding_speed.systems_on(CPU, {"CTranslate2"})
     names = [name for name in found if name.startswith("CTranslate2")]
     assert names == [
         f"CTranslate2 {kind}{several}"

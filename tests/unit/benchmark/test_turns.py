@@ -1,5 +1,6 @@
 """Workers take turns, and one that ends early is an error."""
 
+import multiprocessing
 import operator
 import os
 from contextlib import nullcontext
@@ -76,7 +77,7 @@ def test_a_worker_works_in_a_process_of_its_own(cpu):
     work = partial(measurement.take_turns, cpu)
     with Worker("The rate", work, CPU) as worker:
         turns = [worker.take_turn() for _ in range(2)]
-        process = worker._process
+        [process] = multiprocessing.active_children()
         assert process.is_alive()
     assert not process.is_alive()
     assert process.exitcode == 0
@@ -136,8 +137,8 @@ def started(monkeypatch):
 def test_peers_train_within_the_quota_with_openmps_own_settings(
     started, monkeypatch, task, shortens
 ):
-    monkeypatch.setattr("transduce._shortens_spins", shortens)
-    training._play(
+    monkeypatch.setattr("transduce.SHORTENS_SPINS", shortens)
+    training.play_rounds(
         replace(task, steps=0), [training.OURS, training.TORCH], lambda _: None
     )
     default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
@@ -151,12 +152,12 @@ def test_peers_train_within_the_quota_with_openmps_own_settings(
 def test_peers_decode_within_the_quota_with_openmps_own_settings(
     started, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("transduce._shortens_spins", True)
+    monkeypatch.setattr("transduce.SHORTENS_SPINS", True)
     task = decoding.DecodingTask(
         models=tmp_path, sentences=(), settings=(), rounds=0, device=CPU
     )
     systems = dict.fromkeys(("transduce int8", "CTranslate2 int8"), (list, ""))
-    decoding._measure(task, systems, lambda _: None)
+    decoding.measure_turns(task, systems, lambda _: None)
     assert started == {
         "transduce int8": (measurement.within_quota, {}),
         "CTranslate2 int8": (

@@ -17,7 +17,7 @@ from transduce.data.augmentation import (
     largest_length,
     require_suitable,
 )
-from transduce.data.batches import Batcher, BatchingConfig, Dataset
+from transduce.data.batches import Batcher, BatchingConfig, Dataset, EncodedSide
 from transduce.data.mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.errors import ConfigError
 from transduce.grammar.corpus import Grammar
@@ -61,10 +61,10 @@ def part(pairs: list[SentencePair], tokenizer: Tokenizer) -> Dataset:
 
 def encoded(pairs: list[SentencePair], tokenizer: Tokenizer) -> Dataset:
     return Dataset(
-        source=augmentation._side(
+        source=EncodedSide.of(
             tokenizer.encode_sources([pair.source for pair in pairs])
         ),
-        target=augmentation._side(
+        target=EncodedSide.of(
             tokenizer.encode_targets([pair.target for pair in pairs])
         ),
     )
@@ -348,14 +348,14 @@ def test_another_process_takes_the_place_of_one_that_was_killed(part, tokenizer)
     expected = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
     with Augmentation(augmenter(ALL, tokenizer), 1, warnings.append) as process:
         process.augmented(part, (1, 0, 1))
-        (worker,) = process._workers
-        os.kill(worker._process.pid, signal.SIGKILL)
-        worker._process.wait()
+        (worker,) = process.workers
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
         for seed in (SEED, (1, 0, 2)):
             found = process.augmented(part, seed)
             assert_equal(found.pairs, expected.augmented(part, seed).pairs)
-        assert process._workers != [worker]
-        assert process._workers[0].has_worked
+        assert process.workers != [worker]
+        assert process.workers[0].has_worked
     assert warnings == [
         "A process that augments was killed, as happens when memory runs out; "
         "another takes its place."
@@ -382,14 +382,14 @@ def test_processes_do_not_import_modules_in_the_current_folder(
     (tmp_path / "random.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     in_one_process.augmented(part.picked(np.arange(20)), SEED)  # without a warning
-    assert in_one_process._workers[0].has_worked
+    assert in_one_process.workers[0].has_worked
 
 
 def test_an_error_of_a_process_is_raised(tokenizer, in_one_process, make_dataset):
     with pytest.raises(IndexError):
         in_one_process.augmented(make_dataset([([10**6], [5])] * 20), SEED)
     in_one_process.close()
-    assert all(w._process.returncode is not None for w in in_one_process._workers)
+    assert all(w.process.returncode is not None for w in in_one_process.workers)
 
 
 class Counting(Augmentation):

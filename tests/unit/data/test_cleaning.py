@@ -406,7 +406,7 @@ def test_only_pairs_that_all_rules_keep_are_scored(clean, tmp_path) -> None:
 
 def test_sort_keys_keep_the_order_of_numbers() -> None:
     values = np.array([-math.inf, -2.5, -1e-300, 0.0, 1e-300, 2.5, 2.6, math.inf])
-    keys = cleaning._sort_keys(values)
+    keys = cleaning.sort_keys(values)
     assert (np.diff(keys.astype(object)) > 0).all()
 
 
@@ -520,7 +520,7 @@ def test_a_killed_process_leaves_nothing(
     judged = WorkerProcess.__call__
 
     def judged_by_a_killed_one(worker: Any, chunk: object) -> object:
-        worker._process.kill()
+        worker.process.kill()
         return judged(worker, chunk)
 
     monkeypatch.setattr(WorkerProcess, "__call__", judged_by_a_killed_one)

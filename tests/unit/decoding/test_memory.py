@@ -17,11 +17,10 @@ needs_library = pytest.mark.skipif(native.api() is None, reason="no native libra
 @contextmanager
 def checked_from(num_bytes: int) -> Iterator[None]:
     """Let the library check free memory from allocations of this many bytes."""
-    loaded = native.library()
-    assert loaded is not None
-    loaded.td_use_allocation_check(native._may_allocate, num_bytes)
+    assert native.library() is not None
+    native.check_allocations(num_bytes)
     yield
-    loaded.td_use_allocation_check(native._may_allocate, native.LARGE_ALLOCATION)
+    native.check_allocations(native.LARGE_ALLOCATION)
 
 
 @needs_library

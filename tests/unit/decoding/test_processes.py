@@ -26,6 +26,7 @@ from transduce.decoding import translator as translator_module
 from transduce.decoding.processes import (
     MAX_PROCESSES,
     WorkerPool,
+    batch_messages,
     default_processes,
 )
 from transduce.decoding.search import Hypothesis, Sentence
@@ -331,20 +332,16 @@ def found_until_it_fails(number: int) -> Iterator[list[SearchResult]]:
     [(60.0, [[(0, []), (1, []), (2, [])]]), (0.0, [[(0, [])], [(1, [])], [(2, [])]])],
 )
 def test_results_found_within_a_moment_are_sent_together(
-    monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[SearchResult]]
+    moment: float, messages: list[list[SearchResult]]
 ) -> None:
-    monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", moment)
-    *told, error = processes._messages(found_until_it_fails(3))
+    *told, error = batch_messages(found_until_it_fails(3), moment)
     assert told == messages
     assert isinstance(error, ZeroDivisionError)
-    assert list(processes._messages(iter(messages))) == messages
-    assert not list(processes._messages(iter([[], []])))
+    assert list(batch_messages(iter(messages), moment)) == messages
+    assert not list(batch_messages(iter([[], []]), moment))
 
 
-def test_results_are_sent_without_waiting_for_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(processes, "MESSAGE_INTERVAL_S", 0.01)
+def test_results_are_sent_without_waiting_for_more() -> None:
     found = [(0, [])]
 
     def slowly() -> Iterator[list[SearchResult]]:
@@ -353,7 +350,7 @@ def test_results_are_sent_without_waiting_for_more(
         yield []
         raise AssertionError("is not asked for before what there is is told")
 
-    assert next(processes._messages(slowly())) == found
+    assert next(batch_messages(slowly(), interval_s=0.01)) == found
 
 
 @pytest.mark.parametrize(("room", "are_alike"), [(20 * 15, True), (20 * 15 - 1, False)])

@@ -60,9 +60,9 @@ def test_lists_stay_with_their_sentences(as_tensor: bool) -> None:
     decoder.reorder(np.array([[3, 2]]))
     joining = ShortlistedDecoder(Known([4, 5], as_tensor), LISTS[1:])
     decoder.join(joining)
-    assert decoder._candidates[0] is LISTS[0]
-    assert decoder._candidates[1] is None
-    assert decoder._candidates[2] is LISTS[2]
+    assert decoder.candidates[0] is LISTS[0]
+    assert decoder.candidates[1] is None
+    assert decoder.candidates[2] is LISTS[2]
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

@@ -353,7 +353,7 @@ def test_a_terminated_preparation_leaves_no_files(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
-    monkeypatch.setattr(run_folder, "_prepare", terminated)
+    monkeypatch.setattr(run_folder, "prepare", terminated)
     with pytest.raises(SystemExit):
         train(files, TINY, tmp_path / "runs" / "run", CPU, Notes())
     assert not list(tmp_path.glob("runs/*"))
@@ -372,7 +372,7 @@ def test_patience_without_a_dev_corpus_is_refused(
 def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps at which the run diverges, once each."""
     steps: list[int] = []
-    watch = Trainer._watch
+    watch = Trainer.watch_loss
 
     def watched(trainer: Trainer, report: StepReport) -> None:
         if report.step in steps:
@@ -380,7 +380,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise DivergedError(f"The loss has gone astray at step {report.step}.")
         watch(trainer, report)
 
-    monkeypatch.setattr(Trainer, "_watch", watched)
+    monkeypatch.setattr(Trainer, "watch_loss", watched)
     return steps
 
 
@@ -405,7 +405,7 @@ def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
 def test_a_diverged_run_restarts_before_the_loss_rose(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Trainer._watch
+    watch = Trainer.watch_loss
 
     def rising(trainer: Trainer, report: StepReport) -> None:
         watch(trainer, report)
@@ -415,7 +415,7 @@ def test_a_diverged_run_restarts_before_the_loss_rose(
         if report.step == 9 and trainer.progress.rate_factor == 1:
             raise DivergedError("The loss has gone astray.")
 
-    monkeypatch.setattr(Trainer, "_watch", rising)
+    monkeypatch.setattr(Trainer, "watch_loss", rising)
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.returns == [4]
@@ -432,7 +432,7 @@ def test_a_diverged_run_restarts_before_the_loss_rose(
 def test_a_diverged_run_without_an_older_checkpoint_restarts_from_the_newest(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Trainer._watch
+    watch = Trainer.watch_loss
 
     def rising(trainer: Trainer, report: StepReport) -> None:
         watch(trainer, report)
@@ -442,7 +442,7 @@ def test_a_diverged_run_without_an_older_checkpoint_restarts_from_the_newest(
             if report.step == 9:
                 raise DivergedError("The loss has gone astray.")
 
-    monkeypatch.setattr(Trainer, "_watch", rising)
+    monkeypatch.setattr(Trainer, "watch_loss", rising)
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.returns == [8]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from transduce.architectures.config import CONFIGS
-from transduce.checkpoint import Checkpoint, _outline
+from transduce.architectures.models import build
+from transduce.checkpoint import Checkpoint
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.mixture import CorpusConfig
 from transduce.errors import ConfigError
@@ -131,7 +132,7 @@ def test_a_start_that_is_not_to_be_learned_becomes_zero(start, target_vocab_size
 )
 def test_the_output_bias_of_each_architecture_is_known_by_its_name(config):
     with torch.device("meta"):
-        model = _outline(replace(config, vocab_size=20))
+        model = build(replace(config, vocab_size=20))
     bias = model.output_bias
     names = {name for name, weight in model.named_parameters() if weight is bias}
     assert (bias is None) == (not names)

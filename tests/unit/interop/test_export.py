@@ -233,11 +233,11 @@ def test_a_piece_without_text_is_left_out_of_the_candidates(
 def test_pieces_with_spaces_are_no_candidates(with_control_symbol):
     shortlist = with_control_symbol.shortlist
     pieces = [f"p{i}" for i in range(shortlist.vocab_size)]
-    whole = to_ctranslate2._map(shortlist, pieces)
+    whole = to_ctranslate2.vocabulary_map(shortlist, pieces)
     odd = int(shortlist.frequent[0])
     for piece in ("", "a b", "a\tb", "a\nb"):
         pieces[odd] = piece
-        written = to_ctranslate2._map(shortlist, pieces)
+        written = to_ctranslate2.vocabulary_map(shortlist, pieces)
         kept = [each for each in whole.splitlines() if not each.startswith(f"p{odd}\t")]
         expected = [re.sub(rf"\bp{odd}( |$)", "", line).rstrip(" ") for line in kept]
         assert written.splitlines() == expected
@@ -246,7 +246,7 @@ def test_pieces_with_spaces_are_no_candidates(with_control_symbol):
 def test_other_candidates_than_the_models_fail_the_proof(
     with_control_symbol, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(to_ctranslate2, "_map", lambda *_: "\t</s>\n")
+    monkeypatch.setattr(to_ctranslate2, "vocabulary_map", lambda *_: "\t</s>\n")
     with pytest.raises(ProofError, match="must choose the same tokens"):
         to_ctranslate2.export(with_control_symbol, tmp_path / "out", LINES)
     assert not (tmp_path / "out").exists()

@@ -214,7 +214,7 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
     assert is_compiled(output)
     found = gradients(output, *learned)
     sizes: list[torch.Size] = []
-    monkeypatch.setattr(layers, "_run", watched_run(sizes))
+    monkeypatch.setattr(layers, "run_stack", watched_run(sizes))
     with torch.no_grad():
         assert torch.equal(run(encoder, decoder, *inputs), output)
         assert len(sizes) == 2  # by the kernel
@@ -230,7 +230,7 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
 
 def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
     """Wrapper of the kernel call that records the sizes of its state buffers."""
-    original = layers._run
+    original = layers.run_stack
 
     def run(function: object, stack: object, saved: Sequence[Tensor]) -> None:
         sizes.append(saved[2].shape)

@@ -18,7 +18,7 @@ from transduce.serving import connection
 from transduce.serving.admission import AccessConfig, AdmissionConfig
 from transduce.serving.connection import AcceptFailures, ConnectionConfig
 from transduce.serving.served_models import ServedModel
-from transduce.serving.server import ServerConfig, _that_can_be_open
+from transduce.serving.server import ServerConfig, within_open_files
 from waiting import wait_until
 
 HOST = b"host: localhost\r\n"
@@ -339,17 +339,17 @@ def test_connections_are_limited_by_open_files(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[0])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: set_.append(pair))
     wanted = ConnectionConfig(max_connections=1000)
-    assert _that_can_be_open(wanted) == (wanted, 512)
+    assert within_open_files(wanted) == (wanted, 512)
     assert set_.pop()[0] > 1000 + 2 * 512
     del limits[0]
-    found, backlog = _that_can_be_open(wanted)
+    found, backlog = within_open_files(wanted)
     assert 0 < found.max_connections + 2 * backlog < 64
     assert backlog > 0
     del limits[0]
     with pytest.raises(
         RequestError, match=r"but the limit is 8; raise it \(ulimit -n\)"
     ):
-        _that_can_be_open(wanted)
+        within_open_files(wanted)
 
 
 def test_a_lack_of_file_descriptors_is_logged_once_a_minute(

@@ -17,6 +17,7 @@ from transduce.text.shortlist import (
     Shortlist,
     encode_pairs,
     learn_shortlist,
+    sample_pairs,
     shortlist_of_alignments,
 )
 from transduce.text.tokenizer import Tokenizer
@@ -113,14 +114,10 @@ def test_long_and_empty_pairs_are_left_out(tokenizer: Tokenizer) -> None:
     assert list(pairs) == [(tokenizer.encode("one two"), tokenizer.encode("eins"))]
 
 
-def test_a_large_corpus_is_sampled_without_the_library(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sample_of_a_large_corpus_has_fewer_links() -> None:
     pairs = EncodedPairs.of([([1, 2], [3, 4, 5])] * 10)
-    monkeypatch.setattr(shortlists, "MAX_LINKS", 25)
-    assert len(shortlists._sampled(pairs)) == 4
-    monkeypatch.setattr(shortlists, "MAX_LINKS", 60)
-    assert len(shortlists._sampled(pairs)) == 10
+    assert len(sample_pairs(pairs, max_links=25)) == 4
+    assert len(sample_pairs(pairs, max_links=60)) == 10
 
 
 def test_a_saved_shortlist_is_the_same(

@@ -136,7 +136,7 @@ TABLE = [
 @pytest.fixture(params=["with sentencex", "without it"])
 def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without it":
-        monkeypatch.setattr(module, "_library", lambda: None)
+        monkeypatch.setattr(module, "segment_function", lambda: None)
     else:
         pytest.importorskip("sentencex")
 
@@ -159,7 +159,7 @@ def test_the_library_recognises_abbreviations_beyond_the_rules(
         asked.append((language, part))
         return ["Seisan koki. ", "Oy Abp. Kettu tuli."]
 
-    monkeypatch.setattr(module, "_library", lambda: segment)
+    monkeypatch.setattr(module, "segment_function", lambda: segment)
     assert sentences(split_text(text, "fi")) == ["Seisan koki.", "Oy Abp. Kettu tuli."]
     assert asked == [("fi", text)]
 
@@ -173,7 +173,7 @@ def test_the_library_reads_a_long_line_in_parts(
         asked.append(part)
         return [part]
 
-    monkeypatch.setattr(module, "_library", lambda: segment)
+    monkeypatch.setattr(module, "segment_function", lambda: segment)
     text = "Word after word. " * 1_000
     assert sentence_ends(text, "en") == []
     assert "".join(asked).startswith(text.rstrip()[:-10])

@@ -193,7 +193,7 @@ def test_a_full_cache_is_emptied_without_an_effect(monkeypatch):
     monkeypatch.setattr("transduce.text.augmentation.MAX_CACHED", 3)
     sampler = BytePairSampler(learned(), 0.3)
     assert sampled(sampler, usual) == expected
-    assert len(sampler._words) <= 3
+    assert len(sampler._words) <= 3  # noqa: SLF001 - memory shows in no result
 
 
 @pytest.mark.parametrize("tag", [">>de<<", "<bt>", "<bt>ab"])

@@ -63,8 +63,8 @@ def as_on_a_gpu(monkeypatch) -> None:
         return functional.dropout(x, rate) if (rate := dropout_in_use(dropout)) else x
 
     monkeypatch.setattr(Dropout, "forward", drop)
-    monkeypatch.setattr(FusedAttention, "_is_faster_unfused", lambda *_: False)
-    monkeypatch.setattr(FusedAttention, "_has_native_attention", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "is_faster_unfused", lambda *_: False)
+    monkeypatch.setattr("transduce.nn.fuse.has_native_attention", lambda *_: False)
 
 
 @pytest.fixture

@@ -310,7 +310,7 @@ def test_only_the_last_updates_are_by_reward(make_trainer) -> None:
 
 
 def test_the_flops_of_updates_by_reward_include_their_samples(
-    make_trainer, monkeypatch: pytest.MonkeyPatch
+    make_trainer, dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Samples] = []
 
@@ -318,16 +318,16 @@ def test_the_flops_of_updates_by_reward_include_their_samples(
         drawn.append(draw_samples(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr("transduce.training.trainer.draw_samples", draw)
     trainer = make_trainer()
-    trainer._max_positions = 60  # several shares in each update
+    trainer.find_micro_batch(max_positions=60)  # several shares in each update
+    monkeypatch.setattr("transduce.training.trainer.draw_samples", draw)
     reports = run(trainer)
     model = trainer.model
 
     def of_pairs(*lengths: list[int]) -> int:
         return model.update_flops(*(np.array(each) for each in lengths))
 
-    batcher = trainer._batcher
+    batcher = Batcher(dataset, BATCHING, seed=REWARD.seed)
     updates = [each for epoch in range(5) for each in batcher.epoch(epoch)]
     expected = sum(
         of_pairs(each.source_lengths, each.target_lengths) for each in updates[:5]
@@ -364,7 +364,7 @@ def test_a_resumed_run_has_the_same_updates_by_reward(make_trainer, stop_at) -> 
 def test_updates_by_reward_do_not_depend_on_the_micro_batch(make_trainer) -> None:
     config = replace(REWARD, steps=1, reward_steps=1)
     whole, cut = make_trainer(config), make_trainer(config)
-    cut._max_positions = 60
+    cut.find_micro_batch(max_positions=60)
     one, other = run(whole), run(cut)
     assert other[0].reward == pytest.approx(one[0].reward, abs=1e-6)
     assert other[0].loss == pytest.approx(one[0].loss, rel=1e-5)
@@ -459,4 +459,4 @@ def test_mixtures_keep_their_balance_in_updates_by_reward(
     assert len(found) >= 2
     assert all(each is not None and each.abs().max() > 0 for each in found)
     layers = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
-    assert all(layer._loss is None for layer in layers)
+    assert not any(layer.take_loss().requires_grad for layer in layers)

@@ -717,7 +717,7 @@ def test_the_forecast_leaves_out_the_time_of_other_programs(
             return share
 
     monkeypatch.setattr(fitting_module, "WaitingMeter", Meter)
-    monkeypatch.setattr(fitting_module, "_time_gradient", lambda *_: 8.0)
+    monkeypatch.setattr(fitting_module, "time_gradient", lambda *_: 8.0)
     fit = make_trainer().find_micro_batch()
     assert fit.seconds * fit.max_positions == pytest.approx(seconds)
     assert fit.waiting_share == share
