@@ -106,7 +106,7 @@ class FusedAttention(MultiHeadAttention):
         attended: Float[Tensor, "batch keys d_model"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
-        if not self._has_native_attention(query, attended):
+        if not self.uses_native_attention(query, attended):
             return super().forward(query, attended, mask)
         queries = self.project_query(query)
         key_value = self.project_key_value(attended)
@@ -158,11 +158,12 @@ class FusedAttention(MultiHeadAttention):
             return key.size(2) <= FEW_KEYS
         return query.size(2) <= FEW_QUERIES
 
-    def _has_native_attention(
+    def uses_native_attention(
         self,
         query: Float[Tensor, "batch queries d_model"],
         attended: Float[Tensor, "batch keys d_model"],
     ) -> bool:
+        """Whether the native library computes the attention."""
         if self._forms_weights or not torch.is_grad_enabled():
             return False
         rate = dropout_in_use(self.dropout)
@@ -182,7 +183,7 @@ class FusedRestrictedSelfAttention(RestrictedSelfAttention, FusedAttention):
         if band.covers(length):
             mask = self.whole_mask(mask, length, length, query.device)
             return FusedAttention.forward(self, query, attended, mask)
-        if not self._has_native_attention(query, attended[:, : band.window]):
+        if not self.uses_native_attention(query, attended[:, : band.window]):
             return MultiHeadAttention.forward(self, query, attended, mask)
         if mask is None:
             mask = query.new_ones(batch, 1, 1, length, dtype=torch.bool)

@@ -349,7 +349,7 @@ def test_a_resumed_run_keeps_its_spent_patience(
 def test_a_terminated_preparation_leaves_no_files(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def terminated(*_: object) -> None:
+    def terminated(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 

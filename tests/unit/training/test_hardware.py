@@ -64,7 +64,7 @@ def as_on_a_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(Dropout, "forward", drop)
     monkeypatch.setattr(FusedAttention, "is_faster_unfused", lambda *_: False)
-    monkeypatch.setattr("transduce.nn.fuse.has_native_attention", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "uses_native_attention", lambda *_: False)
 
 
 @pytest.fixture
