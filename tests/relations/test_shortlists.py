@@ -210,7 +210,9 @@ def test_pytorch_finds_the_same(
     config = config_of(4)
     native = found(Translator(checkpoint, "cpu").translate_stream(LINES, config))
     monkeypatch.setattr(translator_module, "api", lambda: None)
-    by_torch = found(Translator(checkpoint, "cpu").translate_stream(LINES, config))
+    translator = Translator(checkpoint, "cpu")
+    assert translator.torch_model is translator.models[0]
+    by_torch = found(translator.translate_stream(LINES, config))
     assert by_torch == near_all(native)
 
 

@@ -186,6 +186,7 @@ def test_the_weights_of_a_transformer_are_read_too(
     if not is_native:
         monkeypatch.setattr(translator_module, "api", lambda: None)
     translator = Translator(checkpoint(TRANSFORMER), "cpu")
+    assert (translator.torch_model is translator.models[0]) != is_native
     found = translator.translate("Hund", min_length=2, max_length=3)
     assert found.text == "dog dog dog"
 
