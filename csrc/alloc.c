@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "sizes.h"
 #include "transduce.h"
@@ -31,4 +32,12 @@ void *allocate_lines(double bytes)
     if (check && bytes >= (double)atomic_load(&min_checked) && !check((int64_t)bytes))
         return NULL;
     return aligned_alloc(CACHE_LINE, lines * CACHE_LINE);
+}
+
+void *allocate_zeros(double bytes)
+{
+    void *block = allocate_lines(bytes);
+    if (block)
+        memset(block, 0, (size_t)bytes);
+    return block;
 }

@@ -7,4 +7,7 @@
  * products of sizes cannot overflow. */
 void *allocate_lines(double bytes);
 
+/* The same, filled with zeros. */
+void *allocate_zeros(double bytes);
+
 #endif

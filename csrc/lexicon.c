@@ -246,9 +246,9 @@ static td_status begin_learning(Learning *learning, int num_threads)
     learning->sentences =
         allocate_lines((sources + (double)pairs->pairs) * sizeof(int32_t));
     learning->weights = allocate_lines(targets * sizeof(float));
-    learning->rows = calloc((size_t)learning->num_rows, sizeof(Row));
-    learning->probs = calloc((size_t)cells, sizeof(float));
-    learning->counts = calloc((size_t)cells, sizeof(double));
+    learning->rows = allocate_zeros((double)learning->num_rows * sizeof(Row));
+    learning->probs = allocate_zeros(cells * sizeof(float));
+    learning->counts = allocate_zeros(cells * sizeof(double));
     learning->seen = allocate_lines(cells * sizeof(int32_t));
     if (!learning->first || !learning->sentences || !learning->weights ||
         !learning->rows || !learning->probs || !learning->counts || !learning->seen)

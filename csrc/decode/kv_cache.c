@@ -119,11 +119,8 @@ static td_status allocate_rows(DecoderState *state)
         return TD_OK;
     const double floats =
         rows * (double)state->summed_layers * (double)state->max_source;
-    state->attention = allocate_lines(floats * (double)sizeof(float));
-    if (!state->attention)
-        return TD_OUT_OF_MEMORY;
-    memset(state->attention, 0, (size_t)floats * sizeof(float));
-    return TD_OK;
+    state->attention = allocate_zeros(floats * (double)sizeof(float));
+    return state->attention ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
 TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack)
