@@ -504,8 +504,8 @@ typedef struct td_decode_api {
     td_status (*decoder_coverage)(const td_decoder *decoder, double *coverage);
     /* Write the attention [sentences, group, summed_layers, positions] to source
      * positions, summed over the steps since the last call, the mean over the heads; 0
-     * beyond the end of a source. TD_BAD_ARGUMENT: a source is longer than `positions`.
-     */
+     * beyond the end of a source. TD_BAD_ARGUMENT: no layer's attention is summed, or a
+     * source is longer than `positions`. */
     td_status (*decoder_take_attention)(td_decoder *decoder, float *attention,
                                         int64_t positions);
     /* Number of sentences and of hypotheses of each; 0 for NULL. */

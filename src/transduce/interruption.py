@@ -41,8 +41,10 @@ def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
     return {number: each for number, each in found.items() if each is not None}
 
 
-def _restore(handlers: Mapping[int, Any], arrived: Iterable[int] = ()) -> None:
+def _restore(handlers: Mapping[int, Any], arrived: list[int]) -> None:
     """Set all handlers before one of them runs, then raise the signals that arrived.
+
+    Each is removed from `arrived`.
 
     A handler that raises an exception would otherwise keep the others from being set.
     Blocking the signals prevents that unless another thread receives one.
@@ -57,8 +59,8 @@ def _restore(handlers: Mapping[int, Any], arrived: Iterable[int] = ()) -> None:
         _set(handlers)
         raise
     finally:
-        for number in list(arrived):
-            signal.raise_signal(number)  # handled as soon as it is not blocked
+        while arrived:
+            signal.raise_signal(arrived.pop(0))  # handled once it is not blocked
         if set_mask:
             set_mask(signal.SIG_SETMASK, before)
 
@@ -94,7 +96,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         yield requested.is_set
     finally:
         is_left = True
-        _restore(previous)
+        _restore(previous, [])
 
 
 @contextmanager
@@ -130,7 +132,7 @@ def unwound_on_termination() -> Iterator[None]:
         yield
     finally:
         is_left = True
-        _restore(previous)
+        _restore(previous, [])
 
 
 @contextmanager
@@ -143,15 +145,15 @@ def signals_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: dict[int, None] = {}
+    held: list[int] = []
     is_left = False
     previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def hold(number: int, _frame: FrameType | None) -> None:
+        if number not in held:
+            held.append(number)
         if is_left:
-            _restore(previous, [number])
-        else:
-            held[number] = None
+            _restore(previous, held)
 
     try:
         for number in previous:

@@ -57,8 +57,13 @@ def require_between(
 
 def apply_file(config: Config, path: Path) -> Config:
     """Change the settings that a TOML file names, table by table."""
+    return apply_mapping(config, _read_toml(path), where=f"{path}: ")
+
+
+@cache  # a pipe can be read only once
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"{path}: the settings cannot be read ({error.strerror})."
@@ -69,7 +74,6 @@ def apply_file(config: Config, path: Path) -> Config:
         ) from None
     except ValueError as error:  # also raised for whole numbers with too many digits
         raise ConfigError(f"{path}: the settings must be TOML, but: {error}.") from None
-    return apply_mapping(config, content, where=f"{path}: ")
 
 
 def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:

@@ -19,7 +19,7 @@ from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.translator import load
+from transduce.decoding.translator import Translator, load
 from transduce.model.config import ModelConfig
 from transduce.model_folder import quantize
 from transduce.search_config import SearchConfig
@@ -314,6 +314,21 @@ def served_without_torch(
         process.kill()
 
 
+def linked_html(translator: Translator) -> tuple[str, str]:
+    """HTML in which attention decides the place of a tag, and its translation."""
+    words = ("one", "two", "three", "four", "five", "six")
+    for count, place in ((n, k) for n in range(2, 7) for k in range(n)):
+        text = " ".join(words[:count])
+        marked = text.replace(words[place], f"<b>{words[place]}</b>")
+        best = translator.translate(text).text
+        [links] = attended_links(translator, [(text, best)])
+        [segment] = split_html(marked)
+        expected = written_html(segment, best, links)
+        if expected != written_html(segment, best, None):
+            return marked, expected
+    raise AssertionError("Links must change a place.")
+
+
 @pytest.mark.usefixtures("native")
 def test_a_server_without_torch_answers(
     served_without_torch: Callable[..., Answer], places: dict[str, Path]
@@ -323,10 +338,9 @@ def test_a_server_without_torch_answers(
     best = translator.translate("one two").text
     asked = {"q": "one two", "source": "en", "target": "de"}
     assert post("/translate", **asked).json == {"translatedText": best}
-    marked = post("/translate", **{**asked, "q": "one <b>two</b>"}, format="html")
-    [links] = attended_links(translator, [("one two", best)])
-    [segment] = split_html("one <b>two</b>")
-    assert marked.json == {"translatedText": written_html(segment, best, links)}
+    marked, expected_html = linked_html(translator)
+    answer = post("/translate", **{**asked, "q": marked}, format="html")
+    assert answer.json == {"translatedText": expected_html}
     streamed = post("/v1/translate", q="one two", model="en-de")
     assert json.loads(streamed.body.splitlines()[0])["translation"] == best
     parsed = post("/v1/parse", q="one two", model="trees")

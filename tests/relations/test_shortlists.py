@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import transduce.decoding.translator as translator_module
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import translator as translators
 from transduce.decoding.native_model import DecodingPrecision
@@ -209,7 +208,7 @@ def test_pytorch_finds_the_same(
 ) -> None:
     config = config_of(4)
     native = found(Translator(checkpoint, "cpu").translate_stream(LINES, config))
-    monkeypatch.setattr(translator_module, "api", lambda: None)
+    monkeypatch.setattr(translators, "api", lambda: None)
     translator = Translator(checkpoint, "cpu")
     assert translator.torch_model is translator.models[0]
     by_torch = found(translator.translate_stream(LINES, config))
@@ -222,7 +221,7 @@ def test_a_model_of_two_vocabularies_has_a_shortlist(
 ) -> None:
     """Imported models may have pieces of targets, then pieces of sources alone."""
     if not is_native:
-        monkeypatch.setattr(translator_module, "api", lambda: None)
+        monkeypatch.setattr(translators, "api", lambda: None)
     pieces = [
         tuple(f"▁{word}" for word in words.split())
         for words in ("eins zwei drei vier", "one two three four")

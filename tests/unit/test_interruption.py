@@ -1,11 +1,12 @@
 """Ctrl-C, SIGTERM and SIGHUP are requests to stop; a second Ctrl-C interrupts."""
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -167,6 +168,9 @@ def disturbed(monkeypatch):
     is_over = threading.Event()
     other = threading.Thread(target=is_over.wait)
     other.start()
+    woken, waking = socket.socketpair()
+    waking.setblocking(False)
+    before = signal.set_wakeup_fd(waking.fileno())
 
     def disturb(after: int, arriving: int, *, is_other_thread: bool = False) -> None:
         change = signal.signal
@@ -177,7 +181,8 @@ def disturbed(monkeypatch):
                 monkeypatch.setattr(signal, "signal", change)
                 if is_other_thread:
                     signal.pthread_kill(other.ident, arriving)
-                    time.sleep(0.05)  # the handler runs in the main thread
+                    # Once it has arrived, the handler runs here, in the main thread.
+                    assert select.select([woken], [], [], 5)[0]
                 else:
                     signal.raise_signal(arriving)
             return before
@@ -185,6 +190,9 @@ def disturbed(monkeypatch):
         monkeypatch.setattr(signal, "signal", changed)
 
     yield disturb
+    signal.set_wakeup_fd(before)
+    woken.close()
+    waking.close()
     is_over.set()
     other.join()
 
@@ -251,6 +259,23 @@ def test_a_signal_at_any_time_leaves_the_earlier_handlers(
                 disturbed(after, arriving, is_other_thread=is_other_thread)
     assert [signal.getsignal(number) for number in SIGNALS] == [interrupt] * 3
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_signal_during_the_restoring_keeps_those_held(disturbed, received):
+    with signals_held():
+        signal.raise_signal(signal.SIGTERM)
+        disturbed(signal.SIGINT, signal.SIGHUP)
+    assert sorted(received) == [signal.SIGHUP, signal.SIGTERM]
+
+
+def test_a_handler_left_by_a_race_delivers_what_is_held_once(received):
+    with signals_held():
+        signal.raise_signal(signal.SIGTERM)
+        left = signal.getsignal(signal.SIGTERM)
+    assert received == [signal.SIGTERM]
+    signal.signal(signal.SIGINT, left)
+    signal.raise_signal(signal.SIGINT)
+    assert received == [signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])

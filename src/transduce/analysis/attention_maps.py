@@ -109,7 +109,6 @@ def attention_maps(
     ]
 
 
-@torch.no_grad()
 @contextmanager
 def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
     """Mask one head inside the block: its output is 0 (Michel et al., 2019).

@@ -129,7 +129,7 @@ class RecurrentConfig:
     input_feeding: bool = True
     """Whether the lowest layer of the decoder also reads the previous token's context
     (gnmt_v2) or attentional vector (Luong et al., 2015, section 3.3). Without, it runs
-    over whole sequences too. With the query previous, the lowest layer always reads a
+    over whole sequences. With the query previous, the lowest layer always reads a
     context, and this has no effect."""
     readout: Readout = "state"
     """Vector that the output matrix is multiplied by. state: the top layer's state; the

@@ -486,7 +486,7 @@ def _convert(
     left_out: list[str] = []
     for peer, target, package, module in (
         (CTRANSLATE2, "ctranslate2", "ctranslate2", "ctranslate2"),
-        (MARIAN, "marian", "transformers", "marian"),
+        (MARIAN, "marian", "transformers", "marian_export"),
     ):
         if find_spec(package) is None:
             left_out.append(missing_package(peer, package, "benchmark"))

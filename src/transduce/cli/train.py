@@ -560,8 +560,9 @@ def train(
         the processor's cores. For several machines use torchrun.
     however_long
         Train even if the forecast exceeds two weeks (a week if no preset is given), or
-        if no preset is given and the corpus is much too small for base. A given
-        training.steps or --from allows any time as well.
+        if no preset is given and the corpus is much too small for base. With a preset,
+        a given training.steps allows any time too; so does --from, and so does --force
+        where it replaces a run.
     tensorboard
         Also write TensorBoard logs to the run's folder.
     """
@@ -614,7 +615,8 @@ def train(
                 is_chosen=preset is not None or start is not None or however_long,
                 is_length_chosen=however_long
                 or start is not None
-                or force  # a refusal would come when the old run is gone
+                # A refusal would come when the old run is gone.
+                or (force and is_run(out))
                 or sets_steps(run, config, settings),
                 overwrites=force,
             )
@@ -631,8 +633,9 @@ def train(
 
 
 def sets_steps(run: RunConfig, config: Path | None, settings: tuple[str, ...]) -> bool:
-    """Whether a file or an assignment sets `training.steps`, be it to the same."""
-    others = replace(run, training=replace(run.training, steps=run.training.steps + 1))
+    """Whether a file or an assignment sets `training.steps`, even to the same value."""
+    other = 1 if run.training.steps > 1 else 2
+    others = replace(run, training=replace(run.training, steps=other))
     changed = changed_by_options(others, config, settings)
     return changed.training.steps == run.training.steps
 

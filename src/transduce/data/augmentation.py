@@ -310,7 +310,7 @@ def _draw_changes(
 
 
 def _partners(numbers: Sequence[int], tags: Sequence[Ids]) -> dict[int, int]:
-    """Match pairs with the same tags in twos; return each second by its first."""
+    """Pair up the numbers that have the same tags; return the second by the first."""
     second_of: dict[int, int] = {}
     waiting: dict[Ids, int] = {}
     for number in numbers:
@@ -335,7 +335,7 @@ def _appended(*sides: EncodedSide) -> EncodedSide:
     )
 
 
-_Worker: TypeAlias = WorkerProcess[[Dataset, Seed], AugmentedPart]
+Worker: TypeAlias = WorkerProcess[[Dataset, Seed], AugmentedPart]
 
 
 class Augmentation:
@@ -359,10 +359,10 @@ class Augmentation:
         self._warnings = SimpleQueue[str]()
         self._num_processes = num_processes
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
-        self.workers: list[_Worker] = []
+        self.workers: list[Worker] = []
         """Processes, started with the first part."""
         # None stands for this process, in place of one that cannot be started.
-        self._idle = SimpleQueue[_Worker | None]()
+        self._idle = SimpleQueue[Worker | None]()
         self._pending: _PendingPart | None = None
         self._is_closed = False
 
@@ -439,9 +439,9 @@ class Augmentation:
         finally:
             self._idle.put(worker)
 
-    def _replaced(self, lost: _Worker, reason: str) -> _Worker | None:
+    def _replaced(self, lost: Worker, reason: str) -> Worker | None:
         """Start a process in place of one that has ended, unless it made no chunk."""
-        new: _Worker | None = None
+        new: Worker | None = None
         if lost.has_worked:
             with suppress(OSError):
                 new = WorkerProcess(self._augment, NICENESS)

@@ -60,7 +60,7 @@ class EncodedSide:
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]]) -> "EncodedSide":
-        """Return a side in memory of sentences of ids."""
+        """Build a side in memory from lists of ids."""
         ends = np.cumsum([0, *map(len, sentences)], dtype=OFFSET_TYPE)
         ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
         return cls(ids=ids, offsets=ends)

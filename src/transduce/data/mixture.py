@@ -298,7 +298,10 @@ class CorpusMixture:
         return order
 
     def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
-        """Return each corpus's pairs in an epoch, which has as many as all together."""
+        """Return the number of pairs of each corpus in an epoch.
+
+        An epoch has as many pairs as all corpora together.
+        """
         if not weights:
             return self._sizes
         shares = np.array([weights.get(name, 0.0) for name in self.names])

@@ -125,18 +125,21 @@ class NativeModel:
 
         Sources are with end tokens. The weights are the mean over a layer's heads.
         """
-        order = sorted(range(len(targets)), key=lambda i: -len(targets[i]))
-        encoded = self.encode([sources[i] for i in order])
         layers = self.config.num_decoder_layers
-        decoder = self._start(encoded, layers)
         maps = [
             np.empty((layers, len(target), len(source)), dtype=np.float32)
             for source, target in zip(sources, targets, strict=True)
         ]
+        filled = [i for i, target in enumerate(targets) if target]
+        if not filled:
+            return maps
+        order = sorted(filled, key=lambda i: -len(targets[i]))
+        encoded = self.encode([sources[i] for i in order])
+        decoder = self._start(encoded, layers)
         longest = int(encoded.lengths.max(initial=0))
         steps = _steps(decoder, [targets[i] for i in order])
         for position, logits in enumerate(steps):
-            attention = decoder.take_attention(layers, longest)[:, 0]
+            attention = decoder.take_attention(longest)[:, 0]
             for i, weights in zip(order[: len(logits)], attention, strict=True):
                 maps[i][:, position] = weights[:, : len(sources[i])]
         return maps
@@ -175,7 +178,7 @@ class NativeModel:
         return NativeDecoder(
             self,
             ffi.gc(handle[0], self._api.decoder_free),
-            sums_attention=summed_layers == 1,
+            summed_layers=summed_layers,
         )
 
     def _set(
@@ -203,16 +206,14 @@ class NativeModel:
 class NativeDecoder:
     """A decoder of a native model, with a group of hypotheses for each sentence."""
 
-    def __init__(
-        self, model: NativeModel, handle: Any, *, sums_attention: bool
-    ) -> None:
+    def __init__(self, model: NativeModel, handle: Any, *, summed_layers: int) -> None:
         native = api()
         assert native is not None
         self._api = native.decode
         self.model = model  # keeps it alive
         self.handle = handle
         """The decoder in the library (`td_decoder`)."""
-        self.sums_attention = sums_attention
+        self._summed_layers = summed_layers
         """Whether `coverage` can be called."""
 
     def step(
@@ -246,7 +247,7 @@ class NativeDecoder:
             return None  # a subclass records each step
         if last_ids.shape[1] != search.beam_size:
             return None
-        if search.is_covered and not self.sums_attention:
+        if search.is_covered and self._summed_layers != 1:
             return None
         max_steps = max(MAX_ROWS // last_ids.size, 1)
         return search.run(self.handle, last_ids, max_steps, few)
@@ -294,15 +295,16 @@ class NativeDecoder:
         return coverage
 
     def take_attention(
-        self, layers: int, positions: int
+        self, positions: int
     ) -> Float32[np.ndarray, "sentences group layers positions"]:
         """Return the attention to the source since the last call.
 
         It is the mean over the heads, summed over the steps, and 0 beyond the end of a
-        source, whose length is at most `positions`. `layers` are those that the decoder
-        sums.
+        source, whose length is at most `positions`.
         """
-        attention = np.empty((*self._shape, layers, positions), dtype=np.float32)
+        attention = np.empty(
+            (*self._shape, self._summed_layers, positions), dtype=np.float32
+        )
         numbers = pointer(attention, "float *")
         check(self._api.decoder_take_attention(self.handle, numbers, positions))
         return attention

@@ -282,7 +282,7 @@ def train(
             _locked(folder, processes),
             closing(Run(folder, config, hardware, observers, processes)) as run,
         ):
-            run.train(corpus, advice, _LengthLimit(consent, proposal))
+            run.train(corpus, advice, LengthLimit(consent, proposal))
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
@@ -451,7 +451,7 @@ def _announce_trial(observers: Sequence[RunObserver]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _LengthLimit:
+class LengthLimit:
     """Limit of a new run's forecast of time."""
 
     consent: Consent
@@ -470,11 +470,11 @@ class _LengthLimit:
                 f"about {duration(seconds)} here; name a preset, take fewer steps "
                 "(training.steps) or a GPU, or add --however-long."
             )
-        fitting = f"{self.proposal}, which fits the corpus, " if self.proposal else ""
+        fitting = f"choose {self.proposal}, " if self.proposal else ""
         return TooLongTrainingError(
             "Training must end within two weeks unless its length is chosen, but would "
-            f"take about {duration(seconds)} here; take {fitting}fewer steps (--set "
-            "training.steps=NUMBER) or a GPU, or add --however-long."
+            f"take about {duration(seconds)} here; {fitting}set fewer steps (--set "
+            "training.steps=NUMBER), train on a GPU, or add --however-long."
         )
 
 
@@ -518,7 +518,7 @@ class Run:
         self,
         corpus: PreparedCorpus | None = None,
         advice: tuple[Advice, ...] = (),
-        limit: _LengthLimit | None = None,
+        limit: LengthLimit | None = None,
     ) -> None:
         """Train from the newest checkpoint, or from the start, to the end."""
         keep_freed_memory()

@@ -133,7 +133,7 @@ class PresetRun:
             return [*out, "--resume"]
         return [
             *out,
-            *("--preset", self.preset),
+            *("--preset", self.preset, "--however-long"),
             *(("--set", *self.overrides) if self.overrides else ()),
             *_files_option("--source", files.source),
             *_files_option("--target", files.target),

@@ -41,8 +41,8 @@ USUAL: dict[str, tuple[tuple[object, ...], str]] = {
     "guidance_scale": ((None, 1), "there is no such guidance here"),
     "watermarking_config": ((None,), "translations have no watermark"),
 }
-"""Settings that are not applied as in the library: the values for which that has no
-effect, and what to use instead."""
+"""Settings that are not applied as in the library: for each the values that leave
+translations unchanged, and what to use instead."""
 
 
 def whole(
@@ -210,7 +210,8 @@ def differing_settings(folder: Path) -> list[str]:
     penalty = content.get("repetition_penalty")
     if is_greedy and penalty not in (None, 1):
         differing["repetition_penalty"] = (
-            "it applies to log-probabilities, in the library's greedy search to logits"
+            "it is applied to log-probabilities; greedy search in Transformers applies "
+            "it to logits"
         )
     return [
         f"{path}: `{name}` = {json.dumps(content[name])} is not applied as in the "

@@ -99,8 +99,8 @@ USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "n-best": (("false",), "`transduce translate --nbest` gives several"),
     "force-decode": (("false",), "`transduce translate --prefixes` is similar"),
 }
-"""Options of decoding that are not applied as in Marian: the values for which that has
-no effect, and what to use instead."""
+"""Options of decoding that are not applied as in Marian: for each the values that leave
+translations unchanged, and what to use instead."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 ENTRY_BYTES = 4_096

@@ -27,14 +27,15 @@ PROBE_EVERY_S = 5.0
 ECHO_S = 0.1
 """Seconds that a vanished client's system may take to answer a probe with a reset."""
 MAX_HEAD_BYTES = 16_384
-"""Maximum size of a request line with its headers."""
+"""Maximum size of a request line with its headers, and of chunk extensions."""
+REQUEST_LINE_BYTES = len("  HTTP/1.1\r\n")
+"""Size of a request line beside its method and target. A header has `: ` and CRLF."""
 TOO_LARGE = (
     "The request line, headers and chunk extensions must be shorter: at most "
     f"{MAX_HEAD_BYTES:,} bytes are read."
 )
 INVALID = "The request must be valid HTTP/1.1, but is not."
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
-TARGETS_OF_THEIR_OWN = (b"CONNECT", b"OPTIONS")
 """Methods whose target may be no path, but a host or an asterisk."""
 
 
@@ -106,17 +107,17 @@ class RequestReader(h11.Connection):
 
 def _checked(request: h11.Request) -> h11.Request:
     """Return the request with its target in origin form (RFC 9112, section 3.2)."""
-    size = len(request.method) + len(request.target)
+    size = len(request.method) + len(request.target) + REQUEST_LINE_BYTES
     if size > MAX_HEAD_BYTES:
         raise RefusedHeadError(HTTPStatus.REQUEST_URI_TOO_LONG, TOO_LARGE)
-    size += sum(len(name) + len(value) for name, value in request.headers)
+    size += sum(len(name) + len(value) + 4 for name, value in request.headers)
     if size > MAX_HEAD_BYTES:
         raise RefusedHeadError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_LARGE)
     version = request.http_version
     if not version.startswith(b"1."):
         raise RefusedHeadError(
             HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
-            f"The HTTP version must be 1.0 or 1.1, but is {version.decode()}.",
+            f"The HTTP version must be 1.x, but is {version.decode()}.",
         )
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names and b"content-length" in names:
@@ -136,10 +137,11 @@ def _checked(request: h11.Request) -> h11.Request:
 def _in_origin_form(request: h11.Request) -> h11.Request:
     """Return the request with a path as target; an absolute target names the host."""
     target = request.target
-    if target.startswith(b"/") or request.method in TARGETS_OF_THEIR_OWN:
-        return request
     absolute = ABSOLUTE_TARGET.fullmatch(target)
     if absolute is None:
+        is_valid = target.startswith(b"/") or request.method == b"CONNECT"
+        if is_valid or (request.method, target) == (b"OPTIONS", b"*"):
+            return request
         raise _malformed(INVALID)
     host, path = absolute.groups()
     others = [(name, value) for name, value in request.headers if name != b"host"]

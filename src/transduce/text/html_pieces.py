@@ -265,6 +265,8 @@ class _Reader:
         explicit = self._translate_attribute(element, tag)
         if explicit is not None:
             is_readable = explicit
+        elif name == "annotation-xml":
+            is_readable = False  # a second form of the formula
         elif name in CODE and not is_foreign:
             is_readable = False
         is_raw = name in RAW_TEXT and not is_foreign

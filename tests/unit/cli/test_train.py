@@ -1,6 +1,8 @@
 """The terminal output before the first update, and the options of a training."""
 
 import math
+import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
+from transduce.experiments.run_folder import RUN_CONFIG, TRAINING
 from transduce.machine import describe_threads
 from transduce.training.hardware import MicroBatch
 
@@ -135,7 +138,7 @@ def test_given_steps_choose_the_length(tmp_path, settings, content, said):
         ({"preset": "base", "settings": ("model.dropout=0.2",)}, 2),
         ({"preset": "base", "settings": ("training.steps=100000",)}, math.inf),
         ({"preset": "base", "however_long": True}, math.inf),
-        ({"preset": "base", "force": True}, math.inf),
+        ({"preset": "base", "force": True}, 2),
         ({"however_long": True}, math.inf),
     ],
 )
@@ -149,6 +152,31 @@ def test_options_choose_the_longest_training(tmp_path, monkeypatch, options, wee
     files = {"source": (tmp_path / "a.en",), "target": (tmp_path / "a.de",)}
     train(out=tmp_path / "run", **files, **options)
     assert [each.max_weeks for each in consents] == [weeks]
+
+
+def test_a_run_that_is_to_be_replaced_has_no_limit(tmp_path, monkeypatch):
+    consents = []
+    monkeypatch.setattr(
+        "transduce.cli.train.train_run",
+        lambda *_, consent, **__: consents.append(consent),
+    )
+    out = tmp_path / "run"
+    (out / TRAINING).mkdir(parents=True)
+    (out / RUN_CONFIG).touch()
+    files = {"source": (tmp_path / "a.en",), "target": (tmp_path / "a.de",)}
+    train(out=out, **files, preset="base", force=True)
+    assert consents[0].max_weeks == math.inf
+
+
+def test_the_length_in_settings_from_a_pipe_counts(tmp_path):
+    pipe = tmp_path / "settings"
+    os.mkfifo(pipe)
+    content = b"[training]\nsteps = 1_000_000_000\n"  # the largest number
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    run = run_config("base", pipe, ())
+    writer.join()
+    assert sets_steps(run, pipe, ())
 
 
 def test_weeks_of_training_give_a_warning(capsys):

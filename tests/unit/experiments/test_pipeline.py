@@ -722,8 +722,8 @@ def test_a_preset_must_train_within_two_weeks_unless_its_length_is_chosen(
     monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
     out, notes = tmp_path / "run", Notes()
     message = (
-        "would take about .* here; take --preset multi30k --set training.steps=3000, "
-        "which fits the corpus, fewer steps .* or add --however-long"
+        "would take about .* here; choose --preset multi30k --set training.steps=3000, "
+        "set fewer steps .* or add --however-long"
     )
     base = replace(PRESETS["base"], model=TINY.model)
     with pytest.raises(ConfigError, match=message):

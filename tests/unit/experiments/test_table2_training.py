@@ -294,6 +294,7 @@ def test_commands_train_then_translate(
     assert train is not None
     assert train[3:7] == ["train", "--out", str(run.path), "--precision"]
     assert train[train.index("--preset") + 1] == "gnmt-multi30k"
+    assert "--however-long" in train  # the paper's systems take weeks
     write(run, GOOD, 4.0, 10)
     assert experiment.next_command(run) is None
     run.translations(tests[0]).unlink()

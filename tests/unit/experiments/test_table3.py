@@ -84,7 +84,7 @@ def test_a_new_run_is_its_preset_with_the_changed_settings(
     [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
     assert experiment.next_command(run) == [
         *(sys.executable, "-m", "transduce", "train", "--out", str(run.path)),
-        *("--precision", "fp32", "--preset", "A-h1"),
+        *("--precision", "fp32", "--preset", "A-h1", "--however-long"),
         *("--set", "tokenizer.vocab_size=9250", "model.d_model=128"),
         *("model.d_ff=512", "model.d_k=128", "model.d_v=128"),
         *("training.steps=200", "training.warmup_steps=40"),

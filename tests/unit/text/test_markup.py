@@ -62,7 +62,7 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
         ("<svg><foreignObject><svg><text>no</text></svg><pre>no</pre>yes", ["yes"]),
         ("<svg><foreignObject translate=no>no<p translate=yes>yes", ["yes"]),
         ("<pre><svg><foreignObject>no</svg></pre>yes", ["yes"]),
-        ("<math><annotation-xml encoding=Text/HTML>yes</math>", ["yes"]),
+        ("<math><annotation-xml encoding=Text/HTML>no</math>yes", ["yes"]),
         ("<math><annotation-xml encoding=MathML>no</math>yes", ["yes"]),
         ("a <svg><title>no</title><desc>no</desc></svg> b", ["a b"]),
         ("a <img alt=no title=no> b <input placeholder=no aria-label=no>", ["a b"]),
