@@ -87,7 +87,7 @@ def test_special_ids_that_differ_from_the_model_are_reported(tmp_path: Path) -> 
             {"renormalize_logits": True, "no_repeat_ngram_size": 2},
             "`renormalize_logits` = true is not applied as in the library; tokens that",
         ),
-        ({"num_beams": 1, "repetition_penalty": 1.2}, "greedy search to logits."),
+        ({"num_beams": 1, "repetition_penalty": 1.2}, "to logits."),
     ],
     ids=str,
 )
