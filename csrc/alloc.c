@@ -6,10 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "sizes.h"
 #include "transduce.h"
 
 #define MAX_BYTES 1e18 /* more than any machine has */
+
+enum { HUGE_PAGE = 1 << 21, MIN_HUGE = 2 * HUGE_PAGE }; /* bytes */
 
 typedef int (*MayAllocate)(int64_t bytes);
 
@@ -23,6 +29,19 @@ void td_use_allocation_check(int (*function)(int64_t bytes), int64_t min_bytes)
     atomic_store(&may_allocate, function);
 }
 
+/* Allocate a block in huge pages as far as it fills them: reading weights that are
+ * larger than the caches would otherwise wait for addresses to be translated. */
+static void *allocate_pages(size_t size)
+{
+    const size_t pages = (size + HUGE_PAGE - 1) / HUGE_PAGE;
+    void *block = aligned_alloc(HUGE_PAGE, pages * HUGE_PAGE);
+#ifdef MADV_HUGEPAGE
+    if (block) /* only advice: its failure changes nothing */
+        (void)madvise(block, size / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return block;
+}
+
 void *allocate_lines(double bytes)
 {
     if (!(bytes >= 0 && bytes < MAX_BYTES))
@@ -31,7 +50,8 @@ void *allocate_lines(double bytes)
     const MayAllocate check = atomic_load(&may_allocate);
     if (check && bytes >= (double)atomic_load(&min_checked) && !check((int64_t)bytes))
         return NULL;
-    return aligned_alloc(CACHE_LINE, lines * CACHE_LINE);
+    const size_t size = lines * CACHE_LINE;
+    return size < MIN_HUGE ? aligned_alloc(CACHE_LINE, size) : allocate_pages(size);
 }
 
 void *allocate_zeros(double bytes)
