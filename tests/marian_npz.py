@@ -28,6 +28,24 @@ PRE_NORM = {
     "transformer-postprocess-top": "n", "transformer-ffn-activation": "relu",
 }  # fmt: skip
 SSRU = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
+SHARED = ["vocab.spm", "vocab.spm"]
+TWO = ["source.spm", "target.spm"]
+UNTIED = {"tied-embeddings-all": "false"}
+VARIANTS = {
+    "tied": (SHARED, {}),
+    "tied, norms first": (SHARED, PRE_NORM),
+    "sources tied": (SHARED, {**UNTIED, "tied-embeddings-src": "true"}),
+    "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
+    "nothing tied": (TWO, UNTIED),
+    "nothing tied, norms first": (TWO, {**UNTIED, **PRE_NORM}),
+    "nothing tied, one vocabulary": (SHARED, UNTIED),
+    "a recurrent decoder": (SHARED, SSRU),
+    "a recurrent decoder, norms first": (
+        SHARED,
+        {**SSRU, **PRE_NORM},
+    ),
+}
+"""Vocabularies and options of models that Marian can have."""
 TRAINER = {"bos_id": -1, "eos_id": 0, "unk_id": 1}
 
 

@@ -82,52 +82,6 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
     }
 }
 
-/* Sizes that are valid but for one, and missing arrays. */
-static void recurrences_lack_arrays_or_have_odd_sizes(const td_api *api)
-{
-    enum { MOST = 3 * 5 * 64 };
-    static float arrays[8][MOST];
-    static const int64_t odd_widths[] = {INT64_MIN, -16, 1, 15, 17, INT64_MAX};
-    uint32_t state = 5;
-    int64_t num_valid = 0;
-    for (int i = 0; i < CALLS; i++) {
-        float *at[8];
-        int is_missing = 0;
-        for (int k = 0; k < 8; k++)
-            at[k] = random_int(&state, 0, 30) ? arrays[k] : NULL;
-        td_recurrence recurrence = {
-            .sentences = random_int(&state, 0, 3),
-            .length = random_int(&state, 0, 5),
-            .width = 16 * random_int(&state, 0, 4),
-            .gate = at[0],
-            .candidate = at[1],
-            .forget = at[2],
-            .cells = at[3],
-            .output = at[4],
-            .grad_output = at[5],
-            .grad_gate = at[6],
-            .grad_candidate = at[7],
-        };
-        const int is_odd = !random_int(&state, 0, 9);
-        if (is_odd)
-            recurrence.width = odd_widths[random_int(&state, 0, 5)];
-        for (int k = 0; k < 5; k++)
-            is_missing |= !at[k];
-        const int is_empty =
-            !recurrence.sentences || !recurrence.length || !recurrence.width;
-        const td_status status =
-            api->nn->recurrence_forward(&recurrence, (int)random_int(&state, 1, 3));
-        if (is_odd || (is_missing && !is_empty))
-            CHECK_STATUS(status, TD_BAD_ARGUMENT);
-        num_valid += status == TD_OK;
-        num_valid += api->nn->recurrence_backward(
-                         &recurrence, (int)random_int(&state, -1, 3)) == TD_OK;
-    }
-    CHECK(num_valid > CALLS / 2);
-    CHECK_STATUS(api->nn->recurrence_forward(NULL, 1), TD_BAD_ARGUMENT);
-    CHECK_STATUS(api->nn->recurrence_backward(NULL, 1), TD_BAD_ARGUMENT);
-}
-
 /* Sentence pairs with a few odd ids, ends, sizes and missing arrays. */
 static void lexicons_of_odd_pairs_are_refused(void)
 {
@@ -218,6 +172,5 @@ int main(void)
     RUN(odd_statuses_and_names_are_harmless);
     RUN(lexicons_of_odd_pairs_are_refused);
     for_each_isa(sizes_of_training_do_not_overflow);
-    for_each_isa(recurrences_lack_arrays_or_have_odd_sizes);
     return check_result();
 }

@@ -13,6 +13,7 @@ import torch
 
 import marian_folder
 import marian_npz
+from marian_npz import SHARED, TWO, UNTIED, VARIANTS
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import RequestError
 from transduce.interop.export import ProofError
@@ -24,23 +25,7 @@ from transduce.text.vocabulary import BOS, EOS
 # Imported without decoder.yml, a model has the searches of this package.
 pytestmark = pytest.mark.filterwarnings("ignore:Marian has only a beam size")
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
-SHARED = ["vocab.spm", "vocab.spm"]
-TWO = ["source.spm", "target.spm"]
 LISTS = ["source.yml", "target.yml"]
-UNTIED = {"tied-embeddings-all": "false"}
-VARIANTS = {
-    "tied": (SHARED, {}),
-    "tied, norms first": (SHARED, marian_npz.PRE_NORM),
-    "sources tied": (SHARED, {**UNTIED, "tied-embeddings-src": "true"}),
-    "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
-    "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
-    "nothing tied, one vocabulary": (SHARED, UNTIED),
-    "a recurrent decoder": (SHARED, marian_npz.SSRU),
-    "a recurrent decoder, norms first": (
-        SHARED,
-        {**marian_npz.SSRU, **marian_npz.PRE_NORM},
-    ),
-}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

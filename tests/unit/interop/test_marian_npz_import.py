@@ -10,6 +10,7 @@ import sentencepiece
 
 import marian_npz
 import transduce
+from marian_npz import SHARED, TWO, VARIANTS
 from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
@@ -23,23 +24,6 @@ from transduce.interop.portable_tokenizer import read_proto
 
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "the the"]
 TARGETS = ["Der Hund rennt.", "Eine Katze sieht das Haus und das Haus.", ""]
-SHARED = ["vocab.spm", "vocab.spm"]
-TWO = ["source.spm", "target.spm"]
-UNTIED = {"tied-embeddings-all": "false"}
-VARIANTS = {
-    "tied": (SHARED, {}),
-    "tied, norms first": (SHARED, marian_npz.PRE_NORM),
-    "sources tied": (SHARED, {**UNTIED, "tied-embeddings-src": "true"}),
-    "targets tied": (TWO, {**UNTIED, "tied-embeddings": "true"}),
-    "nothing tied": (TWO, UNTIED),
-    "nothing tied, norms first": (TWO, {**UNTIED, **marian_npz.PRE_NORM}),
-    "nothing tied, one vocabulary": (SHARED, UNTIED),
-    "a recurrent decoder": (SHARED, marian_npz.SSRU),
-    "a recurrent decoder, norms first": (
-        SHARED,
-        {**marian_npz.SSRU, **marian_npz.PRE_NORM},
-    ),
-}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
