@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 WARM_UP = 2
@@ -179,13 +178,14 @@ def answer(out: Any, result: Any, repeats: int = 1) -> None:
     restart()
 
 
-def module(*names: str) -> ModuleType:
-    """Import the first of these modules of `transduce.benchmark` that a tree has."""
-    *others, last = (f"transduce.benchmark.{name}" for name in names)
-    for name in others:
-        with suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
-    return importlib.import_module(last)
+def benchmark_name(name: str, *modules: str) -> Any:
+    """Return what the first of these modules of a tree's benchmark calls `name`."""
+    for module in modules:
+        with suppress(ModuleNotFoundError, AttributeError):
+            return getattr(
+                importlib.import_module(f"transduce.benchmark.{module}"), name
+            )
+    sys.exit(f"This tree has no {name} in {', '.join(modules)}.")
 
 
 def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
@@ -205,9 +205,10 @@ def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
     hardware = choose_hardware("cpu", "auto")
     keep_freed_memory()
     torch.manual_seed(1)
-    systems = module("training_systems", "training")
-    task = systems.TrainingTask
-    trainer = systems.our_trainer(task(run=run, hardware=hardware, steps=steps))
+    modules = ("training", "training_systems", "training.task", "training.contestants")
+    task = benchmark_name("TrainingTask", *modules)
+    our_trainer = benchmark_name("our_trainer", *modules)
+    trainer = our_trainer(task(run=run, hardware=hardware, steps=steps))
     done(None)
     trainer.train(
         on_step=lambda report: done(report.loss),
