@@ -346,6 +346,24 @@ def bf16_unit(
         library.td_allow_avx512_bf16(True)
 
 
+@pytest.fixture(params=[True, False], ids=["native", "by PyTorch"])
+def is_native(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Run a test with the native library, and without it."""
+    if not request.param:
+        with chosen_isa("none"):
+            yield False
+    elif native.api() is None:
+        pytest.skip("there is no native library")
+    else:
+        yield True
+
+
+@pytest.fixture
+def without_native_library() -> Iterator[None]:
+    with chosen_isa("none"):
+        yield
+
+
 @pytest.fixture(params=runnable_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a test with each instruction set that this processor supports."""

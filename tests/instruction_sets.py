@@ -23,16 +23,21 @@ def runnable_isas() -> list[str]:
 
 @contextmanager
 def chosen_isa(name: str) -> Iterator[None]:
-    """Let the native functions use this instruction set until the context ends."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRANSDUCE_ISA", name)
+    """Use this instruction set until the context ends; with "none", no native library.
+
+    Weights and caches that exist already stay those of the set before.
+    """
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRANSDUCE_ISA", name)
+            _reload()
+            yield
+    finally:
         _reload()
-        yield
-    _reload()
 
 
 def _reload() -> None:
-    for cached in (native.api, nn_api):
+    for cached in (native.library, native.api, nn_api):
         cached.cache_clear()
 
 

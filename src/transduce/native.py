@@ -119,9 +119,10 @@ _may_allocate = ffi.callback("int(int64_t)", _is_free)
 def library() -> Any | None:
     """Return the native library, or None if it is missing or does not match its header.
 
-    It is missing after an installation from source without a C compiler.
+    It is missing after an installation from source without a C compiler. It is also
+    None if the environment variable TRANSDUCE_ISA is "none".
     """
-    if _library is None:
+    if _library is None or os.environ.get("TRANSDUCE_ISA") == "none":
         return None
     if (run := gomp_parallel()) is not None:
         _library.td_use_openmp(ffi.cast("void *", run))
@@ -142,8 +143,9 @@ def check_allocations(min_bytes: int) -> None:
 def api() -> Any | None:
     """Return the functions for this processor (`td_api`), or None without a library.
 
-    The environment variable TRANSDUCE_ISA selects an instruction set by name. Raises
-    `RequestError` if the library or the processor does not have it.
+    The environment variable TRANSDUCE_ISA selects an instruction set by name, or "none"
+    to do without the library. Raises `RequestError` if the library or the processor
+    does not have the set.
     """
     loaded = library()
     if loaded is None:

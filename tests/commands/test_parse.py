@@ -12,7 +12,6 @@ import pytest
 import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
-from transduce.decoding import parser as parser_module
 from transduce.grammar.corpus import training_trees
 from transduce.trees.trees import Tree, parse_tree, read_trees
 
@@ -132,15 +131,15 @@ def test_a_picture_does_not_take_the_place_of_the_text(
 
 
 def test_an_over_long_line_has_a_flat_tree_and_a_warning(
-    command: Callable[..., Any], parser: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Any], parser: Path
 ) -> None:
-    monkeypatch.setattr(parser_module, "MAX_SOURCE_TOKENS", 3)
-    outcome = command("parse", parser, *SEARCH, "--tokenized", stdin=b"\n" + b"a " * 9)
+    line = b"a " * 1_001
+    outcome = command("parse", parser, *SEARCH, "--tokenized", stdin=b"\n" + line)
     assert outcome.code == 0
     assert (
         outcome.err == "Warning: line 2 is too long to parse, and its tree is flat.\n"
     )
-    assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 9)}))\n"
+    assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 1_001)}))\n"
 
 
 def test_patience_follows_the_f1_of_dev_trees(trees: Path, tmp_path: Path) -> None:

@@ -117,24 +117,24 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
 
 
 def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -> None:
-    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 4)
-    monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
+    LINES.write_text(LINES.read_text() * 172)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
     expected = succeeds(*arguments)
     write, written = os.write, []
 
     def interrupted(descriptor: int, content: memoryview) -> int:
         written.append(bytes(content))
-        if len(written) == 15:  # lines of its record, after the header and six pairs
+        # Lines of results and of their record, after the header and 2,054 pairs.
+        if len(written) == 4_111:
             raise KeyboardInterrupt
         return write(descriptor, content)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupted)
-        assert "6 lines of the input" in refuses(*arguments, "--output", OUTPUT)
+        assert "2,054 lines of the input" in refuses(*arguments, "--output", OUTPUT)
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
-    assert len(written) == 15
+    assert len(written) == 4_111
 
 
 @pytest.mark.parametrize(
@@ -281,18 +281,15 @@ def test_a_part_with_a_damaged_record_is_not_resumed(
     assert PART.stat().st_size > 0
 
 
-def test_a_fault_of_the_input_keeps_finished_lines(
-    refuses, succeeds, model, monkeypatch
-) -> None:
-    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 4)
-    LINES.write_bytes(b"one\n" * 10 + b"\xff\n" + b"two\n")
+def test_a_fault_of_the_input_keeps_finished_lines(refuses, succeeds, model) -> None:
+    LINES.write_bytes(b"one\n" * 2_050 + b"\xff\n" + b"two\n")
     arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
     message = refuses(*arguments)
-    assert message.startswith(f"{LINES}:11: a line must be valid UTF-8")
-    assert "The results of 8 lines of the input are kept in" in message
-    LINES.write_bytes(b"one\n" * 11 + b"two\n")
+    assert message.startswith(f"{LINES}:2051: a line must be valid UTF-8")
+    assert "The results of 2,048 lines of the input are kept in" in message
+    LINES.write_bytes(b"one\n" * 2_051 + b"two\n")
     succeeds(*arguments, "--resume")
-    assert len(OUTPUT.read_text().splitlines()) == 12
+    assert len(OUTPUT.read_text().splitlines()) == 2_052
 
 
 def test_a_command_without_a_finished_record_leaves_nothing(

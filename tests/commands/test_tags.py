@@ -11,7 +11,7 @@ import transduce
 from serving_client import running, served
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.prepared_corpus import PairEncoder
-from transduce.decoding import translations
+from transduce.decoding.translations import encode_lines
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.text.corpus import SentencePair
@@ -119,15 +119,14 @@ def test_an_output_is_not_resumed_with_another_tag(
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
 def test_each_part_of_a_long_line_has_the_tag(
-    corpus: tuple[list[str], list[str]], kind: str, monkeypatch: pytest.MonkeyPatch
+    corpus: tuple[list[str], list[str]], kind: str
 ) -> None:
     config = TokenizerConfig(kind=kind, vocab_size=330 if kind == "bpe" else 40)
     tokenizer = learn_tokenizer(corpus[0], config, ("<law>",))
     tag = tokenizer.tag_id("<law>")
-    monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", 8)
-    text = "one two three. four five six. seven eight one."
-    [parts] = translations.encode_lines([(0, (text, ""))], tokenizer, "en", "<law>")
-    [plain] = translations.encode_lines([(0, (text, ""))], tokenizer, "en")
+    lines = [(0, ("one two three. four five six. seven eight one.", ""))]
+    [parts] = encode_lines(lines, tokenizer, "en", "<law>", max_tokens=8)
+    [plain] = encode_lines(lines, tokenizer, "en", max_tokens=8)
     assert len(parts) == len(plain) > 1
     for part, other in zip(parts, plain, strict=True):
         assert part.source == [tag, *other.source]

@@ -87,10 +87,9 @@ def test_the_n_best_stand_together_and_begin_with_the_best(
 
 
 def test_an_over_long_line_is_translated_in_parts_and_named(
-    command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Any], model: Path
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 12)
-    sentences = ["one two three four.", "five six!", "seven eight one two."]
+    sentences = [f"{'one two ' * 45}{end}" for end in ("three.", "four!", "five six.")]
     long = " ".join(sentences)
     alone = [
         command("translate", model, stdin=s.encode() + b"\n").out.strip()
@@ -106,10 +105,10 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
 
 
 @pytest.fixture
-def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
+def over_long() -> bytes:
     """Two lines, of which the first is too long."""
-    monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 12)
-    return b"one two three four. five six! seven eight one two.\ntwo\n"
+    words = b"one two " * 45
+    return b"%bthree. %bfour! %bfive six.\ntwo\n" % (words, words, words)
 
 
 def test_an_over_long_line_has_one_translation(

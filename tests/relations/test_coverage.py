@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding import translator as translator_module
+from instruction_sets import chosen_isa
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.torch_decoder import FusedStep, TorchCoverageDecoder
 from transduce.decoding.translator import Translator
@@ -42,12 +42,10 @@ def ids_of(translator: Translator) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("beta", [0.2, 3.0])
-def test_every_hypothesis_is_scored_by_its_own_attention(
-    trained_checkpoint, monkeypatch, beta
-):
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 40)
+def test_every_hypothesis_is_scored_by_its_own_attention(trained_checkpoint, beta):
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
+    translator.batch_positions = 40
     ids = ids_of(translator)
     model = trained_checkpoint.build()
     found = list(translator.translate_stream(SOURCES * 3, config))
@@ -139,21 +137,22 @@ def sharpened(checkpoint, factor=4.0):
         {"beam_size": 3, "num_best": 3, "min_length": 40, "length_penalty": 1.2},
     ],
 )
-def test_native_coverage_equals_that_of_pytorch(
-    trained_checkpoint, monkeypatch, settings
-):
+def test_native_coverage_equals_that_of_pytorch(trained_checkpoint, settings):
     """Translate in a small batch that other sentences join."""
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 90)
+
+    def translations(sources):
+        translator = Translator(checkpoint, CPU)
+        translator.batch_positions = 90
+        return translator, list(translator.translate_stream(sources, config))
+
     checkpoint = sharpened(trained_checkpoint)
     config = SearchConfig(coverage_penalty=0.4, **settings)
     sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]
-    by_kernels = list(Translator(checkpoint, CPU).translate_stream(sources, config))
-    monkeypatch.setattr(translator_module, "api", lambda: None)
-    by_operators = Translator(checkpoint, CPU)
-    assert not isinstance(by_operators.models[0], NativeModel)
-    for found, expected in zip(
-        by_kernels, by_operators.translate_stream(sources, config), strict=True
-    ):
+    _, by_kernels = translations(sources)
+    with chosen_isa("none"):
+        translator, by_operators = translations(sources)
+    assert not isinstance(translator.models[0], NativeModel)
+    for found, expected in zip(by_kernels, by_operators, strict=True):
         assert [h.tokens for h in found.hypotheses] == [
             h.tokens for h in expected.hypotheses
         ]

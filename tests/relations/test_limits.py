@@ -89,15 +89,11 @@ def test_a_line_is_cut_only_above_the_maximum_length(
 
 
 def test_equal_parts_of_a_long_line_have_different_samples(
-    translator: Translator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    translator: Translator,
 ):
-    monkeypatch.setattr(
-        "transduce.decoding.translations.MAX_SOURCE_TOKENS",
-        len(tokenizer.encode("one two three.")),
-    )
     drawing = SamplingConfig(number=1, temperature=3.0, seed=5)
     # Three parts of the same tokens.
-    sentence = "one two three."
+    sentence = f"{'one two ' * 45}three."
     [found] = translator.sample([" ".join([sentence] * 3)], drawing)
     [alone] = translator.sample([sentence], drawing)
     draws = found.text.split()

@@ -1,14 +1,14 @@
 """Parses do not depend on the batch, and constrained search finds only trees."""
 
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import parser as module
-from transduce.decoding import translations
 from transduce.decoding.parser import Parse, Parser
+from transduce.decoding.translations import Pace, full_windows
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
@@ -36,7 +36,7 @@ TREES = list(islice(training_trees(seed=4), 20))
 
 def untrained(
     tokenizer: Tokenizer, style: StyleName, seed: int = 3, num_processes: int = 1
-) -> Parser:
+) -> Translator:
     torch.manual_seed(seed)
     symbols = learn_symbols(TREES, style)
     config = ModelConfig(
@@ -54,29 +54,40 @@ def untrained(
         step=0,
         symbols=symbols,
     )
-    return Translator(checkpoint, CPU, num_processes=num_processes).parser()
+    return Translator(checkpoint, CPU, num_processes=num_processes)
 
 
 def parse(
-    parser: Parser, sentences: list[list[str]], beam_size: int, constrained: bool
+    parser: Parser,
+    sentences: list[list[str]],
+    beam_size: int,
+    constrained: bool,
+    pace: Pace | None = None,
 ) -> list[Parse]:
     search = SearchConfig(beam_size=beam_size, length_penalty=0.3, extra_length=12)
-    return list(parser.parse_stream(sentences, search, constrained=constrained))
+    return list(
+        parser.parse_stream(sentences, search, constrained=constrained, pace=pace)
+    )
 
 
 @pytest.fixture(params=STYLES)
-def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
+def translator(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Translator:
     return untrained(tokenizer, request.param)
+
+
+@pytest.fixture
+def parser(translator: Translator) -> Parser:
+    return translator.parser()
 
 
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_the_parse_of_a_sentence_does_not_depend_on_its_batch(
-    parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, parser: Parser, beam_size: int, constrained: bool
 ) -> None:
-    monkeypatch.setattr(translations, "BATCH_POSITIONS", 25 * beam_size)
-    together = parse(parser, SENTENCES, beam_size, constrained)
     alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
+    translator.batch_positions = 25 * beam_size
+    together = parse(parser, SENTENCES, beam_size, constrained)
     assert [each.tree for each in together] == [each.tree for each in alone]
     assert [each.repairs for each in together] == [each.repairs for each in alone]
     assert [each.score for each in together] == pytest.approx(
@@ -99,7 +110,7 @@ def test_every_parse_is_a_tree_over_the_words(parser: Parser, beam_size: int) ->
 def test_only_unconstrained_search_needs_repairs(
     tokenizer: Tokenizer, style: StyleName, seed: int, beam_size: int
 ) -> None:
-    parser = untrained(tokenizer, style, seed)
+    parser = untrained(tokenizer, style, seed).parser()
     plain, constrained = (
         parse(parser, SENTENCES, beam_size, constrained)
         for constrained in (False, True)
@@ -113,8 +124,8 @@ def test_several_processes_find_the_parses_of_one(
     tokenizer: Tokenizer, constrained: bool
 ) -> None:
     sentences = SENTENCES * 16
-    expected = parse(untrained(tokenizer, "xx"), sentences, 3, constrained)
-    parser = untrained(tokenizer, "xx", num_processes=2)
+    expected = parse(untrained(tokenizer, "xx").parser(), sentences, 3, constrained)
+    parser = untrained(tokenizer, "xx", num_processes=2).parser()
     try:
         found = parse(parser, sentences, 3, constrained)
     finally:
@@ -131,22 +142,17 @@ def test_a_bracket_in_the_text_is_escaped_as_in_treebanks(parser: Parser) -> Non
     assert parse_tree(str(written.tree)).words == ("-LRB-", "one", "-RRB-")
 
 
-def test_a_sentence_that_is_too_long_has_a_flat_tree(
-    parser: Parser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 8)
-    words = ["one"] * 9
+def test_a_sentence_that_is_too_long_has_a_flat_tree(parser: Parser) -> None:
+    words = ["one"] * 1_001
     for constrained in (False, True):
         long, short = parse(parser, [words, words[:1]], 2, constrained)
-        assert str(long.tree) == f"(TOP (S {' '.join(['(XX one)'] * 9)}))"
+        assert str(long.tree) == f"(TOP (S {' '.join(['(XX one)'] * 1_001)}))"
         assert (long.is_overlong, short.is_overlong) == (True, False)
-        assert long.repairs.missing == 9
+        assert long.repairs.missing == 1_001
 
 
-def test_windows_do_not_change_the_parses(
-    parser: Parser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_do_not_change_the_parses(parser: Parser) -> None:
     expected = parse(parser, SENTENCES, 2, True)
-    monkeypatch.setattr(translations, "WINDOW_LINES", 2)
-    found = parse(parser, SENTENCES, 2, True)
+    pace = Pace(windows=partial(full_windows, size=2))
+    found = parse(parser, SENTENCES, 2, True, pace)
     assert [each.tree for each in found] == [each.tree for each in expected]

@@ -57,14 +57,12 @@ def _checkpoint(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Checkpo
     )
 
 
-def test_sentences_are_translated_together_as_alone(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sentences_are_translated_together_as_alone(checkpoint: Checkpoint) -> None:
     config = SearchConfig(beam_size=3, num_best=3, extra_length=5)
     translator = Translator(checkpoint, CPU)
     together = list(translator.translate_stream(SOURCES, config))
     # Small batches are refilled while they are decoded: their states are joined.
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 20)
+    translator.batch_positions = 20
     refilled = list(translator.translate_stream(SOURCES * 2, config))
     for text, *found in zip(SOURCES, together, refilled[:4], strict=True):
         [alone] = translator.translate_stream([text], config)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import translator as translators
 from transduce.decoding.native_model import DecodingPrecision
@@ -106,7 +107,6 @@ def test_a_line_is_translated_the_same_alone_and_in_any_batch(
     precision: DecodingPrecision,
     beam_size: int,
     num_best: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     translator = Translator(checkpoint, "cpu", precision=precision)
     config = config_of(beam_size, num_best=min(num_best, beam_size))
@@ -116,8 +116,7 @@ def test_a_line_is_translated_the_same_alone_and_in_any_batch(
     turned = found(translator.translate_stream(LINES[::-1], config))
     assert turned[::-1] == alone
     # So small that sentences join others that have begun.
-    places = "transduce.decoding.translations.BATCH_POSITIONS"
-    monkeypatch.setattr(places, 20 * beam_size)
+    translator.batch_positions = 20 * beam_size
     refilled = found(translator.translate_stream(LINES * 2, config))
     assert refilled == alone * 2
 
@@ -138,7 +137,7 @@ def test_a_recurrent_decoder_chooses_among_a_lines_own_candidates(
     translator, search = Translator(recurrent, "cpu", precision=precision), config_of(4)
     alone = [next(iter(found(translator.translate_stream([x], search)))) for x in LINES]
     # So small that sentences join others that have begun.
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 80)
+    translator.batch_positions = 80
     assert found(translator.translate_stream(LINES[::-1], search))[::-1] == alone
     monkeypatch.setattr(translators, "with_candidates", ShortlistedDecoder)
     reference = found(translator.translate_stream(LINES, search))
@@ -203,25 +202,19 @@ def near_all(results: list[Found]) -> list[object]:
     ]
 
 
-def test_pytorch_finds_the_same(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_finds_the_same(checkpoint: Checkpoint) -> None:
     config = config_of(4)
     native = found(Translator(checkpoint, "cpu").translate_stream(LINES, config))
-    monkeypatch.setattr(translators, "api", lambda: None)
-    translator = Translator(checkpoint, "cpu")
-    assert translator.torch_model is translator.models[0]
-    by_torch = found(translator.translate_stream(LINES, config))
+    with chosen_isa("none"):
+        translator = Translator(checkpoint, "cpu")
+        assert translator.torch_model is translator.models[0]
+        by_torch = found(translator.translate_stream(LINES, config))
     assert by_torch == near_all(native)
 
 
-@pytest.mark.parametrize("is_native", [True, False])
-def test_a_model_of_two_vocabularies_has_a_shortlist(
-    is_native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("is_native")
+def test_a_model_of_two_vocabularies_has_a_shortlist() -> None:
     """Imported models may have pieces of targets, then pieces of sources alone."""
-    if not is_native:
-        monkeypatch.setattr(translators, "api", lambda: None)
     pieces = [
         tuple(f"▁{word}" for word in words.split())
         for words in ("eins zwei drei vier", "one two three four")

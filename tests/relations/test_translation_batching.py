@@ -62,12 +62,12 @@ def translate(
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_the_translation_of_a_line_does_not_depend_on_its_batch(
-    translator: Translator, beam_size: int, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, beam_size: int
 ) -> None:
     together = translate(translator, LINES, beam_size)
     alone = [translate(translator, [line], beam_size)[0] for line in LINES]
     # Small enough for several batches, so that the order of lines changes.
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 30)
+    translator.batch_positions = 30
     in_pieces = translate(translator, LINES, beam_size)
     assert [t.text for t in together] == [t.text for t in alone]
     assert [t.text for t in in_pieces] == [t.text for t in alone]

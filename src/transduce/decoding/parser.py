@@ -33,7 +33,6 @@ from transduce.decoding.translations import (
     Pace,
     SearchTask,
     StepRows,
-    batch_positions,
     in_order,
     require_lists,
 )
@@ -175,7 +174,7 @@ class Parser:
         task = SearchTask(
             sentences=[sentences[i] for i in parsed],
             lengths=[len(sentences[i].source) + 1 for i in parsed],
-            capacity=batch_positions(self._translator.device) // beam_size,
+            capacity=self._translator.batch_positions // beam_size,
             start=start,
             step_rows=StepRows(beam_size, self._translator.models[0].step_overhead),
         )

@@ -121,12 +121,13 @@ def encode_lines(
     tokenizer: Tokenizer,
     language: str | None = None,
     tag: str = "",
+    max_tokens: int = MAX_SOURCE_TOKENS,
 ) -> list[list[Part]]:
     """Return the parts of each line, given as its number, source and prefix.
 
-    Sources that are too long are split at ends of sentences of the language, a BCP 47
-    tag, or at smaller units. Each part has the tag of a corpus before it, if one is
-    given.
+    Sources of more than `max_tokens` tokens are split at ends of sentences of the
+    language, a BCP 47 tag, or at smaller units. Each part has the tag of a corpus
+    before it, if one is given.
     """
     sources = encode_with_tag([source for _, (source, _) in window], tag, tokenizer)
     texts = [prefix for _, (_, prefix) in window]
@@ -145,10 +146,10 @@ def encode_lines(
             source_words=_words(text, tokenizer, tag),
             prefix_words=_words(prefix_text, tokenizer),
         )
-        is_long = len(source) - bool(tag) > MAX_SOURCE_TOKENS
-        lines.append(
-            split(whole, text, tokenizer, language, tag) if is_long else [whole]
-        )
+        if len(source) - bool(tag) <= max_tokens:
+            lines.append([whole])
+        else:
+            lines.append(_split(whole, text, tokenizer, language, tag, max_tokens))
     return lines
 
 
@@ -160,12 +161,13 @@ def _words(text: str, tokenizer: Tokenizer, tag: str = "") -> tuple[str, ...]:
     return (tag, *words) if tag and words else tuple(words)
 
 
-def split(
+def _split(
     whole: Part,
     text: str,
     tokenizer: Tokenizer,
-    language: str | None = None,
-    tag: str = "",
+    language: str | None,
+    tag: str,
+    max_tokens: int,
 ) -> list[Part]:
     """Split a source with this text; the first part keeps the prefix."""
     code = tokenizer.language(text)
@@ -174,7 +176,7 @@ def split(
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return list(map(len, tokenizer.encode_sources(texts)))
 
-    texts = split_long(rest, MAX_SOURCE_TOKENS, count_tokens, language)
+    texts = split_long(rest, max_tokens, count_tokens, language)
     sources = encode_with_tag([code + text for text in texts], tag, tokenizer)
     return [
         Part(
@@ -362,25 +364,30 @@ class Windows(Protocol):
     def __call__(self, lines: Iterable[Line], /) -> Iterator[list[Line]]: ...
 
 
-def full_windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Cut a stream into windows of `WINDOW_LINES`, however long it takes to read one.
+def full_windows(
+    lines: Iterable[Line], size: int = WINDOW_LINES
+) -> Iterator[list[Line]]:
+    """Cut a stream into windows of `size` lines, however long it takes to read one.
 
     Only the last window may be shorter.
     """
     stream = iter(lines)
-    while window := list(islice(stream, WINDOW_LINES)):
+    while window := list(islice(stream, size)):
         yield window
 
 
-def arriving_windows(lines: Iterable[Line]) -> Iterator[list[Line]]:
+def arriving_windows(
+    lines: Iterable[Line], size: int = WINDOW_LINES, pause_s: float = PAUSE_S
+) -> Iterator[list[Line]]:
     """Cut a stream that is still being written into windows of the lines available.
 
-    A separate thread reads up to `WINDOW_LINES` ahead.
+    A window ends after `size` lines, or after `pause_s` seconds without a new one. A
+    separate thread reads up to `size` lines ahead.
     """
-    arrived: Queue[Line | _End] = Queue(WINDOW_LINES)
+    arrived: Queue[Line | _End] = Queue(size)
     Thread(target=_read, args=(lines, arrived), daemon=True).start()
     while True:
-        window, end = _next_window(arrived)
+        window, end = _next_window(arrived, size, pause_s)
         if end is not None and end.error is not None:
             raise end.error
         if window:
@@ -406,12 +413,14 @@ def _read(lines: Iterable[Line], arrived: Queue[Line | _End]) -> None:
         arrived.put(_End(None))
 
 
-def _next_window(arrived: Queue[Line | _End]) -> tuple[list[Line], _End | None]:
+def _next_window(
+    arrived: Queue[Line | _End], size: int, pause_s: float
+) -> tuple[list[Line], _End | None]:
     """Return the lines available, after waiting for one line or the end."""
     window: list[Line] = []
     with suppress(Empty):
-        while len(window) < WINDOW_LINES:
-            line = arrived.get(timeout=PAUSE_S if window else None)
+        while len(window) < size:
+            line = arrived.get(timeout=pause_s if window else None)
             if isinstance(line, _End):
                 return window, line
             window.append(line)

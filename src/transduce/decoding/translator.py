@@ -119,6 +119,9 @@ class Translator:
     Several threads may use one translator at the same time.
     """
 
+    language_tag: str = ""
+    """Tag of a target language before each source, such as >>de<<; empty for none. See
+    `into`."""
     corpus_tag: str = ""
     """Tag of a corpus before each source, such as <bt>; empty for none. See
     `with_tag`."""
@@ -162,12 +165,13 @@ class Translator:
         """BCP 47 tag of the source language; None if unknown."""
         self.target_language = checkpoint.target_language
         """BCP 47 tag of the target language; None if unknown."""
-        self.language_tag = ""
-        """Tag put before each source, such as >>de<<; empty for none. See `into`."""
         if self.device == "cpu":
             keep_freed_memory()  # each step allocates the logits of all hypotheses
         if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
             self.get_ready()  # to raise errors now, and once for all processes
+        self.batch_positions = batch_positions(self.device)
+        """Source positions of a batch times hypotheses, padding included; a smaller
+        number takes less memory."""
         self._pool: WorkerPool[Sequence[DecodingModel]] | None = None
         if num_processes != 1:
             self._pool = WorkerPool(self.models, num_processes, self.device)
@@ -534,7 +538,7 @@ class Translator:
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(
-            self.models[0], source_ids, target_ids, batch_positions(self.device)
+            self.models[0], source_ids, target_ids, self.batch_positions
         )
         for number, score in scores:
             require_numbers([score.log_probability])
@@ -783,7 +787,7 @@ class Translator:
         return SearchTask(
             sentences=parts,
             lengths=[len(part.source) + 1 for part in parts],
-            capacity=batch_positions(self.device) // group_size,
+            capacity=self.batch_positions // group_size,
             start=start,
             step_rows=StepRows(group_size, self.models[0].step_overhead),
             min_steps=min_steps,

@@ -229,17 +229,11 @@ def test_an_abandoned_stream_does_not_delay_the_next_translation(
     assert texts == [each.text for each in alone.translate(SENTENCES)]
 
 
-@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.usefixtures("is_native")
 def test_workers_can_sum_attention(
-    trained_checkpoint: Checkpoint,
-    others: set[int],
-    monkeypatch: pytest.MonkeyPatch,
-    by_kernels: bool,
+    trained_checkpoint: Checkpoint, others: set[int]
 ) -> None:
-    """Workers can sum attention in the native library and in PyTorch."""
-    if not by_kernels:
-        monkeypatch.setattr(translator_module, "api", lambda: None)
-    config = SearchConfig(coverage_penalty=0.2)
+    config = SearchConfig(coverage_penalty=0.2, max_length=20)
     alone = Translator(trained_checkpoint, CPU)
     shared = Translator(trained_checkpoint, CPU, num_processes=3)
     expected = [each.text for each in alone.translate_stream(SENTENCES, config)]
@@ -418,7 +412,11 @@ def test_processes_end_when_the_first_is_killed(
     os.waitpid(parent, 0)
     copies = list(map(int, os.read(reading, 100).split()))
     assert len(copies) == 2
-    wait_until(lambda: not any(map(runs, copies)))
+    try:
+        wait_until(lambda: not any(map(runs, copies)))
+    finally:
+        for copy in filter(runs, copies):
+            os.kill(copy, signal.SIGKILL)
 
 
 def test_a_signal_to_the_group_ends_only_the_first_process(
@@ -572,11 +570,11 @@ def test_searching_processes_end_when_the_first_is_killed(
     wait_until(lambda: all(seconds_used_by(copy) > 0.5 for copy in copies))
     process.kill()
     process.wait()
-    sleep(2)
-    ended = not any(map(runs, copies))
-    for copy in filter(runs, copies):
-        os.kill(copy, signal.SIGKILL)
-    assert ended
+    try:
+        wait_until(lambda: not any(map(runs, copies)))
+    finally:
+        for copy in filter(runs, copies):
+            os.kill(copy, signal.SIGKILL)
 
 
 def seconds_used_by(pid: int) -> float:

@@ -1,6 +1,7 @@
 """Windows of a stream, results in order, and shares of sentences of equal cost."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, permutations
 from threading import Event
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.decoding import translations
 from transduce.decoding.search import Decoding
 from transduce.decoding.translations import (
     LATE_SHARE,
@@ -29,13 +29,9 @@ from transduce.decoding.translations import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translations, "WINDOW_LINES", 3)
-    monkeypatch.setattr(translations, "PAUSE_S", 0.2)
-
-
-@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+@pytest.mark.parametrize(
+    "kind", [partial(full_windows, size=3), partial(arriving_windows, size=3)]
+)
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
 def test_available_lines_are_cut_into_full_windows(kind: Windows, count: int) -> None:
     found = list(kind(iter(range(count))))
@@ -52,7 +48,7 @@ def test_arrived_lines_do_not_wait_for_later_ones() -> None:
         assert asked.wait(timeout=60)
         yield "three"
 
-    found = arriving_windows(lines())
+    found = arriving_windows(lines(), pause_s=0.2)
     assert next(found) == ["one", "two"]
     asked.set()
     assert list(found) == [["three"]]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding import native_model, native_search, search, torch_model
+from instruction_sets import chosen_isa
+from transduce.decoding import native_model, torch_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
     Int8Linear,
@@ -24,7 +25,6 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (torch_model, translator_module, search, native_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -55,9 +55,7 @@ def test_zero_weights_give_a_zero_output():
 def test_an_int8_model_translates_most_sentences_like_fp32(
     precision, trained_checkpoint, corpus
 ):
-    with pytest.MonkeyPatch.context() as patch:
-        for module in WITH_KERNELS:
-            patch.setattr(module, "api", lambda: None)
+    with chosen_isa("none"):
         exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     rough = Translator(trained_checkpoint, CPU, precision=precision)
     found = rough.translate(corpus[0][:20])
@@ -67,14 +65,8 @@ def test_an_int8_model_translates_most_sentences_like_fp32(
         assert ours.score == pytest.approx(theirs.score, abs=1.0)
 
 
-@pytest.fixture
-def no_kernels(monkeypatch):
-    for module in WITH_KERNELS:
-        monkeypatch.setattr(module, "api", lambda: None)
-
-
 @needs_vnni
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("without_native_library")
 def test_without_native_kernels_pytorchs_are_used(trained_checkpoint, corpus):
     exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
@@ -136,7 +128,7 @@ def test_the_output_matrix_and_the_embedding_are_in_8_bits(trained_checkpoint):
     assert not torch.equal(model.embedding(ids), exact(ids))
 
 
-@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.usefixtures("without_native_library")
 def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(torch_model, "processor_flags", lambda: {"avx2", "fma"})
     message = "must have kernels here that are compiled as transduce is installed, but"

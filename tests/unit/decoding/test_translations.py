@@ -5,7 +5,6 @@ from itertools import permutations
 
 import pytest
 
-from transduce.decoding import translations as module
 from transduce.decoding.translations import (
     EMPTY,
     Part,
@@ -140,13 +139,9 @@ def test_a_short_line_is_one_part(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_part_records_whether_it_continues_a_word(
-    text: str,
-    continued: list[bool],
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, continued: list[bool], tokenizer: Tokenizer
 ) -> None:
-    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 12)
-    found = cut(text, tokenizer)
+    [found] = encode_lines([(7, (text, "acht"))], tokenizer, max_tokens=12)
     assert [part.continues_word for part in found] == continued
     assert [part.number for part in found] == list(range(len(found)))
     assert all(0 < len(part.source) <= 12 for part in found)

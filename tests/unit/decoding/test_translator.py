@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -10,10 +11,9 @@ import torch
 
 from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import native_search, translations
 from transduce.decoding import translator as translator_module
 from transduce.decoding.native_model import DecodingPrecision
-from transduce.decoding.translations import Pace, Translation
+from transduce.decoding.translations import Pace, Translation, full_windows
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
@@ -23,6 +23,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
 SENTENCES = ["one two", "", "three"]
+BRIEF = SearchConfig(max_length=2)
 
 
 @pytest.fixture
@@ -36,13 +37,7 @@ def test_a_translation_is_the_best_of_its_hypotheses(translator: Translator) -> 
     assert translation.score == translation.hypotheses[0].score
 
 
-@pytest.fixture(params=["native", "in Python"])
-def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "in Python":
-        monkeypatch.setattr(native_search, "api", lambda: None)
-
-
-@pytest.mark.usefixtures("grown")
+@pytest.mark.usefixtures("is_native")
 def test_several_hypotheses_are_sorted_best_first(translator: Translator) -> None:
     several = SearchConfig(beam_size=3, num_best=2)
     [translation] = translator.translate_stream(["one two three"], several)
@@ -52,7 +47,7 @@ def test_several_hypotheses_are_sorted_best_first(translator: Translator) -> Non
     assert scores[0] == translation.score
 
 
-@pytest.mark.usefixtures("grown")
+@pytest.mark.usefixtures("is_native")
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_one_hypothesis_is_returned_by_default(
     translator: Translator, beam_size: int
@@ -238,19 +233,19 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
 
 
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: Translator,
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translations.WINDOW_LINES", 3)
     endless = ("one" if number % 2 else "" for number in count())
-    config = SearchConfig(beam_size=1)
-    texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
+    pace = Pace(windows=partial(full_windows, size=3))
+    found = translator.translate_stream(endless, SearchConfig(beam_size=1), pace=pace)
+    texts = [each.text for each in islice(found, 7)]
     assert texts == ["", texts[1], "", texts[1], "", texts[1], ""]
 
 
 def test_a_line_is_returned_as_soon_as_it_and_all_before_it_are_done(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: Translator,
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translations.BATCH_POSITIONS", 1)
+    translator.batch_positions = 1
     sources = ["", "one two three four", "", "three", "four five"]
     done: list[str] = []
     found = translator.translate_stream(
@@ -260,14 +255,11 @@ def test_a_line_is_returned_as_soon_as_it_and_all_before_it_are_done(
     assert [len(done) for _ in found] == [1, 3, 3, 5, 5]
 
 
-def test_a_line_in_parts_is_reported_once(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", 12)
+def test_a_line_in_parts_is_reported_once(translator: Translator) -> None:
     done: list[str] = []
-    long = "one two three four. five six! seven eight one two."
+    long = " ".join(f"{'one two ' * 60}{end}" for end in ("four.", "six!", "eight."))
     [found, _] = translator.translate_stream(
-        [long, "two"], SearchConfig(), pace=Pace(on_line=lambda: done.append("."))
+        [long, "two"], BRIEF, pace=Pace(on_line=lambda: done.append("."))
     )
     assert found.num_parts == 3
     assert len(done) == 2
@@ -275,16 +267,11 @@ def test_a_line_in_parts_is_reported_once(
 
 @pytest.mark.parametrize(("language", "num_parts"), [("de-AT", 2), ("en", 3)])
 def test_a_long_line_is_cut_by_the_source_language_of_the_model(
-    translator: Translator,
-    monkeypatch: pytest.MonkeyPatch,
-    language: str,
-    num_parts: int,
+    translator: Translator, language: str, num_parts: int
 ) -> None:
-    sentences = ["one two 3. Mai three.", "Four five"]
-    longest = max(len(translator.tokenizer.encode(each)) for each in sentences)
-    monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", longest)
-    monkeypatch.setattr(translator, "source_language", language)
-    [found] = translator.translate([" ".join(sentences)])
+    translator.source_language = language
+    long = f"{'one ' * 60}3. Mai {'two ' * 60}three. {'Four ' * 60}five"
+    [found] = translator.translate_stream([long], BRIEF)
     assert found.num_parts == num_parts
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import transduce.decoding.translator as translator_module
 from transduce.analysis.word_links import attended_links
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.architectures.models import build
@@ -179,12 +178,7 @@ def test_processes_and_ensembles_replace_unknown_words() -> None:
     assert {each.text for each in several} == {"dog dog dog"}
 
 
-@pytest.mark.parametrize("is_native", [True, False])
-def test_the_weights_of_a_transformer_are_read_too(
-    is_native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_native:
-        monkeypatch.setattr(translator_module, "api", lambda: None)
+def test_the_weights_of_a_transformer_are_read_too(is_native: bool) -> None:
     translator = Translator(checkpoint(TRANSFORMER), "cpu")
     assert (translator.torch_model is translator.models[0]) != is_native
     found = translator.translate("Hund", min_length=2, max_length=3)

@@ -228,12 +228,10 @@ def test_beam_search_with_patience_equals_that_of_transformers(
         assert ours.score == pytest.approx(output.sequences_scores.item(), abs=1e-4)
 
 
-def test_each_part_of_a_long_line_starts_with_its_language_code(
-    checkpoint, monkeypatch
-):
-    monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 20)
+def test_each_part_of_a_long_line_starts_with_its_language_code(checkpoint):
     translator = Translator(checkpoint, CPU)
-    parts = ["The dog runs to the hill.", "A cat is at the house."]
+    clauses = "The dog runs to the hill, and " * 10
+    parts = [f"{clauses}a cat is at the house.", f"{clauses}the house is at a hill."]
     [whole] = translator.translate([f">>deu<< {' '.join(parts)}"], beam_size=1)
     alone = translator.translate([f">>deu<<{part}" for part in parts], beam_size=1)
     assert whole.num_parts == 2

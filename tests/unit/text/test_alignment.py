@@ -148,14 +148,10 @@ def test_encoded_pairs_are_read_back_in_both_directions() -> None:
     assert len(EncodedPairs.of([])) == 0
 
 
-@pytest.mark.parametrize("has_library", [True, False])
+@pytest.mark.usefixtures("is_native")
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_likeliest_targets_are_those_of_the_whole_table(
-    has_library: bool, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_likeliest_targets_are_those_of_the_whole_table(num_threads: int) -> None:
     pairs = random_pairs(200)
-    if not has_library:
-        monkeypatch.setattr(alignment, "library", lambda: None)
     whole = entries(ibm_model_1(pairs))
     found = entries(
         likeliest_targets(EncodedPairs.of(pairs), 4, num_threads=num_threads)
