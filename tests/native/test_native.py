@@ -11,6 +11,7 @@ import pytest
 from transduce import native, native_header
 from transduce.errors import RequestError
 from transduce.native import HEADER, INTERFACE, LIBRARY
+from transduce.nn.native_operators import nn_api
 
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="there is no native library"
@@ -152,6 +153,12 @@ def test_unknown_instruction_set_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TRANSDUCE_ISA", "mmx")
     with pytest.raises(RequestError, match=r"TRANSDUCE_ISA is mmx.* generic\."):
         native.api()
+
+
+@pytest.mark.usefixtures("without_native_library")
+def test_the_environment_turns_the_library_off() -> None:
+    assert (native.library(), native.api(), nn_api()) == (None, None, None)
+    assert not native.isa_names()
 
 
 def test_each_status_becomes_an_error() -> None:
