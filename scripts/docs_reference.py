@@ -687,9 +687,17 @@ FORMULA = re.compile(
     re.DOTALL,
 )
 
+OPTION = re.compile(
+    r"<pre\b.*?</pre>|<[^>]*>|(?P<option>(?<![\w-])--[a-z][\w-]*)", re.DOTALL
+)
+"""An option in running text, or what is skipped: blocks of code, and tags."""
+
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Turn the formulas of a page into MathML, which browsers show without a script."""
+    """Turn the formulas of a page into MathML, which browsers show without a script.
+
+    Options such as `--dev-source` get a class, so that lines do not break within them.
+    """
     from latex2mathml.converter import convert
 
     def shown(match: re.Match[str]) -> str:
@@ -698,4 +706,8 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
         # A block of its own: it scrolls where the page is too narrow.
         return f'<p class="formula">{formula}</p>' if display == "block" else formula
 
-    return FORMULA.sub(shown, content)
+    def unbroken(match: re.Match[str]) -> str:
+        option = match["option"]
+        return f'<span class="option">{option}</span>' if option else match[0]
+
+    return OPTION.sub(unbroken, FORMULA.sub(shown, content))

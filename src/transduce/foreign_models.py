@@ -101,7 +101,7 @@ def describe(path: Path, needed: str = WEIGHTS) -> Finding:
         return Finding(
             what=f"cannot be read ({error.strerror})", remedy="name another folder"
         )
-    return _missing(path, needed)
+    return _missing(path)
 
 
 def foreign_type(folder: Path) -> str | None:
@@ -127,7 +127,7 @@ def is_pointer(path: Path) -> bool:
     return False
 
 
-def _missing(path: Path, needed: str) -> Finding:
+def _missing(path: Path) -> Finding:
     name = str(path)
     if re.match(r"https?:/", name):
         return Finding(
@@ -148,10 +148,7 @@ def _missing(path: Path, needed: str) -> Finding:
             return Finding(
                 what="is not there", remedy=f"did you mean {beside[close[0]]}"
             )
-    return Finding(
-        what=f"holds no {needed}, as it is not there",
-        remedy=f"name another folder, or {TRAIN}",
-    )
+    return Finding(what="is not there", remedy=f"name another folder, or {TRAIN}")
 
 
 def _file(path: Path) -> Finding:

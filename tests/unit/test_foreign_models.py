@@ -155,9 +155,9 @@ def test_a_file_is_described(name: str, content: bytes, expected: str) -> None:
         ),
         ("https:/example.org/model", "is a web address, and transduce downloads no"),
         ("runs/mnie", "is not there; did you mean runs/mine."),
-        ("runs/other", "holds no model.safetensors, as it is not there; name another"),
-        ("base", "holds no model.safetensors, as it is not there; name another folder"),
-        ("/no/such/model", "holds no model.safetensors, as it is not there;"),
+        ("runs/other", "is not there; name another folder, or train one with"),
+        ("base", "is not there; name another folder, or train one with"),
+        ("/no/such/model", "is not there; name another folder, or train one with"),
         ("broken", "is a link to gone, which is not there; name a folder that is"),
         ("/dev/null", "is no folder; name the folder of a model."),
     ],
@@ -208,6 +208,7 @@ def test_malicious_settings_are_read_without_harm() -> None:
             "is a model or a run of transduce; use it as it is.",
         ),
         ({"model.bin": "", "shared_vocabulary.txt": ""}, "is a model of CTranslate2,"),
+        ({"model.bin": "", "config.json": "{}"}, "is a model of CTranslate2, which"),
         ({"model.npz": ""}, "is a model of Marian's own program, which must be"),
         ({}, "holds no config.json, as it is empty; name another folder"),
         ({"model.safetensors": ""}, "holds no config.json beside its model.safet"),
@@ -222,5 +223,7 @@ def test_a_folder_that_cannot_be_imported_is_described(
     with pytest.raises(RequestError) as refused:
         import_model(Path("folder"), Path("out"), ["One."])
     message = str(refused.value)
-    assert message.startswith("folder: must be a folder of Hugging Face's Marian, but ")
+    assert message.startswith(
+        "folder: must be a model of Marian or of Hugging Face's Marian, but "
+    )
     assert message.partition(", but ")[2].startswith(expected)

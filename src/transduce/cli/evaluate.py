@@ -59,6 +59,7 @@ def evaluate(
     For example:
 
         transduce evaluate runs/mine --source test.en --reference test.de
+        transduce evaluate --hypothesis mine.out --reference test.de
 
     Parameters
     ----------

@@ -173,6 +173,7 @@ def table2(
     For example:
 
         transduce reproduce table2 --presets base big multi30k --out table2
+        transduce reproduce table2 runs/mine --source a.en --reference a.de --out table2
         transduce reproduce table2 --train --corpus multi30k --seeds 1 2 --out trained
 
     Parameters

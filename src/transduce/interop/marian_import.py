@@ -738,17 +738,15 @@ def _theirs(
 
 
 def _require_files(origin: Path) -> None:
+    needed = f"{origin}: must be a model of Marian or of Hugging Face's Marian, but"
     if is_ours(origin):
         raise RequestError(
-            f"{origin}: must be a folder of Hugging Face's Marian, but is a model or a "
-            "run of transduce; use it as it is."
-        )
-    if not (origin / SETTINGS).is_file():
-        raise RequestError(
-            f"{origin}: must be a folder of Hugging Face's Marian, but "
-            f"{describe(origin, SETTINGS)}"
+            f"{needed} is a model or a run of transduce; use it as it is."
         )
     has_weights = (origin / WEIGHTS).is_file() or (origin / INDEX).is_file()
+    is_of_ctranslate2 = not has_weights and (origin / "model.bin").is_file()
+    if is_of_ctranslate2 or not (origin / SETTINGS).is_file():
+        raise RequestError(f"{needed} {describe(origin, SETTINGS)}")
     if not has_weights and (origin / PICKLE).is_file():
         raise RequestError(
             f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "

@@ -123,7 +123,10 @@ def test_a_folder_that_transformers_cannot_load_is_refused(folder, refuses):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["config.json"], "must be a folder of Hugging Face's Marian, but holds no"),
+        (
+            ["config.json"],
+            "must be a model of Marian or of Hugging Face's Marian, but holds no",
+        ),
         (["model.safetensors"], "model.safetensors: the weights are missing or dam"),
         (["vocab.json"], "must hold source.spm, .* but has no vocab.json; fetch all"),
         (["source.spm", "target.spm"], "but has no source.spm"),
