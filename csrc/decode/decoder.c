@@ -60,8 +60,8 @@ static void decoder_free(td_decoder *decoder)
     free(decoder);
 }
 
-static td_status decoder_restrict(td_decoder *decoder, const int64_t *counts,
-                                  const int32_t *tokens)
+static td_status decoder_set_shortlists(td_decoder *decoder, const int64_t *counts,
+                                        const int32_t *tokens)
 {
     if (!decoder || is_missing(counts, decoder->state.sentences))
         return TD_BAD_ARGUMENT;

@@ -33,7 +33,11 @@ typedef struct {
 } KvCache;
 
 typedef struct {
-    KvCache self_keys, self_values, cross_keys, cross_values;
+    union {
+        KvCache self_keys;
+        KvCache cells; /* of a recurrent unit, which leaves self_values empty */
+    };
+    KvCache self_values, cross_keys, cross_values;
 } LayerCache;
 
 /* Hypotheses of a batch of sentences. When sentences leave, the caches of the others

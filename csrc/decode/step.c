@@ -137,10 +137,9 @@ static void update_cell(const float *gate, const float *candidate, const float *
     }
 }
 
-/* Cell in a slot: cells are stored in place of keys (kv_cache.h). */
 static float *cell_of(const LayerStep *step, int64_t sentence, int64_t slot)
 {
-    const KvCache *cells = &step->cache->self_keys;
+    const KvCache *cells = &step->cache->cells;
     return cells->data + step->state->entries[sentence] * cells->entry_stride +
            slot * cells->row_stride;
 }

@@ -482,8 +482,8 @@ typedef struct td_decode_api {
     /* Let each sentence choose among a shortlist of counts[i] tokens, which follow one
      * another in `tokens` and rise; 0: among all tokens. Logits of other tokens are
      * minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
-    td_status (*decoder_restrict)(td_decoder *decoder, const int64_t *counts,
-                                  const int32_t *tokens);
+    td_status (*decoder_set_shortlists)(td_decoder *decoder, const int64_t *counts,
+                                        const int32_t *tokens);
     /* Read the next token of each hypothesis, `ids` [sentences, group], and write the
      * logits [sentences, group, target vocabulary] of the token after it.
      * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */

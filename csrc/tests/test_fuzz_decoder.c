@@ -17,7 +17,7 @@ enum {
 };
 
 /* Successful calls. */
-static int64_t num_steps, num_joined, num_reordered, num_restricted, num_runs;
+static int64_t num_steps, num_joined, num_reordered, num_shortlisted, num_runs;
 
 static td_model_config random_config(void)
 {
@@ -212,8 +212,9 @@ static void restrict_to_lists(Player *player, td_decoder *decoder)
     const td_decode_api *decode = player->tiny->decode;
     fill_lists(decode->decoder_sentences(decoder), player->target_vocab, counts,
                tokens);
-    num_restricted += decode->decoder_restrict(decoder, pick(0, 60) ? counts : NULL,
-                                               pick(0, 60) ? tokens : NULL) == TD_OK;
+    num_shortlisted +=
+        decode->decoder_set_shortlists(decoder, pick(0, 60) ? counts : NULL,
+                                       pick(0, 60) ? tokens : NULL) == TD_OK;
 }
 
 static void take_attention(Player *player, int at)
@@ -336,12 +337,12 @@ static void play(const td_decode_api *decode)
 
 static void random_calls_return_statuses(const td_api *api)
 {
-    num_steps = num_joined = num_reordered = num_restricted = num_runs = 0;
+    num_steps = num_joined = num_reordered = num_shortlisted = num_runs = 0;
     for (int i = 0; i < MODELS; i++)
         play(api->decode);
     /* Most calls are valid. */
     CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50 &&
-          num_restricted > 50);
+          num_shortlisted > 50);
 }
 
 /* Set a tensor in eight bits, with odd sizes, names, scales and arrays at times. */
@@ -498,7 +499,7 @@ static void nothing_is_no_handle(const td_api *api)
                  TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_reorder(NULL, &number, 1, 1), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_join(NULL, NULL), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(NULL, &number, NULL), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(NULL, &number, NULL), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_coverage(NULL, &double_number), TD_BAD_ARGUMENT);
     CHECK_STATUS(decode->decoder_take_attention(NULL, &float_number, 1),
                  TD_BAD_ARGUMENT);

@@ -72,8 +72,8 @@ static td_decoder *make_decoder(const TinyModel *tiny, int64_t first, int64_t en
                                            end - first, 0, 1, &decoder),
                  TD_OK);
     if (lists)
-        CHECK_STATUS(tiny->decode->decoder_restrict(decoder, lists->counts + first,
-                                                    list_of(lists, first)),
+        CHECK_STATUS(tiny->decode->decoder_set_shortlists(
+                         decoder, lists->counts + first, list_of(lists, first)),
                      TD_OK);
     free(states);
     return decoder;
@@ -255,20 +255,24 @@ static void test_bad_lists(const td_api *api)
     const int64_t counts[] = {2, 1}, negative[] = {2, -1}, many[] = {VOCAB + 1, 0};
     const int32_t good[] = {3, 9, 0}, falling[] = {9, 3, 0}, equal[] = {3, 3, 0};
     const int32_t large[] = {3, VOCAB, 0}, small[] = {-1, 3, 0};
-    CHECK_STATUS(decode->decoder_restrict(NULL, counts, good), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, NULL, good), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, NULL), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, negative, good), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, many, good), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, falling), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, equal), TD_BAD_ARGUMENT);
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, large), TD_BAD_TOKEN);
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, small), TD_BAD_TOKEN);
+    CHECK_STATUS(decode->decoder_set_shortlists(NULL, counts, good), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, NULL, good), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, NULL),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, negative, good),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, many, good), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, falling),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, equal),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, large), TD_BAD_TOKEN);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, small), TD_BAD_TOKEN);
     const int64_t ids[] = {BOS, BOS};
     float *logits = malloc(sizeof(float) * 2 * VOCAB);
     CHECK_STATUS(decode->decoder_step(decoder, ids, logits, 1), TD_OK);
     CHECK(logits[4] > -INFINITY); /* a refused list has no effect */
-    CHECK_STATUS(decode->decoder_restrict(decoder, counts, good), TD_OK);
+    CHECK_STATUS(decode->decoder_set_shortlists(decoder, counts, good), TD_OK);
     CHECK_STATUS(decode->decoder_step(decoder, ids, logits, 1), TD_OK);
     CHECK(logits[3] > -INFINITY && logits[9] > -INFINITY);
     CHECK(logits[4] == -INFINITY && logits[VOCAB] > -INFINITY);

@@ -280,7 +280,7 @@ class NativeDecoder:
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         sizes = np.array(counts, dtype=np.int64)
         check(
-            self._api.decoder_restrict(
+            self._api.decoder_set_shortlists(
                 self.handle, pointer(sizes, "int64_t *"), pointer(ids, "int32_t *")
             )
         )
