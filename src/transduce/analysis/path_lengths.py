@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
+from transduce.architectures.convolutional import scaled_gradient
 from transduce.architectures.deep_att import FastForwardLayer
 from transduce.architectures.interface import TransductionModel
 from transduce.model.recurrence import SSRU
@@ -44,23 +45,10 @@ class PathLengths:
     """From any target position to any later one; None likewise."""
 
 
-class Scaled(torch.autograd.Function):
-    """Identity whose gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factor, None
-
-
 def with_scaled_gradient(value: Any, factor: float) -> Any:
     """Multiply the gradient of all tensors of a module's output by a factor."""
     if isinstance(value, Tensor):
-        return cast(Any, Scaled.apply)(value, factor) if value.requires_grad else value
+        return scaled_gradient(value, factor) if value.requires_grad else value
     if isinstance(value, tuple):
         return tuple(with_scaled_gradient(each, factor) for each in value)
     return value

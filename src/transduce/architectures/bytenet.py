@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import ByteNetConfig
-from transduce.architectures.convolutional import windows
-from transduce.architectures.interface import CachedState
+from transduce.architectures.convolutional import past_name, windows
+from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
 
@@ -207,7 +207,7 @@ class ByteNet(nn.Module):
         }
         for number, block in enumerate(self._decoder_blocks):
             shape = (sentences, 1, block.num_past, self.config.d_hidden)
-            hypotheses[_past(number)] = states.new_zeros(shape)
+            hypotheses[past_name(number)] = states.new_zeros(shape)
         return CachedState(
             memory_mask=memory.mask, memory={"states": states}, hypotheses=hypotheses
         )
@@ -226,7 +226,7 @@ class ByteNet(nn.Module):
         x = self._stacked(self.target_embedding(last_ids), below)
         hypotheses["position"] = position + 1
         for number, block in enumerate(self._decoder_blocks):
-            name = _past(number)
+            name = past_name(number)
             x, hypotheses[name] = block.step(x, hypotheses[name])
         return self.logits(self._last_states(x))
 
@@ -245,8 +245,9 @@ class ByteNet(nn.Module):
         """
         num_target = int(target_lengths.sum())
         num_unfolded = int(np.ceil(source_lengths * self.config.unfolding).sum())
-        encoder = _matrix_elements(self.encoder_blocks)
-        decoder = _matrix_elements(self) - encoder
+        encoder = num_matrix_elements(self.encoder_blocks)
+        parts = (self.joining, self.decoder_blocks, self.last, self.output)
+        decoder = sum(map(num_matrix_elements, parts))
         return PASSES * 2 * (num_unfolded * encoder + num_target * decoder)
 
     def _stacked(
@@ -269,13 +270,3 @@ class ByteNet(nn.Module):
     @property
     def _decoder_blocks(self) -> list[DecoderBlock]:
         return [each for each in self.decoder_blocks if isinstance(each, DecoderBlock)]
-
-
-def _matrix_elements(part: nn.Module) -> int:
-    maps = (each for each in part.modules() if isinstance(each, nn.Linear))
-    return sum(each.weight.numel() for each in maps)
-
-
-def _past(number: int) -> str:
-    """Name of a block's last inputs in the state."""
-    return f"past.{number}"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import Convolution, ConvolutionalConfig
-from transduce.architectures.interface import CachedState
+from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.model.attention import attention_weights, padding_mask
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
@@ -379,7 +379,7 @@ class Convolutional(nn.Module):
         }
         decoder = self.config.decoder_convolutions
         for number, (before, sizes) in enumerate(_with_inputs(decoder)):
-            hypotheses[_past(number)] = torch.zeros(
+            hypotheses[past_name(number)] = torch.zeros(
                 sentences, 1, sizes.kernel - 1, before.width, dtype=dtype, device=device
             )
         return CachedState(
@@ -401,7 +401,7 @@ class Convolutional(nn.Module):
         x = self.decoder_input(embedded)
         blocks = cast(Sequence[DecoderBlock], self.decoder_blocks)
         for number, block in enumerate(blocks):
-            name = _past(number)
+            name = past_name(number)
             x, hypotheses[name] = block.step(x, embedded, memory, hypotheses[name])
         return self.logits(self.dropout(self.decoder_output(x)))
 
@@ -424,17 +424,12 @@ class Convolutional(nn.Module):
         decoder = [self.decoder_input, *self.decoder_blocks, self.decoder_output]
         output = self.config.d_model * self.config.num_target_tokens
         products = (
-            num_source * sum(map(_matrix_elements, encoder))
-            + num_target * (sum(map(_matrix_elements, decoder)) + output)
+            num_source * sum(map(num_matrix_elements, encoder))
+            + num_target * (sum(map(num_matrix_elements, decoder)) + output)
             # Scores, and sums of values weighted by them, in each block.
             + 2 * num_scores * self.config.d_embedding * len(self.decoder_blocks)
         )
         return PASSES * 2 * products
-
-
-def _matrix_elements(part: nn.Module) -> int:
-    maps = (each for each in part.modules() if isinstance(each, nn.Linear))
-    return sum(each.weight.numel() for each in maps)
 
 
 def _with_inputs(
@@ -444,6 +439,6 @@ def _with_inputs(
     return list(pairwise((blocks[0], *blocks)))
 
 
-def _past(number: int) -> str:
+def past_name(number: int) -> str:
     """Name of a block's last inputs in the state."""
     return f"past.{number}"

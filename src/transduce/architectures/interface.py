@@ -1,7 +1,8 @@
 """The interface that all architectures share.
 
 Training, PyTorch decoding, scoring, averaging and checkpoints use a model only through
-`TransductionModel`. `CachedState` is what most decoders keep between steps.
+`TransductionModel`. `CachedState` is what most decoders keep between steps, and
+`num_matrix_elements` is what most of them count their operations by.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -198,3 +199,12 @@ class AuxiliaryLoss(Protocol):
     def auxiliary_loss(self) -> Float[Tensor, ""]:
         """Return the loss of the last `encode` and `decode`, in nats a target token."""
         ...
+
+
+def num_matrix_elements(module: nn.Module | None) -> int:
+    """Number of elements of a module's matrices, without its vectors.
+
+    It is the number of multiplications of an input if the module has no embeddings.
+    """
+    parameters = () if module is None else module.parameters()
+    return sum(each.numel() for each in parameters if each.dim() > 1)

@@ -3,10 +3,8 @@
 `mixture_layers` has the mixtures themselves. Mixtures of corpora are in `data.mixture`.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import cast
 
 import numpy as np
@@ -23,6 +21,7 @@ from transduce.architectures.interface import CachedState
 from transduce.architectures.mixture_layers import MixtureOfExperts, take_losses
 from transduce.architectures.recurrent_layers import (
     AttentiveStack,
+    RecurrentBase,
     RecurrentLayer,
     RecurrentMemory,
     RecurrentStack,
@@ -373,7 +372,7 @@ def _final_norm(config: MixtureTransformerConfig) -> nn.Module:
     return nn.Identity()
 
 
-class MixtureRecurrent(nn.Module):
+class MixtureRecurrent(RecurrentBase):
     """LSTMs with a mixture of experts in the encoder and one in the decoder.
 
     The model of Shazeer et al. (2017), appendix E. All layers have residual
@@ -387,16 +386,9 @@ class MixtureRecurrent(nn.Module):
     # to have the same width. GNMT joins them; the appendix does not say.
 
     def __init__(self, config: MixtureRecurrentConfig) -> None:
-        super().__init__()
+        super().__init__(config, config.d_model, config.d_model)
         self.config = config
         width = config.d_model
-        num_targets = config.target_vocab_size or config.vocab_size
-        self.embedding = nn.Embedding(config.vocab_size, width)
-        has_own = config.target_vocab_size is not None or not config.shared_embedding
-        self.target_embedding = nn.Embedding(num_targets, width) if has_own else None
-        self.output = (
-            None if config.tied_output else nn.Linear(width, num_targets, bias=False)
-        )
         self.forward_layer, self.backward_layer = _lstm(config), _lstm(config)
         self.upper_encoder = _lstms(config, config.encoder_layers - 2)
         self.attentive = AttentiveStack(
@@ -447,19 +439,13 @@ class MixtureRecurrent(nn.Module):
         self, target_in: Int[Tensor, "batch target"], memory: RecurrentMemory
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's states at all positions of the targets."""
-        x = self._embed(target_in)
+        x = self.dropout(self.embed_target(target_in))
         attended = self.attentive(x, memory, memory.initial[:, :1])
         x = x + self.dropout(attended.outputs)
         x = self._mix(x, self.decoder_mixture, target_in != PAD)
         for layer in self.upper_decoder:
             x = x + self.dropout(layer(x)[0])
         return x
-
-    def _embed(
-        self, ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        embedded: Tensor = self.dropout((self.target_embedding or self.embedding)(ids))
-        return embedded
 
     def start(self, memory: RecurrentMemory) -> CachedState:
         """Return the state before the first step, with one hypothesis a sentence."""
@@ -480,7 +466,7 @@ class MixtureRecurrent(nn.Module):
             mask=state.memory_mask,
             initial=layers[:, 0],
         )
-        x = self._embed(last_ids)
+        x = self.dropout(self.embed_target(last_ids))
         fed = self.attentive.first_fed(layers)  # of no width
         attended, lowest, _ = self.attentive.step(x, memory, layers[:, :, :1], fed)
         x = x + self.dropout(attended.outputs)
@@ -495,30 +481,6 @@ class MixtureRecurrent(nn.Module):
         state.hypotheses = {"layers": torch.stack(states, dim=2)}
         return self.logits(x)
 
-    def logits(
-        self, states: Float[Tensor, "*rows d_model"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Return the logits of the next token for decoder states."""
-        if self.output is not None:
-            logits: Tensor = self.output(states)
-            return logits
-        return functional.linear(states, self.output_weight)
-
-    @property
-    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
-        """Matrix of the logits."""
-        return (self.output or self.target_embedding or self.embedding).weight
-
-    @property
-    def output_bias(self) -> None:
-        """None: the logits have no bias."""
-        return
-
-    @property
-    def cross_attention_taps(self) -> list[nn.Module]:
-        """Module that the weights of attention pass through."""
-        return [self.attentive.attention.weights_tap]
-
     def auxiliary_loss(self) -> Float[Tensor, ""]:
         """Return the losses of both mixtures in the last `encode` and `decode`.
 
@@ -526,10 +488,6 @@ class MixtureRecurrent(nn.Module):
         of their graph.
         """
         return take_losses([self.encoder_mixture, self.decoder_mixture])
-
-    def num_parameters(self) -> int:
-        """Number of parameters, each counted once."""
-        return sum(each.numel() for each in self.parameters())
 
     def update_flops(
         self,
@@ -556,21 +514,8 @@ class MixtureRecurrent(nn.Module):
 def _lstm(
     config: MixtureRecurrentConfig, input_width: int | None = None
 ) -> RecurrentLayer:
-    _silence_projections()
     inputs = config.d_model if input_width is None else input_width
     return RecurrentLayer("lstm", inputs, config.cells, config.d_model)
-
-
-@cache
-def _silence_projections() -> None:
-    """Use up the warning that oneDNN has no LSTM with a projection.
-
-    PyTorch gives it once a process, and no user can act on it.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        layer = nn.LSTM(1, 2, proj_size=1, device="cpu")
-        layer(torch.zeros(1, 1, 1, device="cpu"))
 
 
 def _lstms(config: MixtureRecurrentConfig, count: int) -> nn.ModuleList:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import RecurrentConfig
-from transduce.architectures.interface import CachedState
+from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.architectures.recurrent_layers import (
     AdditiveAttention,
     Attended,
@@ -25,6 +25,7 @@ from transduce.architectures.recurrent_layers import (
     AttentiveStack,
     GeneralAttention,
     NormedAdditiveAttention,
+    RecurrentBase,
     RecurrentEncoder,
     RecurrentLayer,
     RecurrentMemory,
@@ -34,7 +35,6 @@ from transduce.architectures.recurrent_layers import (
     initialize_orthogonal,
     initialize_uniform,
     joined,
-    num_matrix_elements,
 )
 from transduce.model.attention import padding_mask
 from transduce.model.sizes import PASSES
@@ -54,24 +54,13 @@ class MaxoutReadout(nn.Module):
         return self.linear(x).unflatten(-1, (-1, 2)).amax(dim=-1)
 
 
-class RecurrentModel(nn.Module):
+class RecurrentModel(RecurrentBase):
     """Recurrent encoder and decoder with attention, in the variants of its settings."""
 
     def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.config = config
         embedding_width = config.embedding_width or config.d_model
-        self.embedding = nn.Embedding(config.vocab_size, embedding_width)
-        num_targets = config.target_vocab_size or config.vocab_size
-        has_own = config.target_vocab_size is not None or not config.shared_embedding
-        self.target_embedding = (
-            nn.Embedding(num_targets, embedding_width) if has_own else None
-        )
-        self.output = (
-            None
-            if config.tied_output
-            else nn.Linear(config.output_width, num_targets, bias=False)
-        )
+        super().__init__(config, embedding_width, config.output_width)
+        self.config = config
         self.encoder = _encoder(config)
         self.attentive, self.upper = _decoder(config)
         self.project_initial = (
@@ -138,7 +127,7 @@ class RecurrentModel(nn.Module):
         self, target_in: Int[Tensor, "batch target"], memory: RecurrentMemory
     ) -> Float[Tensor, "batch target output_width"]:
         """Return the vectors at all positions that `output_weight` is multiplied by."""
-        embedded = self._embed(target_in)
+        embedded = self.embed_target(target_in)
         count = len(self.attentive.stack.layers)
         attended = self.attentive(embedded, memory, memory.initial[:, :count])
         states = attended.outputs
@@ -159,7 +148,7 @@ class RecurrentModel(nn.Module):
         self, last_ids: Int[Tensor, "sentences group"], state: CachedState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next."""
-        embedded = self._embed(last_ids)
+        embedded = self.embed_target(last_ids)
         layers = state.hypotheses["layers"]
         memory = RecurrentMemory(
             states=state.memory["states"],
@@ -180,13 +169,6 @@ class RecurrentModel(nn.Module):
         state.hypotheses = {"layers": lower, "fed": fed}
         return self.logits(self._read_out(states, embedded, attended))
 
-    def _embed(
-        self, ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length embedding_width"]:
-        """Return the embeddings of target tokens."""
-        embedded: Tensor = (self.target_embedding or self.embedding)(ids)
-        return embedded
-
     def _read_out(
         self,
         states: Float[Tensor, "batch length width"],
@@ -198,34 +180,6 @@ class RecurrentModel(nn.Module):
         inputs = joined(attended.queries, embedded, attended.contexts)
         read_out: Tensor = self.maxout(inputs)
         return read_out
-
-    def logits(
-        self, states: Float[Tensor, "*rows output_width"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Return the logits of the next token for vectors of `decode`."""
-        if self.output is not None:
-            logits: Tensor = self.output(states)
-            return logits
-        return functional.linear(states, self.output_weight)
-
-    @property
-    def output_weight(self) -> Float[Tensor, "vocab output_width"]:
-        """Matrix of the logits."""
-        return (self.output or self.target_embedding or self.embedding).weight
-
-    @property
-    def output_bias(self) -> None:
-        """None: the logits have no bias."""
-        return
-
-    @property
-    def cross_attention_taps(self) -> list[nn.Module]:
-        """Module that the weights of attention pass through."""
-        return [self.attentive.attention.weights_tap]
-
-    def num_parameters(self) -> int:
-        """Number of parameters, each counted once."""
-        return sum(each.numel() for each in self.parameters())
 
     def update_flops(
         self,

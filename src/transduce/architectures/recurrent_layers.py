@@ -5,7 +5,8 @@
 - `RecurrentEncoder`: a stack whose lowest layer may be bidirectional;
 - `Attention` and its subclasses: scores of queries and keys, and contexts;
 - `AttentiveStack`: a stack whose top state is the query of attention. It may read the
-  context of the token before.
+  context of the token before;
+- `RecurrentBase`: what whole models have in common around an `AttentiveStack`.
 
 All compute sequences as [batch, length, width] and steps as [sentences, group, width],
 where a group are the hypotheses of one sentence. A state is one tensor [..., layers,
@@ -16,13 +17,20 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from transduce.architectures.config import AttentionQuery, Cell
+from transduce.architectures.config import (
+    AttentionQuery,
+    Cell,
+    MixtureRecurrentConfig,
+    RecurrentConfig,
+)
 
 LayerStates = Float[Tensor, "rows layers state_width"]
 
@@ -40,6 +48,19 @@ class RecurrentMemory:
     """First state of the decoder."""
 
 
+@cache
+def _use_up_projection_warning() -> None:
+    """Suppress PyTorch's warning that oneDNN has no LSTM with a projection.
+
+    PyTorch gives it once a process, and no user can act on it. The layer here has no
+    first weights, so the random generator stays as it is.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = nn.LSTM(1, 2, proj_size=1, device="meta").to_empty(device="cpu")
+        layer(torch.zeros(1, 1, 1, device="cpu"))
+
+
 class RecurrentLayer(nn.Module):
     """LSTM or GRU layer in one direction.
 
@@ -53,8 +74,7 @@ class RecurrentLayer(nn.Module):
     ) -> None:
         super().__init__()
         if projection is not None:
-            # PyTorch computes projections without oneDNN, and says so in a warning.
-            warnings.filterwarnings("ignore", "LSTM with projections is not supported")
+            _use_up_projection_warning()
         self.rnn: nn.RNNBase = (
             nn.GRU(input_width, width, batch_first=True)
             if cell == "gru"
@@ -484,10 +504,68 @@ class AttentiveStack(nn.Module):
         return attended, fed
 
 
-def num_matrix_elements(module: nn.Module | None) -> int:
-    """Number of elements of a module's matrices, without its vectors."""
-    parameters = () if module is None else module.parameters()
-    return sum(each.numel() for each in parameters if each.dim() > 1)
+class RecurrentBase(nn.Module):
+    """Embeddings, logits and attention of recurrent models with one `AttentiveStack`.
+
+    `embedding_width` is the width of embeddings, `output_width` that of the vectors
+    that the logits are computed from.
+    """
+
+    attentive: AttentiveStack
+
+    def __init__(
+        self,
+        config: RecurrentConfig | MixtureRecurrentConfig,
+        embedding_width: int,
+        output_width: int,
+    ) -> None:
+        super().__init__()
+        num_targets = config.target_vocab_size or config.vocab_size
+        has_own = config.target_vocab_size is not None or not config.shared_embedding
+        self.embedding = nn.Embedding(config.vocab_size, embedding_width)
+        self.target_embedding = (
+            nn.Embedding(num_targets, embedding_width) if has_own else None
+        )
+        self.output = (
+            None
+            if config.tied_output
+            else nn.Linear(output_width, num_targets, bias=False)
+        )
+
+    def embed_target(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length embedding_width"]:
+        """Return the embeddings of target tokens."""
+        embedded: Tensor = (self.target_embedding or self.embedding)(ids)
+        return embedded
+
+    def logits(
+        self, states: Float[Tensor, "*rows output_width"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of the next token for vectors of `decode`."""
+        if self.output is not None:
+            logits: Tensor = self.output(states)
+            return logits
+        return functional.linear(states, self.output_weight)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab output_width"]:
+        """Matrix of the logits."""
+        return (self.output or self.target_embedding or self.embedding).weight
+
+    @property
+    def output_bias(self) -> None:
+        """None: the logits have no bias."""
+        return
+
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        """Module that the weights of attention pass through."""
+        return [self.attentive.attention.weights_tap]
+
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once."""
+        return sum(each.numel() for each in self.parameters())
 
 
 def initialize_uniform(model: nn.Module, largest: float) -> None:
