@@ -32,8 +32,8 @@ from transduce.data.prepared_corpus import TRAINING
 from transduce.experiments.run_folder import settings_of
 from transduce.files import atomic_file
 from transduce.metrics.scores import corpus_bleu
-from transduce.text.augmentation import END, in_case, with_typos
 from transduce.text.corpus import read_text
+from transduce.text.pair_changes import END, in_case, with_typos
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 NOISE = (

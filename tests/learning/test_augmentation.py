@@ -14,7 +14,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.text.augmentation import TextAugmentationConfig
+from transduce.text.pair_changes import TextAugmentationConfig
 
 TINY = PRESETS["tiny"]
 CONFIG = RunConfig(

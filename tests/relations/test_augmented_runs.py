@@ -18,7 +18,7 @@ from transduce.device import Hardware
 from transduce.experiments.pipeline import RunStart, resume, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
-from transduce.text.augmentation import TextAugmentationConfig
+from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.data.batches import Batcher, BatchingConfig
-from transduce.data.mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.device import Hardware
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig

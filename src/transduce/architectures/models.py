@@ -13,7 +13,10 @@ from transduce.architectures.config import (
 from transduce.architectures.convolutional import Convolutional
 from transduce.architectures.deep_att import DeepAtt
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.mixture import MixtureRecurrent, MixtureTransformer
+from transduce.architectures.mixture_of_experts import (
+    MixtureRecurrent,
+    MixtureTransformer,
+)
 from transduce.architectures.recurrent import RecurrentModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

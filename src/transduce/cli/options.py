@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.data.corpus_files import CorpusFiles, DevSet
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import FITTING, RunConfig, changed, preset

@@ -35,7 +35,7 @@ from transduce.cli.options import (
 )
 from transduce.cli.terminal import Files, Force, ProgressDisplay
 from transduce.data.corpus_files import MAIN_DEV, CorpusFiles
-from transduce.data.mixture import CorpusConfig, CorpusMixture
+from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.device import choose_hardware
@@ -69,8 +69,8 @@ from transduce.experiments.run_folder import (
 )
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.machine import Precision, describe_threads
-from transduce.text.augmentation import SHARES, TextAugmentationConfig
 from transduce.text.languages import english_name
+from transduce.text.pair_changes import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
     MicroBatch,

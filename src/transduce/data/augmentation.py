@@ -21,7 +21,9 @@ from transduce.data.batches import OFFSET_TYPE, Dataset, EncodedSide
 from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import num_cores
-from transduce.text.augmentation import (
+from transduce.text.corpus import SentencePair
+from transduce.text.languages import LanguagesConfig
+from transduce.text.pair_changes import (
     CASES,
     BytePairSampler,
     Case,
@@ -35,8 +37,6 @@ from transduce.text.augmentation import (
     with_typos,
     without_end,
 )
-from transduce.text.corpus import SentencePair
-from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
 from transduce.text.vocabulary import TokenizerConfig, is_tag

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.data.mixture import CorpusMixture
+from transduce.data.corpus_mixture import CorpusMixture
 from transduce.errors import DataError
 from transduce.settings import require_between
 from transduce.text.vocabulary import BOS, EOS, PAD

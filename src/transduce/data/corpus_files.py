@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 import numpy as np
 from jaxtyping import UInt64
 
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
 from transduce.metrics.scores import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines

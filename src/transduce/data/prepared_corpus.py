@@ -34,7 +34,7 @@ from transduce.data.corpus_files import (
     read_corpora,
     read_through,
 )
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import (
     CheckpointError,
     ConfigError,

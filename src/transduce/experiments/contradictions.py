@@ -19,7 +19,7 @@ from transduce.architectures.config import (
 )
 from transduce.data.augmentation import require_suitable
 from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
-from transduce.data.mixture import require_mixture
+from transduce.data.corpus_mixture import require_mixture
 from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.device import Hardware
@@ -40,8 +40,8 @@ from transduce.experiments.start_model import (
 from transduce.metrics.scores import choose_tokenization
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
-from transduce.text.augmentation import TextAugmentationConfig
 from transduce.text.corpus import read_text
+from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import require_memory
 

@@ -29,7 +29,7 @@ from transduce.data.batches import (
     require_ids_below,
 )
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.mixture import (
+from transduce.data.corpus_mixture import (
     CorpusMixture,
     with_absolute_files,
     with_target_languages,

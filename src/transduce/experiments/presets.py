@@ -20,14 +20,14 @@ from transduce.architectures.config import (
 )
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
-from transduce.data.mixture import CorpusConfig, StageConfig
+from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
-from transduce.text.augmentation import TextAugmentationConfig
 from transduce.text.languages import LanguagesConfig
+from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
 

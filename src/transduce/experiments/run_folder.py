@@ -22,7 +22,7 @@ from transduce.data.corpus_files import (
     hold_out_pairs,
     read_through,
 )
-from transduce.data.mixture import with_absolute_files, with_target_languages
+from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
 from transduce.data.prepared_corpus import (
     DEV,
     DEV_SETS,

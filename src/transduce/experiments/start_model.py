@@ -18,7 +18,7 @@ from transduce.architectures.config import ArchitectureConfig, ConvolutionalConf
 from transduce.checkpoint import Checkpoint, built, load_model, write_model
 from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice

@@ -18,12 +18,12 @@ from transduce.data.augmentation import (
     require_suitable,
 )
 from transduce.data.batches import Batcher, BatchingConfig, Dataset, EncodedSide
-from transduce.data.mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.errors import ConfigError
 from transduce.grammar.corpus import Grammar
-from transduce.text.augmentation import TextAugmentationConfig
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
+from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import SPECIAL_PIECES, TokenizerConfig

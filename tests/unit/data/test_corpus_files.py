@@ -18,7 +18,7 @@ from transduce.data.corpus_files import (
     usual_number,
     write_split,
 )
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError
 
 LINES = [f"sentence {i}" for i in range(500)]

@@ -8,7 +8,7 @@ import pytest
 
 from transduce.data.batches import Batcher, open_dataset
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.mixture import CorpusConfig, StageConfig
+from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.prepared_corpus import prepare
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (

@@ -10,7 +10,7 @@ from transduce.architectures.config import CONFIGS
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.mixture import CorpusConfig
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.start_model import (

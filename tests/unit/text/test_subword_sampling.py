@@ -13,7 +13,7 @@ import pytest
 import sentencepiece
 
 from transduce.grammar.corpus import Grammar
-from transduce.text.augmentation import (
+from transduce.text.pair_changes import (
     MAX_SYMBOLS,
     BytePairSampler,
     Sampler,
@@ -190,7 +190,7 @@ def test_samples_do_not_depend_on_what_was_sampled_before():
 def test_a_full_cache_is_emptied_without_an_effect(monkeypatch):
     usual = learned().encode_sources(TEXTS * 20)
     expected = sampled(BytePairSampler(learned(), 0.3), usual)
-    monkeypatch.setattr("transduce.text.augmentation.MAX_CACHED", 3)
+    monkeypatch.setattr("transduce.text.pair_changes.MAX_CACHED", 3)
     sampler = BytePairSampler(learned(), 0.3)
     assert sampled(sampler, usual) == expected
     assert len(sampler._words) <= 3  # noqa: SLF001 - memory shows in no result

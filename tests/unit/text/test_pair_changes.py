@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import ConfigError
-from transduce.text.augmentation import (
+from transduce.text.corpus import SentencePair
+from transduce.text.pair_changes import (
     KEYBOARDS,
     NEIGHBOURS,
     TextAugmentationConfig,
@@ -17,7 +18,6 @@ from transduce.text.augmentation import (
     with_typos,
     without_end,
 )
-from transduce.text.corpus import SentencePair
 
 
 def pair(source: str, target: str) -> SentencePair:

@@ -1,6 +1,6 @@
 """Models with mixtures of experts: a Transformer, and LSTMs (Shazeer et al., 2017).
 
-`mixture_layers` has the mixtures themselves. Mixtures of corpora are in `data.mixture`.
+`mixture_layers` has the mixtures themselves.
 """
 
 from collections.abc import Sequence

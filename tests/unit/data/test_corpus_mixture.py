@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transduce.data.batches import Batcher, BatchingConfig
-from transduce.data.mixture import (
+from transduce.data.corpus_mixture import (
     CorpusConfig,
     CorpusMixture,
     StageConfig,
