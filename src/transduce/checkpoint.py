@@ -19,7 +19,7 @@ from transduce.architectures.config import ArchitectureConfig, require_transform
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
 from transduce.errors import CheckpointError, RequestError
-from transduce.files import atomic_directory
+from transduce.files import atomic_directory, require_file
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
@@ -184,9 +184,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read safetensors; raise `CheckpointError` if the file is missing or damaged."""
     try:
+        require_file(path)
         # Copies, because the library maps the file, which may be overwritten.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise damaged(path, error) from None
 
 

@@ -60,6 +60,15 @@ def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return content.decode("utf-8")
 
 
+def real_path(path: Path) -> Path:
+    """Return the absolute path without symbolic links.
+
+    Unlike `Path.resolve`, it raises no `RuntimeError` for a link that leads to itself,
+    but keeps that link; opening it then raises `OSError`.
+    """
+    return Path(os.path.realpath(path))
+
+
 def require_file(path: Path) -> None:
     """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device.
 
@@ -177,7 +186,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     its target is replaced; the permissions of an existing file are kept. Raises
     `OSError` if the file cannot be written.
     """
-    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    path = real_path(path) if path.is_symlink() else path
     new = path.with_name(f".{path.name}.transduce-new")
     try:
         yield new
@@ -203,7 +212,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
     `CheckpointError` if the disk is full, or if another process is writing the same
     folder.
     """
-    folder = Path(os.path.realpath(folder))  # replace a link's target, not the link
+    folder = real_path(folder)  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
     try:

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from transduce.files import real_path
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a larger one is not a model's configuration."""
@@ -253,7 +255,7 @@ def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
             "architecture or other files",
             remedy="only those of the type marian can be imported",
         )
-    if cached := HUB_CACHE.fullmatch(path.resolve().name):
+    if cached := HUB_CACHE.fullmatch(real_path(path).name):
         snapshots = sorted((path / "snapshots").glob("*"))
         where = snapshots[-1] if snapshots else path / "snapshots"
         yield Finding(

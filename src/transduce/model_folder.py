@@ -38,6 +38,7 @@ from transduce.files import (
     atomic_file,
     parse_json,
     read_json,
+    real_path,
     reason,
     require_file,
     require_new_folder,
@@ -668,7 +669,7 @@ def quantize(
         The model is no Transformer, or is quantized already.
     """
     source, folder = find_model(Path(model)), Path(out)
-    if folder.resolve() == source.resolve():
+    if real_path(folder) == real_path(source):
         raise ConfigError(
             f"{folder}: the output folder must be another than the model's, but is the "
             "same; choose another."

@@ -154,7 +154,12 @@ def test_impossible_progress_is_set_aside(
     assert "must hold a run's progress, but does not" in outcome.out
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["log.jsonl", "config.json", "tokenizer.json", "corpus/dev/source.txt",
+     "corpus/dev/target.txt", "corpus/dev/source.ids", "corpus/dev/target.offsets",
+     "corpus/training/source.offsets", "corpus/training/target.ids"],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself"])
 def test_a_run_whose_file_is_not_a_regular_one_is_refused(
     refuses, damaged: Path, name: str, kind: str
@@ -169,3 +174,25 @@ def test_a_run_whose_file_is_not_a_regular_one_is_refused(
         case _:
             path.symlink_to(path)
     assert str(damaged) in refuses(*resume(damaged))
+
+
+def test_a_pipe_in_the_place_of_the_optimizer_is_set_aside(
+    command, damaged: Path
+) -> None:
+    newest = sorted((damaged / "checkpoints").iterdir())[-1] / "training.safetensors"
+    newest.unlink()
+    os.mkfifo(newest)
+    outcome = command(*resume(damaged))
+    assert outcome.code == 0, outcome.err
+    assert "it is not a regular file" in outcome.out
+
+
+@pytest.mark.parametrize("name", ["source.txt", "target.txt"])
+@pytest.mark.parametrize("num_lines", [0, 3])
+def test_a_dev_text_that_is_cut_short_is_named(
+    refuses, damaged: Path, name: str, num_lines: int
+) -> None:
+    path = damaged / "corpus" / "dev" / name
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:num_lines]))
+    message = refuses(*resume(damaged))
+    assert message.startswith(f"{path.parent}: the text of the dev corpus is missing")

@@ -209,3 +209,33 @@ def test_a_run_is_overwritten_by_force_only(
     for other in ("model", "lines"):
         assert refuses(*(arguments[:6]), other, *arguments[7:], "--force")
     assert Path("model", "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [("clean", *CORPUS), ("split", *CORPUS, "--dev", "1"), ("quantize", "model"),
+     ("average", "model"), ("train", "--preset", "tiny", *CORPUS, "--no-dev"),
+     ("train", "--from", "model", *CORPUS, "--no-dev"),
+     ("back-translate", "model", "--input", "lines"),
+     ("distill", "model", "--source", "lines"), ("shortlist", "loop", *CORPUS)],
+    ids=lambda call: " ".join(call[:2]),
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["loop", "loop/out"])
+def test_a_link_that_leads_to_itself_is_refused(refuses, call, where: str) -> None:
+    Path("loop").symlink_to("loop")
+    out = () if call[0] == "shortlist" else ("--out", where)
+    assert "loop" in refuses(*call, *out)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [("clean", "--source", "loop", *CORPUS[2:], "--out", "out"),
+     ("split", *CORPUS[:3], "loop", "--dev", "1", "--out", "out"),
+     ("average", "loop", "--out", "out"), ("quantize", "loop", "--out", "out"),
+     ("serve", "en-de=loop"), ("serve", "loop"), ("import", "loop", "--out", "out")],
+    ids=lambda call: " ".join(call[:2]),
+)  # fmt: skip
+def test_an_input_that_is_a_link_to_itself_is_refused(refuses, call) -> None:
+    Path("loop").symlink_to("loop")
+    assert "loop" in refuses(*call)
+    assert not Path("out").exists()

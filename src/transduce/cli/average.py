@@ -8,6 +8,7 @@ from transduce.checkpoint import load_model, save_model
 from transduce.cli.terminal import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import is_run, settings_of
+from transduce.files import real_path
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model
 
 
@@ -49,7 +50,7 @@ def average(
             "leave out --last, or give the run."
         )
     folders = [member for path in given for member in _members(path, last)]
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({real_path(folder) for folder in folders}) < len(folders):
         raise ConfigError(
             "Checkpoints to average must be different ones, but one is given twice: "
             f"{', '.join(map(str, folders))}."
@@ -57,7 +58,7 @@ def average(
     members = [load_model(folder) for folder in folders]
     mean = average_checkpoints(members)
     for folder in folders:
-        if len(folders) > 1 and folder.resolve().name == AVERAGED:
+        if len(folders) > 1 and real_path(folder).name == AVERAGED:
             print(
                 f"Warning: {folder} is an average itself, so its weight in the new "
                 "average is that of one checkpoint.",

@@ -11,7 +11,7 @@ from transduce.data.corpus_files import (
     write_split,
 )
 from transduce.errors import ConfigError, counted
-from transduce.files import atomic_directory
+from transduce.files import atomic_directory, real_path
 from transduce.text.corpus import aligned_lines
 from transduce.text.languages import guess_all
 
@@ -104,7 +104,7 @@ def _usual(source: Files, target: Files) -> int:
 
 def _require_replaceable(out: Path, files: Files, *, force: bool) -> None:
     """Raise `ConfigError` if the output exists, or holds the corpus itself."""
-    if any(out.resolve() in file.resolve().parents for file in files):
+    if any(real_path(out) in real_path(file).parents for file in files):
         raise ConfigError(
             f"{out}: the output must be a folder without the corpus in it, but is not; "
             "choose another."

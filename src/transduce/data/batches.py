@@ -20,6 +20,7 @@ from jaxtyping import Integer
 
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.errors import DataError
+from transduce.files import require_file
 from transduce.settings import require_between
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -202,9 +203,11 @@ class _SideWriter:
 
 
 def _open_side(folder: Path, side: str) -> EncodedSide:
-    ids_path = folder / f"{side}.ids"
+    ids_path, offsets_path = folder / f"{side}.ids", folder / f"{side}.offsets"
     try:
-        offsets = np.memmap(folder / f"{side}.offsets", dtype=OFFSET_TYPE, mode="r")
+        require_file(ids_path)
+        require_file(offsets_path)
+        offsets = np.memmap(offsets_path, dtype=OFFSET_TYPE, mode="r")
         num_bytes, whole = ids_path.stat().st_size, int(offsets[-1]) * ID_TYPE.itemsize
     except (OSError, ValueError) as error:
         raise _damaged(folder, side, str(error)) from None

@@ -42,7 +42,7 @@ from transduce.errors import (
     TransduceError,
     counted,
 )
-from transduce.files import read_json
+from transduce.files import read_bounded, read_json, real_path
 from transduce.text.alignment import (
     DICTIONARY_FILE,
     WordDictionary,
@@ -553,7 +553,7 @@ def _share(sibling: Path, folder: Path, key: _CorpusKey) -> bool:
 
 def _link(path: Path, copy: Path) -> None:
     try:
-        os.link(path.resolve(), copy)
+        os.link(real_path(path), copy)
     except OSError:  # a disk without hard links
         shutil.copyfile(path, copy)
 
@@ -564,7 +564,7 @@ def _discard(folder: Path) -> None:
 
 def _key_of(folder: Path) -> str | None:
     try:
-        record = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
+        record = json.loads(read_bounded(folder / PREPARATION))
         return str(record["key"])
     except (OSError, ValueError, LookupError, TypeError):
         return None  # not prepared, or by another version
@@ -573,7 +573,7 @@ def _key_of(folder: Path) -> str | None:
 def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
     """Read the record of a prepared corpus; None if it is damaged."""
     try:
-        record = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
+        record = json.loads(read_bounded(folder / PREPARATION))
         open_dataset(folder / TRAINING)
         if key.dev is not None:
             open_dataset(folder / DEV)

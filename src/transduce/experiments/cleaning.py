@@ -15,7 +15,7 @@ from transduce.data.cleaning_rules import CleaningConfig
 from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError
-from transduce.files import require_new_folder
+from transduce.files import real_path, require_new_folder
 from transduce.settings import require_between
 from transduce.text.languages import LanguagesConfig, require_language
 
@@ -126,7 +126,7 @@ def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> N
     """Raise `ConfigError` if the folder holds files that would be lost."""
     require_new_folder(out, force=overwrite, made_by="clean")
     for path in (*files.source, *files.target, *files.dev_source):
-        if out.resolve() in path.resolve().parents:
+        if real_path(out) in real_path(path).parents:
             raise ConfigError(
                 f"{out}: the output must be a folder without the corpus in it, but is "
                 "not; choose another."

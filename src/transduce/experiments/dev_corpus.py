@@ -24,8 +24,10 @@ from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
+from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
+from transduce.files import reason, require_file
 from transduce.metrics.comparison import Trials, paired_scores
 from transduce.metrics.scores import (
     Tokenization,
@@ -322,11 +324,33 @@ def _target_languages(
     return languages
 
 
+def _dev_text(folder: Path) -> tuple[list[str], list[str]]:
+    """Read sources and references of a dev corpus; `DataError` if they are damaged."""
+    paths = folder / DEV_SOURCE, folder / DEV_TARGET
+    try:
+        for path in paths:
+            require_file(path)
+    except (OSError, ValueError) as error:
+        raise _damaged_text(folder, reason(error)) from None
+    sources, references = (list(read_text([path])) for path in paths)
+    if len(sources) != len(references) or not sources:
+        raise _damaged_text(
+            folder, f"{len(references):,} references of {len(sources):,} sources"
+        )
+    return sources, references
+
+
+def _damaged_text(folder: Path, fault: str) -> DataError:
+    return DataError(
+        f"{folder}: the text of the dev corpus is missing or damaged ({fault}); begin "
+        "the run anew in another folder."
+    )
+
+
 def _translation_evaluation(
     folder: Path, config: RunConfig, language: str | None
 ) -> Evaluate:
-    sources = list(read_text([folder / DEV_SOURCE]))
-    references = list(read_text([folder / DEV_TARGET]))
+    sources, references = _dev_text(folder)
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
 
     def evaluate(translator: Translator, search: SearchConfig) -> Quality:

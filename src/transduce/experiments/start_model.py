@@ -29,6 +29,7 @@ from transduce.experiments.run_folder import (
     known_languages,
     settings_of,
 )
+from transduce.files import real_path
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
 from transduce.settings import shown
@@ -227,7 +228,7 @@ def tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
 
 def refuse_replacing(start: StartModel, out: Path) -> None:
     """Raise `ConfigError` if a new run in a folder would replace its own start."""
-    if start.path.resolve().is_relative_to(out.resolve()):
+    if real_path(start.path).is_relative_to(real_path(out)):
         raise ConfigError(
             f"{out}: the new run must be in another folder than the model that it "
             "starts from, which it would replace; choose another folder."

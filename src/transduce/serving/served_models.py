@@ -19,6 +19,7 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
+from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.inline_tags import WordLinks
@@ -65,7 +66,7 @@ class ModelName:
         """
         name, equals, folder = text.partition("=")
         if not equals or Path(text).exists():
-            name, folder = Path(text).resolve().name, text
+            name, folder = real_path(Path(text)).name, text
             return cls(name=_checked(name), path=Path(folder))
         source, colon, target = name.partition(":")
         if colon:
