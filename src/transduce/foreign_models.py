@@ -4,6 +4,7 @@ Reads only names, sizes, first bytes, and small JSON files; loads and downloads 
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,8 +14,6 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-from transduce.files import real_path
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_JSON_BYTES = 10_000_000
@@ -255,7 +254,7 @@ def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
             "architecture or other files",
             remedy="only those of the type marian can be imported",
         )
-    if cached := HUB_CACHE.fullmatch(real_path(path).name):
+    if cached := HUB_CACHE.fullmatch(os.path.basename(os.path.realpath(path))):
         snapshots = sorted((path / "snapshots").glob("*"))
         where = snapshots[-1] if snapshots else path / "snapshots"
         yield Finding(
