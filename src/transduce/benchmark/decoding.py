@@ -4,6 +4,7 @@ All systems take turns, one setting at a time, each in a process of its own. The
 text, and tokenize it the same way.
 """
 
+import math
 import os
 import tempfile
 import time
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -176,6 +178,8 @@ class DecodingOutcome:
 
     num_tokens: int
     """Tokens of the translations, with end tokens."""
+    num_words: int
+    """Words of the sources, between spaces."""
     batch_seconds: tuple[float, ...]
     translations: tuple[tuple[int, ...], ...]
     load_seconds: float
@@ -213,6 +217,7 @@ def _take_turns(
         turns.done(
             DecodingOutcome(
                 num_tokens=sum(forced or len(ids) + 1 for ids in found),
+                num_words=sum(len(text.split()) for text in chain(*batches[setting])),
                 batch_seconds=tuple(seconds),
                 translations=tuple(map(tuple, found)),
                 load_seconds=load_seconds,
@@ -220,8 +225,10 @@ def _take_turns(
         )
 
 
-def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
-    """Translate as `transduce translate` does."""
+def ours(
+    precision: DecodingPrecision, shortlist: bool, task: DecodingTask
+) -> Translate:
+    """Translate as `transduce translate` does, with or without the shortlist."""
     translator = load(
         task.models / "ours",
         device=task.device.type,
@@ -242,6 +249,7 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
             length_penalty=LENGTH_PENALTY,
             min_length=forced - 1 if forced else 0,
             extra_length=0 if forced else EXTRA_LENGTH,
+            shortlist=shortlist,
         )
         found = translator.translate_stream(texts, search)
         return [[ids[piece] for piece in each.hypotheses[0].tokens] for each in found]
@@ -249,11 +257,14 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
     return translate
 
 
-def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Translate:
+def ctranslate2(
+    compute_type: str, num_workers: int, use_vmap: bool, task: DecodingTask
+) -> Translate:
     """`ctranslate2.Translator` on all cores, with our search settings.
 
     Its workers share the cores. Each gets a part of every batch with short and long
-    sentences, as CTranslate2 does not split a batch by itself.
+    sentences, as CTranslate2 does not split a batch by itself. `use_vmap` is its form
+    of a shortlist: all sentences of a batch choose among the candidates of all.
     """
     import ctranslate2 as library
 
@@ -284,6 +295,7 @@ def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Tran
                 min_decoding_length=forced or 0,
                 max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
                 suppress_sequences=never,
+                use_vmap=use_vmap,
             )
             for share in shares
         ]
@@ -332,6 +344,8 @@ SEED = 1
 OURS = "transduce"
 REFERENCE = f"{OURS} fp32"
 CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
+SHORTLISTED = {OURS: ", shortlist", CTRANSLATE2: ", vmap"}
+"""End of the names of systems that choose among a shortlist's candidates."""
 CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_marian"
 CT2_TYPES = (
     "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
@@ -349,6 +363,8 @@ class SettingSpeed:
     setting: Setting
     tokens_per_second: float
     sentences_per_second: float
+    words_per_second: float
+    """Words of the source, between spaces."""
     batch_seconds: tuple[float, float, float]
     """Median, 90th percentile and maximum of the time of a batch."""
 
@@ -358,6 +374,9 @@ class DecoderSpeed:
     """Speed and memory of one system."""
 
     name: str
+    library: str
+    has_shortlist: bool
+    """Whether it chooses among a shortlist's candidates."""
     is_ours: bool
     load_seconds: float
     peak_bytes: int
@@ -387,13 +406,30 @@ class DecodingSpeed:
     load: float
     """Load average of the minute before the measurement."""
 
-    def advantage(self, setting: Setting) -> float:
-        """Best tokens per second of ours over the best of the peers."""
+    def advantage(
+        self,
+        setting: Setting,
+        *,
+        library: str | None = None,
+        has_shortlist: bool = False,
+    ) -> float:
+        """Best tokens per second of ours over the best of the peers, or of one library.
+
+        Compares the systems that choose among a shortlist's candidates, or those that
+        choose among the whole vocabulary. NaN if either side has none.
+        """
         rates: dict[bool, list[float]] = {True: [], False: []}
         for decoder in self.decoders:
-            for speed in decoder.settings:
-                if speed.setting == setting:
-                    rates[decoder.is_ours].append(speed.tokens_per_second)
+            if decoder.has_shortlist == has_shortlist and (
+                decoder.is_ours or library in {None, decoder.library}
+            ):
+                rates[decoder.is_ours] += [
+                    speed.tokens_per_second
+                    for speed in decoder.settings
+                    if speed.setting == setting
+                ]
+        if not all(rates.values()):
+            return math.nan
         return max(rates[True]) / max(rates[False])
 
 
@@ -450,7 +486,9 @@ def measure_decoding(
         )
         systems = {
             name: each
-            for name, each in systems_on(device, set(proofs)).items()
+            for name, each in systems_on(
+                device, set(proofs), has_shortlist=checkpoint.shortlist is not None
+            ).items()
             if names is None or name in {REFERENCE, *names}
         }
         turns = measure_turns(task, systems, on_turn)
@@ -502,24 +540,36 @@ def _convert(
 
 
 def systems_on(
-    device: torch.device, peers: Collection[str]
+    device: torch.device, peers: Collection[str], *, has_shortlist: bool
 ) -> dict[str, tuple[Prepare, str]]:
-    """Preparation of each system, and the library that it imports."""
+    """Preparation of each system, and the library that it imports.
+
+    A model with a shortlist is measured both with it and without it, on a CPU.
+    """
     ready = available(device)
+    shortlists = (False, True) if has_shortlist and device.type == "cpu" else (False,)
     found: dict[str, tuple[Prepare, str]] = {
-        f"{OURS} {precision}": (partial(ours, precision), "transduce")
+        f"{OURS} {precision}{SHORTLISTED[OURS] if shortlist else ''}": (
+            partial(ours, precision, shortlist),
+            "transduce",
+        )
         for precision in ready
+        for shortlist in shortlists
     }
     if CTRANSLATE2 in peers:
         library = import_module("ctranslate2")
         known = library.get_supported_compute_types(device.type)
-        for kind in CT2_TYPES:
+        workers = default_processes(str(device))
+        for kind, number, use_vmap in product(
+            CT2_TYPES, sorted({1, workers}), shortlists
+        ):
             if kind in known:
-                name = f"{CTRANSLATE2} {kind}"
-                found[name] = partial(ctranslate2, kind, 1), CT2_LIBRARY
-                if (workers := default_processes(str(device))) > 1:
-                    several = partial(ctranslate2, kind, workers)
-                    found[f"{name}, {workers} workers"] = several, CT2_LIBRARY
+                several = f", {number} workers" if number > 1 else ""
+                ending = SHORTLISTED[CTRANSLATE2] if use_vmap else ""
+                found[f"{CTRANSLATE2} {kind}{several}{ending}"] = (
+                    partial(ctranslate2, kind, number, use_vmap),
+                    CT2_LIBRARY,
+                )
     if MARIAN in peers:
         for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             if precision in ready:
@@ -557,9 +607,14 @@ def _decoder_speed(
     reference: Sequence[Turn[DecodingOutcome]],
 ) -> DecoderSpeed:
     compared = list(zip(_repeated(task), turns, reference, strict=True))
+    library = next(
+        each for each in (OURS, CTRANSLATE2, MARIAN) if name.startswith(each)
+    )
     return DecoderSpeed(
         name=name,
-        is_ours=name.startswith(OURS),
+        library=library,
+        has_shortlist=name.endswith(tuple(SHORTLISTED.values())),
+        is_ours=library == OURS,
         load_seconds=turns[0].outcome.load_seconds,
         peak_bytes=turns[-1].peak_bytes,
         settings=tuple(
@@ -603,15 +658,15 @@ def _setting_speed(
     setting: Setting, turns: Sequence[Turn[DecodingOutcome]]
 ) -> SettingSpeed:
     seconds = [second for turn in turns for second in turn.outcome.batch_seconds]
+    usual_seconds = median(sum(t.outcome.batch_seconds) for t in turns)
     middle, high, highest = np.percentile(seconds, (50, 90, 100)).tolist()
     return SettingSpeed(
         setting=setting,
         tokens_per_second=median(
             t.outcome.num_tokens / sum(t.outcome.batch_seconds) for t in turns
         ),
-        sentences_per_second=median(
-            setting.num_sentences / sum(t.outcome.batch_seconds) for t in turns
-        ),
+        sentences_per_second=setting.num_sentences / usual_seconds,
+        words_per_second=turns[0].outcome.num_words / usual_seconds,
         batch_seconds=(middle, high, highest),
     )
 
@@ -627,16 +682,20 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
         yield f"Same model: {proof}"
     yield from speed.left_out
     settings = [each.setting for each in speed.decoders[0].settings]
-    yield ""
-    yield from _rates(speed, "tokens/s", lambda each: each.tokens_per_second)
-    yield ""
-    yield from _rates(speed, "sentences/s", lambda each: each.sentences_per_second)
+    width = max(NAME_WIDTH, *(len(each.name) + 2 for each in speed.decoders))
+    for unit, rate in (
+        ("tokens/s", lambda each: each.tokens_per_second),
+        ("sentences/s", lambda each: each.sentences_per_second),
+        ("words of the source/s", lambda each: each.words_per_second),
+    ):
+        yield ""
+        yield from _rates(speed, width, unit, rate)
     yield ""
     # The smallest batch shows the latency of a single user.
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
     yield f"Milliseconds per batch ({shown}); share of translations equal to our fp32"
     names = ("load", "memory", "median", "90 %", "max", "greedy", "beam")
-    yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
+    yield f"{'':<{width}}" + "".join(f"{name:>9}" for name in names)
     for decoder in speed.decoders:
         [one] = [each for each in decoder.settings if each.setting == shown]
         cells = [
@@ -648,20 +707,53 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
                 for share in (decoder.greedy_agreement, decoder.beam_agreement)
             ),
         ]
-        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{cell:>9}" for cell in cells)
+        yield f"{decoder.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells)
+    for has_shortlist in (False, True):
+        yield from _advantages(speed, width, has_shortlist)
     yield ""
     for setting in settings:
-        yield f"{setting}: {speed.advantage(setting):.2f} x the best other system"
+        best = speed.advantage(setting)
+        line = f"{setting}: {best:.2f} x the best other system"
+        shortlisted = speed.advantage(setting, has_shortlist=True)
+        if not math.isnan(shortlisted):
+            line += f", with shortlists {shortlisted:.2f} x"
+        yield line
     yield from load_warning(speed.load)
 
 
-def _rates(
-    speed: DecodingSpeed, unit: str, rate: Callable[[SettingSpeed], float]
-) -> Iterator[str]:
-    """Table of a rate by decoder and setting."""
+def _heads(speed: DecodingSpeed) -> str:
     settings = [each.setting for each in speed.decoders[0].settings]
     heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
-    yield f"{unit:<{NAME_WIDTH}}" + "".join(f"{head:>9}" for head in heads)
+    return "".join(f"{head:>9}" for head in heads)
+
+
+def _rates(
+    speed: DecodingSpeed, width: int, unit: str, rate: Callable[[SettingSpeed], float]
+) -> Iterator[str]:
+    """Table of a rate by decoder and setting."""
+    yield f"{unit:<{width}}" + _heads(speed)
     for decoder in speed.decoders:
         rates = [f"{rate(each):,.1f}" for each in decoder.settings]
-        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{each:>9}" for each in rates)
+        yield f"{decoder.name:<{width}}" + "".join(f"{each:>9}" for each in rates)
+
+
+def _advantages(speed: DecodingSpeed, width: int, has_shortlist: bool) -> Iterator[str]:
+    """Table of our best speed over the best of each library, by setting."""
+    settings = [each.setting for each in speed.decoders[0].settings]
+    libraries = dict.fromkeys(
+        each.library
+        for each in speed.decoders
+        if not each.is_ours and each.has_shortlist == has_shortlist
+    )
+    if not libraries:
+        return
+    vocabulary = "with a shortlist" if has_shortlist else "with the whole vocabulary"
+    yield ""
+    yield f"Our best over the best of each, {vocabulary}"
+    yield " " * width + _heads(speed)
+    for library in libraries:
+        ratios = [
+            speed.advantage(each, library=library, has_shortlist=has_shortlist)
+            for each in settings
+        ]
+        yield f"{library:<{width}}" + "".join(f"{ratio:>8.2f}x" for ratio in ratios)

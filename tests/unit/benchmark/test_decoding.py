@@ -15,6 +15,7 @@ from transduce.benchmark.decoding import (
     SENTENCES_OF_SEVERAL,
     DecodingTask,
     Setting,
+    decoding_table,
     measure_decoding,
     random_checkpoint,
     warm_up,
@@ -23,6 +24,7 @@ from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
 from transduce.model.transformer import Transformer
+from transduce.text.shortlist import encode_pairs, learn_shortlist
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +78,40 @@ def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
         for is_ours in (True, False)
     }
     assert speed.advantage(GREEDY) == pytest.approx(best[True] / best[False])
+
+
+def test_systems_with_a_shortlist_are_compared_with_each_other(
+    trained_checkpoint, corpus
+):
+    pairs = encode_pairs(zip(*corpus, strict=True), trained_checkpoint.tokenizer)
+    shortlist = learn_shortlist(pairs, trained_checkpoint.tokenizer)
+    checkpoint = replace(trained_checkpoint, shortlist=shortlist)
+    names = {
+        "transduce fp32, shortlist",
+        "CTranslate2 float32",
+        "CTranslate2 float32, vmap",
+    }
+    speed = measure_decoding(
+        checkpoint, corpus[0], [GREEDY], 1, CPU, lambda _: None, names
+    )
+    rates = {d.name: d.settings[0].tokens_per_second for d in speed.decoders}
+    assert rates.keys() == {"transduce fp32", *names}
+    # The candidates of this corpus are the whole vocabulary, so nothing changes.
+    assert {d.greedy_agreement for d in speed.decoders} == {1}
+    for ending, ours in (
+        ("", "transduce fp32"),
+        (", vmap", "transduce fp32, shortlist"),
+    ):
+        has_shortlist = bool(ending)
+        best = rates[ours] / rates[f"CTranslate2 float32{ending}"]
+        assert speed.advantage(GREEDY, has_shortlist=has_shortlist) == best
+        assert best == speed.advantage(
+            GREEDY, library="CTranslate2", has_shortlist=has_shortlist
+        )
+    assert math.isnan(speed.advantage(GREEDY, library="Hugging Face"))
+    lines = list(decoding_table(speed))
+    assert "Our best over the best of each, with a shortlist" in lines
+    assert lines[-1].endswith(f"with shortlists {best:.2f} x") or "load" in lines[-1]
 
 
 def test_only_named_decoders_are_measured_beside_the_reference(trained_checkpoint):
@@ -147,7 +183,7 @@ def test_ctranslate2_is_measured_in_all_types_and_forms(num_cores, forms, monkey
     library = SimpleNamespace(get_supported_compute_types=lambda _: known)
     monkeypatch.setitem(sys.modules, "ctranslate2", library)
     monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
-    found = decoding_speed.systems_on(CPU, {"CTranslate2"})
+    found = decoding_speed.systems_on(CPU, {"CTranslate2"}, has_shortlist=False)
     names = [name for name in found if name.startswith("CTranslate2")]
     assert names == [
         f"CTranslate2 {kind}{several}"
