@@ -346,6 +346,21 @@ def bf16_unit(
         library.td_allow_avx512_bf16(True)
 
 
+@pytest.fixture
+def without_bf16_unit() -> Iterator[None]:
+    """Run a test as on a processor that has no instructions for bf16."""
+    if (library := native.library()) is None:
+        yield
+        return
+    library.td_allow_amx(False)
+    library.td_allow_avx512_bf16(False)
+    try:
+        yield
+    finally:
+        library.td_allow_amx(True)
+        library.td_allow_avx512_bf16(True)
+
+
 @pytest.fixture(params=[True, False], ids=["native", "by PyTorch"])
 def is_native(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Run a test with the native library, and without it."""

@@ -30,8 +30,6 @@ GPU_LOGIT_ROWS = 2_048
 NATIVE_LOGITS = 2**27
 """Number of logits in memory at a time in the native loss: the fewer the parts, the
 less often the gradient of the matrix is read and written."""
-MIN_NATIVE_ROWS = 256
-"""Smallest number of rows at a time, however large the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +271,11 @@ def output_loss(
     output_weight: Float[Tensor, "vocab d_model"],
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
+    max_logits: int = NATIVE_LOGITS,
 ) -> LossGradients:
     """Compute the losses of all rows and the gradients of states and matrix.
 
+    At most `max_logits` logits are in memory at a time, but those of 256 rows always.
     Raises `IndexError` if a target is outside the vocabulary.
     """
     # The native function cannot check shapes.
@@ -297,7 +297,7 @@ def output_loss(
     )
     packed = _packed(loss, weight)
     _set_packed(loss, packed)
-    rows = max(NATIVE_LOGITS // len(weight), MIN_NATIVE_ROWS)
+    rows = max(max_logits // len(weight), LOGIT_ROWS)
     parts = zip(
         *(each.split(rows) for each in (states, target_out, grad_states)),
         losses.split(rows, dim=1),

@@ -271,7 +271,7 @@ class _LayerStack(torch.autograd.Function):
         saved = (x, memory, states, packed, *weights)
         ctx.save_for_backward(*saved)
         ctx.stack, ctx.seeds = stack, seeds  # the struct points to the seeds
-        run_stack(api.stack_forward, stack, saved)
+        _run_stack(api.stack_forward, stack, saved)
         return y
 
     @staticmethod
@@ -299,7 +299,7 @@ class _LayerStack(torch.autograd.Function):
         stack.grad_y, stack.grad_x = tensor_pointer(grad_y), tensor_pointer(grad_x)
         if grad_memory is not None:
             stack.grad_memory = tensor_pointer(grad_memory)
-        run_stack(loaded_nn_api().stack_backward, stack, saved)
+        _run_stack(loaded_nn_api().stack_backward, stack, saved)
         for each in others:
             total += each
         return grad_x, None, grad_memory, None, None, None, *_split(total, weights)
@@ -434,7 +434,7 @@ def _weight_pointers(weights: Sequence[Tensor], packed: Tensor | None) -> Any:
     return ffi.new("uintptr_t[]", _pointers(weights, addresses, matrices))
 
 
-def run_stack(function: Any, stack: Any, saved: Sequence[Any]) -> None:
+def _run_stack(function: Any, stack: Any, saved: Sequence[Any]) -> None:
     """Call a function of `td_stack` with a workspace.
 
     Pointers are set anew, as hooks may have moved saved tensors.

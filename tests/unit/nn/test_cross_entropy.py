@@ -8,19 +8,12 @@ from torch.nn import functional
 
 from transduce.nn import cross_entropy as module
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
-from transduce.nn.native_operators import nn_api
 
 EPSILONS = [0.0, 0.1, 0.4]
 
 
-@pytest.fixture(params=["native", "by PyTorch"], autouse=True)
-def kind_of_loss(request, monkeypatch):
-    """Run a test with each kind of loss but that by AMX (test_output_loss.py)."""
-    monkeypatch.setattr(module, "has_output_loss", lambda *_: False)
-    if request.param == "by PyTorch":
-        monkeypatch.setattr(module, "nn_api", lambda: None)
-    elif nn_api() is None:
-        pytest.skip("this processor can run no kernel")
+# All kinds of loss but that by AMX, which test_output_loss.py tests.
+pytestmark = pytest.mark.usefixtures("without_bf16_unit", "is_native")
 
 
 def loss_of(

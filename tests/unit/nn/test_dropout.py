@@ -5,21 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from transduce.nn import dropout
 from transduce.nn.dropout import Dropout
-from transduce.nn.native_operators import nn_api
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]
 
 
-@pytest.fixture(params=["native", "by PyTorch"], autouse=True)
-def kind_of_dropout(request, monkeypatch):
-    """Run a test with each kind of dropout."""
-    if request.param == "by PyTorch":
-        monkeypatch.setattr(dropout, "nn_api", lambda: None)
-    elif nn_api() is None:
-        pytest.skip("this processor can run no kernel")
+pytestmark = pytest.mark.usefixtures("is_native")
 
 
 def dropped(rate: float, size: int = SIZE) -> torch.Tensor:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from transduce.model.attention import causal_mask, padding_mask
@@ -20,8 +21,7 @@ from transduce.model.layers import (
     EncoderStack,
 )
 from transduce.model.transformer import Transformer
-from transduce.nn import fuse as module
-from transduce.nn import layers, native_operators
+from transduce.nn import native_operators
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import MAX_PARTS
 from transduce.nn.native_operators import has_sgemm
@@ -76,8 +76,10 @@ def run(
     return decoder(target, memory, self_mask, mask)
 
 
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_layer_stack", lambda *_: False)
+def one_by_one(*stacks: nn.Module) -> None:
+    """Let layers run one by one: a hook reads the output of the first."""
+    for stack in stacks:
+        stack[0].register_forward_hook(lambda *_: None)
 
 
 def gradients(output: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
@@ -115,16 +117,14 @@ def with_rates(config: ModelConfig, rates: tuple[float, float, float]) -> ModelC
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (2, 5, 3), (7, 13, 20), (3, 128, 2), (30, 9, 11)], ids=str
 )
-def test_layers_one_by_one_have_the_same_outputs_and_gradients(
-    sizes, d_ff, rates, monkeypatch
-):
+def test_layers_one_by_one_have_the_same_outputs_and_gradients(sizes, d_ff, rates):
     both = stacks(with_rates(replace(CONFIG, d_ff=d_ff), rates))
     inputs = drawn(*sizes)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
     output = run(*both, *inputs)
     assert is_compiled(output)
     found = gradients(output, *learned)
-    one_by_one(monkeypatch)
+    one_by_one(*both)
     plain = run(*both, *inputs)
     assert not is_compiled(plain)
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
@@ -132,14 +132,14 @@ def test_layers_one_by_one_have_the_same_outputs_and_gradients(
 
 
 @pytest.mark.parametrize("sizes", [(2, 150, 9), (2, 9, 140), (1, 257, 131)], ids=str)
-def test_the_kernel_supports_attention_dropout_in_long_sentences(sizes, monkeypatch):
+def test_the_kernel_supports_attention_dropout_in_long_sentences(sizes):
     both = stacks(replace(CONFIG, attention_dropout=0.2))
     inputs = drawn(*sizes)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
     output = run(*both, *inputs)
     assert is_compiled(output)
     found = gradients(output, *learned)
-    one_by_one(monkeypatch)
+    one_by_one(*both)
     plain = run(*both, *inputs)
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
     assert_alike(found, gradients(plain, *learned))
@@ -170,7 +170,7 @@ def test_sub_layers_each_draw_their_own_masks():
     assert len(set(seeds)) == len(seeds)
 
 
-def test_restricted_self_attention_has_the_same_gradients(two_threads, monkeypatch):
+def test_restricted_self_attention_has_the_same_gradients(two_threads):
     torch.manual_seed(1)
     model = fuse(Transformer(replace(CONFIG, neighbourhood=2)).train())
     source, target = torch.randint(4, 50, (60, 9)), torch.randint(4, 50, (60, 12))
@@ -185,7 +185,7 @@ def test_restricted_self_attention_has_the_same_gradients(two_threads, monkeypat
 
     is_asked = True
     ours = found()
-    one_by_one(monkeypatch)
+    one_by_one(model.encoder_layers, model.decoder_layers)
     is_asked = False
     assert_alike(ours, found())
 
@@ -204,9 +204,7 @@ def test_gradients_are_near_those_in_double_precision():
 
 
 @pytest.mark.parametrize("sentences", [1, 3, 60])
-def test_evaluation_drops_nothing_and_saves_no_activations(
-    sentences, two_threads, monkeypatch
-):
+def test_evaluation_drops_nothing_and_saves_no_activations(sentences, two_threads):
     both, inputs = stacks(), drawn(sentences, 20, 17)
     encoder, decoder = (each.eval() for each in both)
     exact = [deepcopy(each).double() for each in both]
@@ -215,15 +213,12 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
     output = run(encoder, decoder, *inputs)
     assert is_compiled(output)
     found = gradients(output, *learned)
-    sizes: list[torch.Size] = []
-    monkeypatch.setattr(layers, "run_stack", watched_run(sizes))
-    with torch.no_grad():
+    with torch.no_grad(), Buffers() as alone:
         assert torch.equal(run(encoder, decoder, *inputs), output)
-        assert len(sizes) == 2  # by the kernel
-    alone = sizes[:]
-    run(encoder, decoder, *inputs)
-    for kept, size, count in zip(sizes[2:], alone, (3, 2), strict=True):
-        assert kept[1] == count * size[1]
+    with Buffers() as kept:
+        run(encoder, decoder, *inputs)
+    for size, whole, count in zip(alone.states, kept.states, (3, 2), strict=True):
+        assert whole == count * size
     # In fp64: PyTorch rounds some sums in fp32 more than the library does.
     expected = run(*exact, *exact_inputs)
     assert not is_compiled(expected)
@@ -232,15 +227,23 @@ def test_evaluation_drops_nothing_and_saves_no_activations(
     assert_alike([each.double() for each in found], gradients(expected, *of))
 
 
-def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
-    """Wrapper of the kernel call that records the sizes of its state buffers."""
-    original = layers.run_stack
+class Buffers(TorchDispatchMode):
+    """Record of the buffers that calls of the kernel allocate."""
 
-    def run(function: object, stack: object, saved: Sequence[Tensor]) -> None:
-        sizes.append(saved[2].shape)
-        original(function, stack, saved)
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
 
-    return run
+    @property
+    def states(self) -> list[int]:
+        """Size of each call's states; its workspace comes after them."""
+        return self.sizes[::2]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.new_empty.default:
+            self.sizes.append(found.size(1))
+        return found
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 30, 67])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
-from transduce.nn import layers as module
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import (
     MAX_KEYS,
@@ -187,8 +186,8 @@ def test_the_kernel_is_used_only_for_supported_inputs():
     assert not has_native_attention(inputs, inputs, heads_of(2, 16, 24))
 
 
-def test_the_kernel_is_not_used_without_the_native_library(monkeypatch):
-    monkeypatch.setattr(module, "nn_api", lambda: None)
+@pytest.mark.usefixtures("without_native_library")
+def test_the_kernel_is_not_used_without_the_native_library():
     inputs = torch.zeros(2, 5, 8)
     assert not has_native_attention(inputs, inputs, heads_of(2, 16, 32))
 

@@ -10,7 +10,6 @@ from transduce.model.attention import padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderStack, RecurrentDecoderLayer
 from transduce.model.recurrence import SSRU
-from transduce.nn import fuse as fusing
 from transduce.nn import recurrence
 from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import has_sgemm
@@ -129,11 +128,11 @@ def assert_alike(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_one_call_computes_what_the_layers_compute_one_by_one(
     rates: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, run_all = stack_of(rates)
+    stack, run_all = stack_of(rates)
     found = run_all()
     assert found[0].grad_fn is not None
     assert "LayerStack" in found[0].grad_fn.name()
-    monkeypatch.setattr(fusing, "has_layer_stack", lambda *_: False)
+    stack[0].register_forward_hook(lambda *_: None)  # a hook reads what is between
     assert_alike(found, run_all())
     monkeypatch.setattr(recurrence, "has_native_recurrence", lambda *_: False)
     assert_alike(found, run_all())
