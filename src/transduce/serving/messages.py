@@ -30,7 +30,8 @@ Alternatives = Annotated[
 FormatName = Annotated[Format, BeforeValidator(_in_lower_case)]
 """Format in any case, like the codes of languages."""
 ModelNamed = Annotated[
-    str | None, Field(description="Its name, if several are served: see /v1/models.")
+    str | None,
+    Field(description="Name of the model, if several are served: see /v1/models."),
 ]
 TargetLanguage = Annotated[
     str | None,
@@ -66,7 +67,7 @@ class RequestMessage(BaseModel):
     """Fields that may be empty."""
 
     api_key: Annotated[
-        str, Field(description="If the server has keys; or as a bearer token.")
+        str, Field(description="Key, if the server has keys; or as a bearer token.")
     ] = ""
 
     @model_validator(mode="before")
@@ -90,7 +91,7 @@ class RequestMessage(BaseModel):
 class TranslateRequest(RequestMessage):
     """Texts to translate, as in LibreTranslate."""
 
-    q: Annotated[str | list[str], Field(description="Text, or several.")]
+    q: Annotated[str | list[str], Field(description="A text, or a list of texts.")]
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
     tag: CorpusTag = None
@@ -205,7 +206,7 @@ class ScoredText(BaseModel):
 
     text: str
     score: Annotated[
-        float, Field(description="Log-probability over the length penalty.")
+        float, Field(description="Log-probability divided by the length penalty.")
     ]
 
 
