@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from transduce.architectures import recurrent_layers
 from transduce.architectures.config import (
     ExpertsConfig,
     MixtureRecurrentConfig,
@@ -119,6 +120,14 @@ def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
     is_recurrent = isinstance(config, MixtureRecurrentConfig)
     name = "mixture-recurrent" if is_recurrent else "mixture-transformer"
     assert architecture_of(config) == name
+
+
+@all_models
+def test_the_first_model_of_a_process_has_the_weights_of_later_ones(config) -> None:
+    recurrent_layers._use_up_projection_warning.cache_clear()
+    first, second = drawn(config), drawn(config)
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, second.state_dict()[name]), name
 
 
 @all_models
