@@ -49,7 +49,7 @@ class RecurrentMemory:
 
 
 @cache
-def _use_up_projection_warning() -> None:
+def use_up_projection_warning() -> None:
     """Suppress PyTorch's warning that oneDNN has no LSTM with a projection.
 
     PyTorch gives it once a process, and no user can act on it. The layer here has no
@@ -74,7 +74,7 @@ class RecurrentLayer(nn.Module):
     ) -> None:
         super().__init__()
         if projection is not None:
-            _use_up_projection_warning()
+            use_up_projection_warning()
         self.rnn: nn.RNNBase = (
             nn.GRU(input_width, width, batch_first=True)
             if cell == "gru"
