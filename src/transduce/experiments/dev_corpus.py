@@ -106,8 +106,8 @@ class DevScore:
     def kept_despite(self, best: "DevScore") -> str:
         """Message that this average is kept although a checkpoint scores better."""
         is_by_loss = best.loss < self.loss - LOSS_TOLERANCE
-        doubt = "by its score" if is_by_loss else "clearly by its loss"
-        return f"{self._comparison(best)}, but not {doubt}. The average is kept."
+        doubt = "score is not" if is_by_loss else "loss is not clearly"
+        return f"{self._comparison(best)}. Its {doubt} worse, so the average is kept."
 
     def _comparison(self, best: "DevScore") -> str:
         other = f"the checkpoint of step {best.step:,} alone"
