@@ -13,14 +13,13 @@ in which both models take turns, at equal text and search. Results are Markdown.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from machine import describe_machine
+from machine import describe_machine, seconds_of
 
 from commands import TESTS, compared, first_lines, table, train, translated
 from transduce.decoding.translator import Translator
@@ -158,13 +157,6 @@ def translating(
 
     translate()  # loads the weights
     return translate
-
-
-def seconds_of(call: Callable[[], None]) -> float:
-    """Time of a call."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Shared by the benchmarks: description of the run, and time of a training run."""
+"""Shared by the benchmarks: description of the run, and time of calls and trainings."""
 
 import json
 import platform
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +22,13 @@ def describe_machine() -> str:
         f"- Python {platform.python_version()}, {packages}\n"
         f"- Commit: {_commit()}\n"
     )
+
+
+def seconds_of(call: Callable[[], None]) -> float:
+    """Time of a call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def minutes_of(run: Path) -> float:

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-from machine import describe_machine
+from machine import describe_machine, seconds_of
 
 from transduce.decoding.translator import Translator
 from transduce.machine import num_threads, use_threads
@@ -232,13 +232,6 @@ def translating(
                 pass
 
     return translate
-
-
-def seconds_of(call: Callable[[], None]) -> float:
-    """Time of a call."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 def advice(found: Sequence[Sizes], expected: Sequence[float]) -> str:
