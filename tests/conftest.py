@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from shutil import which
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jaxtyping
 import numpy as np
@@ -38,7 +38,7 @@ from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
-from transduce.training.trainer import Trainer
+from transduce.training.trainer import StepReport, Trainer
 from transduce.trees.linearization import learn_symbols
 
 if TYPE_CHECKING:
@@ -316,6 +316,18 @@ def browser() -> Iterator["Browser"]:
         )
         yield launched
         launched.close()
+
+
+@pytest.fixture
+def added_loss(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Nats a token that are added to the loss of an update, once, by its number."""
+    added: dict[int, float] = {}
+
+    def report(*, step: int, loss: float, **others: Any) -> StepReport:
+        return StepReport(step=step, loss=loss + added.pop(step, 0.0), **others)
+
+    monkeypatch.setattr("transduce.training.trainer.StepReport", report)
+    return added
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import ctranslate2
 import pytest
 import torch
 
@@ -122,7 +123,9 @@ def test_decoding_is_measured_beside_the_peers(
     # One precision of each system, as each takes a process that loads its library:
     # tests of `measure_decoding` run all of them.
     monkeypatch.setattr("transduce.benchmark.decoding.available", lambda _: ["fp32"])
-    monkeypatch.setattr("transduce.benchmark.decoding.CT2_TYPES", ("float32",))
+    monkeypatch.setattr(
+        ctranslate2, "get_supported_compute_types", lambda _: {"float32"}
+    )
     options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
     lines = succeeds("benchmark", "decoding", model, *options).splitlines()
     assert lines[0].startswith("Machine: ")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.errors import ConfigError
 from transduce.experiments import quickstart
 from transduce.experiments.presets import PRESETS
 from transduce.grammar.corpus import Grammar
@@ -141,9 +140,7 @@ def test_only_an_older_quickstart_is_overwritten(
     refuses: Callable[..., str], out: Path, tmp_path: Path
 ) -> None:
     folder = copied(out, tmp_path / "out")
-    with pytest.raises(ConfigError, match="overwrite it with --force"):
-        quickstart.require_new_quickstart(folder, overwrite=False)
-    quickstart.require_new_quickstart(folder, overwrite=True)
+    assert "overwrite it with --force" in refuses("quickstart", "--out", folder)
     (folder / "mine").touch()
     said = refuses("quickstart", "--out", folder, "--force")
     assert "the folder holds something else" in said

@@ -486,12 +486,12 @@ def measure_decoding(
         )
         systems = {
             name: each
-            for name, each in systems_on(
+            for name, each in _systems_on(
                 device, set(proofs), has_shortlist=checkpoint.shortlist is not None
             ).items()
             if names is None or name in {REFERENCE, *names}
         }
-        turns = measure_turns(task, systems, on_turn)
+        turns = _measure_turns(task, systems, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[REFERENCE]
     return DecodingSpeed(
@@ -539,7 +539,7 @@ def _convert(
     return proofs, tuple(left_out)
 
 
-def systems_on(
+def _systems_on(
     device: torch.device, peers: Collection[str], *, has_shortlist: bool
 ) -> dict[str, tuple[Prepare, str]]:
     """Preparation of each system, and the library that it imports.
@@ -577,7 +577,7 @@ def systems_on(
     return found
 
 
-def measure_turns(
+def _measure_turns(
     task: DecodingTask,
     systems: Mapping[str, tuple[Prepare, str]],
     on_turn: Callable[[str], None],

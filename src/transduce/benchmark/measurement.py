@@ -264,7 +264,8 @@ def load_warning(load: float) -> Iterator[str]:
         )
 
 
-FIRST_SIZE, LAST_SIZE = 1024, 16_384
+SIZES = (1024, 2048, 4096, 8192, 16_384)
+"""Sizes of square matrices for the matrix rate."""
 LONG_S = 0.1
 """Seconds of a product that keeps every core busy; larger ones are no faster."""
 REPEATS = 3
@@ -277,15 +278,20 @@ def take_turns(hardware: Hardware, turns: Turns[float]) -> None:
         turns.done(matrix_rate(hardware))
 
 
-def matrix_rate(hardware: Hardware) -> float:
-    """Best FLOP/s of square matrix products of several sizes, in the device's type."""
-    size, best = FIRST_SIZE, 0.0
-    while True:
+def matrix_rate(
+    hardware: Hardware, sizes: Sequence[int] = SIZES, long_s: float = LONG_S
+) -> float:
+    """Best FLOP/s of square matrix products, in the device's type.
+
+    Sizes after a product of more than `long_s` seconds are left out.
+    """
+    best = 0.0
+    for size in sizes:
         seconds = _fastest_product(size, hardware)
         best = max(best, 2 * size**3 / seconds)
-        if seconds > LONG_S or size >= LAST_SIZE:
-            return best
-        size *= 2
+        if seconds > long_s:
+            break
+    return best
 
 
 def _fastest_product(size: int, hardware: Hardware) -> float:

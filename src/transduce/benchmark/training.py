@@ -493,13 +493,13 @@ def measure_training(
     peers = peers_on(hardware.device)
     obstacles = {name: obstacle(name, task.model) for name in peers}
     names = [OURS, *(name for name, reason in obstacles.items() if reason is None)]
-    rates, played = play_rounds(task, names, on_round)
+    rates, played = _play_rounds(task, names, on_round)
     speed = _summary(task, max(rates), played[WARM_UP_ROUNDS:])
     left_out = tuple(reason for reason in obstacles.values() if reason is not None)
     return replace(speed, load=load, left_out=left_out)
 
 
-def play_rounds(
+def _play_rounds(
     task: TrainingTask, names: Sequence[str], on_round: Callable[[int], None]
 ) -> tuple[list[float], list[Round]]:
     """Matrix rate of the machine and results of the systems in each round."""

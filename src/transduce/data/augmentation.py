@@ -359,8 +359,7 @@ class Augmentation:
         self._warnings = SimpleQueue[str]()
         self._num_processes = num_processes
         self._threads = ThreadPoolExecutor(num_processes) if num_processes else None
-        self.workers: list[Worker] = []
-        """Processes, started with the first part."""
+        self._workers: list[Worker] = []
         # None stands for this process, in place of one that cannot be started.
         self._idle = SimpleQueue[Worker | None]()
         self._pending: _PendingPart | None = None
@@ -395,7 +394,7 @@ class Augmentation:
     def _begun(
         self, part: Dataset, seed: Seed, threads: ThreadPoolExecutor
     ) -> "_PendingPart":
-        while len(self.workers) < self._num_processes:
+        while len(self._workers) < self._num_processes:
             try:
                 worker = WorkerProcess(self._augment, NICENESS)
             except OSError as error:
@@ -404,7 +403,7 @@ class Augmentation:
                     f"none ({error.strerror}); end others, or train without "
                     "`augmentation`."
                 ) from None
-            self.workers.append(worker)
+            self._workers.append(worker)
             self._idle.put(worker)
         chunks = [
             threads.submit(self._by_worker, chunk, (*seed, number))
@@ -417,7 +416,7 @@ class Augmentation:
         self._is_closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self.workers:
+        for worker in self._workers:
             worker.end()
 
     def __enter__(self) -> "Augmentation":
@@ -450,7 +449,7 @@ class Augmentation:
             remedy = "the training process does its work, which takes longer"
         else:
             remedy = "another takes its place"
-            self.workers[self.workers.index(lost)] = new
+            self._workers[self._workers.index(lost)] = new
             if self._is_closed:  # meanwhile
                 new.end()
         self._warnings.put(f"A process that augments {reason}; {remedy}.")

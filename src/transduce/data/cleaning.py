@@ -712,7 +712,7 @@ def _drop_worst(corpus: _Corpus, worst: float) -> None:
     first_equal = num_equal - (to_drop - num_above)
     equal_before = 0
     for scores in _scores(corpus):
-        keys = sort_keys(_ranks(scores))
+        keys = _sort_keys(_ranks(scores))
         is_equal = keys == limit
         place = np.cumsum(is_equal) - 1 + equal_before
         is_dropped = (keys > limit) | (is_equal & (place >= first_equal))
@@ -731,7 +731,7 @@ def _largest_but(corpus: _Corpus, number: int) -> tuple[np.uint64, int, int]:
         shift = np.uint64(digit * DIGIT_BITS)
         counts[:] = 0
         for scores in _scores(corpus):
-            keys = sort_keys(_ranks(scores)) >> shift
+            keys = _sort_keys(_ranks(scores)) >> shift
             same = keys[(keys >> np.uint64(DIGIT_BITS)) == limit]
             digits = (same & np.uint64((1 << DIGIT_BITS) - 1)).astype(np.int64)
             counts += np.bincount(digits, minlength=len(counts))
@@ -743,7 +743,7 @@ def _largest_but(corpus: _Corpus, number: int) -> tuple[np.uint64, int, int]:
     return np.uint64(limit), num_above, int(counts[limit & ((1 << DIGIT_BITS) - 1)])
 
 
-def sort_keys(values: Float[np.ndarray, " values"]) -> UInt64[np.ndarray, " values"]:
+def _sort_keys(values: Float[np.ndarray, " values"]) -> UInt64[np.ndarray, " values"]:
     """64-bit numbers in the order of floating-point ones."""
     bits = np.ascontiguousarray(values, dtype="<f8").view("<u8")
     top = np.uint64(1 << 63)
@@ -839,7 +839,8 @@ class _ScoreWriter:
             f"{forward:.6f}\t{backward}\n"
         )
         if is_kept:
-            self.largest_kept = max(rank, self.largest_kept or -math.inf)
+            before = self.largest_kept
+            self.largest_kept = rank if before is None else max(rank, before)
         self._next = next(self._scores, None)
         return rank
 

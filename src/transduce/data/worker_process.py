@@ -37,7 +37,7 @@ class WorkerProcess(Generic[Arguments, Result]):
         """Start the process; raise `OSError` if the system does not allow it."""
         package = str(Path(__file__).parents[2])
         known = os.environ.get("PYTHONPATH")
-        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+        self._process = subprocess.Popen(
             # -P: modules in the current folder are not imported.
             [
                 *(sys.executable, "-P", "-c"),
@@ -62,7 +62,7 @@ class WorkerProcess(Generic[Arguments, Result]):
 
         An exception of the function is raised here.
         """
-        tasks, results = self.process.stdin, self.process.stdout
+        tasks, results = self._process.stdin, self._process.stdout
         assert tasks is not None
         assert results is not None
         try:
@@ -83,16 +83,16 @@ class WorkerProcess(Generic[Arguments, Result]):
     def _ending(self) -> str:
         """Describe how the process has ended."""
         try:
-            code = self.process.wait(EXIT_SECONDS)
+            code = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return "no longer answers"
         return described_exit(code)
 
     def end(self) -> None:
         """End the process, even within a call."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()

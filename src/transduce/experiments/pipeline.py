@@ -280,7 +280,7 @@ def train(
     try:
         with (
             _locked(folder, processes),
-            closing(Run(folder, config, hardware, observers, processes)) as run,
+            closing(_Run(folder, config, hardware, observers, processes)) as run,
         ):
             run.train(corpus, advice, LengthLimit(consent, proposal))
     except TooLongTrainingError:
@@ -311,7 +311,7 @@ def resume(
                 _lengthen(folder, config, steps, observers)
             processes.barrier()
             folder, config = RunFolder.open(out)
-        with closing(Run(folder, config, hardware, observers, processes)) as run:
+        with closing(_Run(folder, config, hardware, observers, processes)) as run:
             run.train()
 
 
@@ -478,7 +478,7 @@ class LengthLimit:
         )
 
 
-class Run:
+class _Run:
     """Training of one run in its folder."""
 
     def __init__(

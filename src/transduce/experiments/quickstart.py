@@ -76,7 +76,7 @@ def run_quickstart(
     Raises `ConfigError` if `out` is neither new nor empty, nor with `overwrite` an
     older quickstart. That stays until the new one begins to train.
     """
-    require_new_quickstart(out, overwrite=overwrite)
+    _require_new(out, overwrite=overwrite)
     files = write_corpus(out / "corpus", pair)
     consent = Consent(overwrites=overwrite)
     preset = PRESETS["quickstart"]
@@ -109,7 +109,7 @@ def run_parsing_quickstart(
 
     `out` and `overwrite` are those of `run_quickstart`.
     """
-    require_new_quickstart(out, overwrite=overwrite)
+    _require_new(out, overwrite=overwrite)
     with atomic_directory(out / "corpus", "quickstart") as corpus:
         _write_trees(corpus)
     files = TreebankFiles(
@@ -163,7 +163,7 @@ def _write_trees(folder: Path) -> None:
         write_lines(folder / f"{name}.trees", map(str, trees))
 
 
-def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
+def _require_new(out: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` if the folder holds more than a quickstart to overwrite."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return

@@ -170,10 +170,10 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         character for text in texts for character in text if not character.isspace()
     }
     wanted -= {"\u200b", "\u200c", "\u200d", "\ufe0e", "\ufe0f"}
-    missing = wanted - characters_of(font_manager.findfont(DEFAULT_FONT))
+    missing = wanted - _characters_of(font_manager.findfont(DEFAULT_FONT))
     families = [DEFAULT_FONT]
     for name, path in installed_fonts() if missing else ():
-        if found := missing & characters_of(path):
+        if found := missing & _characters_of(path):
             families.append(name)
             missing -= found
         if not missing:
@@ -230,7 +230,7 @@ def _rank(font: tuple[str, str]) -> tuple[int, bool, str, str]:
 
 
 @cache
-def characters_of(path: str) -> frozenset[str]:
+def _characters_of(path: str) -> frozenset[str]:
     """Characters that a font has; empty if matplotlib cannot draw it."""
     try:
         font = FT2Font(path)

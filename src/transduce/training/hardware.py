@@ -375,7 +375,7 @@ def find_micro_batch(
             # The first pass warms up.
             for _ in range(2):
                 meter = WaitingMeter()
-                seconds = time_gradient(batch_loss, batcher, indices, hardware)
+                seconds = _time_gradient(batch_loss, batcher, indices, hardware)
                 waiting_share = meter.share()
             break
         if len(indices) == 1:
@@ -407,7 +407,7 @@ def _estimate(
     A system without free memory kills a process, so trying too much is no option.
     """
     # From now on gradients, and all that is allocated once, are in memory.
-    time_gradient(batch_loss, batcher, longest[:1], hardware)
+    _time_gradient(batch_loss, batcher, longest[:1], hardware)
     gc.collect()
     return_freed_memory()
     forget_peak_memory(hardware.device)
@@ -417,7 +417,7 @@ def _estimate(
     largest_trial = max(len(longest) // TRIAL_PART, 2)
     while count < len(longest) and count <= min(fitting, largest_trial):
         before, at = peak, positions
-        time_gradient(batch_loss, batcher, longest[:count], hardware)
+        _time_gradient(batch_loss, batcher, longest[:count], hardware)
         peak = peak_memory(hardware.device)
         positions = batcher.num_positions(longest[:count])
         # Bytes per position; after the first trial they include those of any batch.
@@ -431,7 +431,7 @@ def _estimate(
     return fitting
 
 
-def time_gradient(
+def _time_gradient(
     batch_loss: BatchLoss,
     batcher: Batcher,
     indices: Integer[np.ndarray, " pairs"],

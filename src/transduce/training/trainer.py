@@ -256,7 +256,7 @@ class Trainer:
         """
         for update, loaded in self._updates():
             report = self._step(update, loaded)
-            self.watch_loss(report)
+            self._watch_loss(report)
             on_step(report)
             is_last = self.progress.step == self._config.steps
             is_stopping = self._any(should_stop()) and not is_last
@@ -527,7 +527,7 @@ class Trainer:
         entropy = (self._config.seed, self.progress.step, number)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
-    def watch_loss(self, report: StepReport) -> None:
+    def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, self.progress.step
         is_by_reward = self._config.is_by_reward

@@ -1,7 +1,9 @@
 """Figures of attention: every word can be read, whatever its length or script."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import matplotlib
 import matplotlib.text
 import pytest
 import torch
@@ -115,17 +117,17 @@ def test_letters_without_a_font_become_code_points(
 def test_other_fonts_are_searched_for_missing_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
-    usual = chart.characters_of
-    monkeypatch.setattr(
-        chart, "characters_of", lambda path: has.get(path) or usual(path)
-    )
+    # DejaVu Sans has none of them, the first font a bracket, and the second both.
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    installed = {"One": "STIXSizOneSymReg", "Two": "STIXGeneral", "Three": "cmr10"}
     monkeypatch.setattr(
         chart,
         "installed_fonts",
-        lambda: (("One", "one"), ("Two", "two"), ("Three", "three")),
+        lambda: [
+            (name, str(fonts / f"{each}.ttf")) for name, each in installed.items()
+        ],
     )
-    found = fonts_for(["我们 ab", "\u200b龘"])
+    found = fonts_for(["\u23b4\u1d81 ab", "\u200b龘"])
     assert found.families == (chart.DEFAULT_FONT, "One", "Two")
     assert found.missing == {"龘"}
     assert fonts_for(["plain text"]) == Fonts(

@@ -1,11 +1,10 @@
 """Comparison of decoding with small models; the speeds are not tested."""
 
 import math
-import sys
 from dataclasses import replace
 from itertools import chain, islice
-from types import SimpleNamespace
 
+import ctranslate2
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from transduce.benchmark import decoding as decoding_speed
 from transduce.benchmark.decoding import (
     MOST_BATCHES,
     SENTENCES_OF_SEVERAL,
+    DecodingOutcome,
     DecodingTask,
     Setting,
     decoding_table,
@@ -20,6 +20,7 @@ from transduce.benchmark.decoding import (
     random_checkpoint,
     warm_up,
 )
+from transduce.benchmark.measurement import Turn, within_quota
 from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
@@ -32,20 +33,45 @@ CPU = torch.device("cpu")
 GREEDY = Setting(batch_size=2, beam_size=1)
 BEAM = Setting(batch_size=3, beam_size=3)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
+FORCED_GREEDY = Setting(batch_size=2, beam_size=1, forced_length=9)
+
+
+IN_FP32 = {"CTranslate2 float32", "Hugging Face fp32"}
+
+
+class KnownWorker:
+    """Worker that records its environment and takes turns without work."""
+
+    environments: dict[str, dict[str, str]]
+
+    def __init__(self, name, work, _device, environment=None) -> None:
+        assert work.func is within_quota
+        self.environments[name] = environment or {}
+
+    def __enter__(self) -> "KnownWorker":
+        return self
+
+    def __exit__(self, *_) -> None: ...
+
+    def take_turn(self) -> Turn[DecodingOutcome]:
+        outcome = DecodingOutcome(
+            num_tokens=1, batch_seconds=(1.0,), translations=((5,),), load_seconds=1.0
+        )
+        return Turn(outcome=outcome, seconds=1.0, peak_bytes=1)
 
 
 @pytest.fixture
-def one_precision(monkeypatch):
-    """Measure one precision of each system, since each takes a process that loads its
-    library; `test_all_systems_find_the_same_translations` measures all."""
-    monkeypatch.setattr(decoding_speed, "available", lambda _: ["fp32"])
-    monkeypatch.setattr(decoding_speed, "CT2_TYPES", ("float32",))
+def environments(monkeypatch):
+    """Environment of each system's process, by its name; none is started."""
+    KnownWorker.environments = {}
+    monkeypatch.setattr(decoding_speed, "Worker", KnownWorker)
+    return KnownWorker.environments
 
 
 def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
-    turns = []
+    turns, settings = [], [GREEDY, BEAM, FORCED, FORCED_GREEDY]
     speed = measure_decoding(
-        trained_checkpoint, corpus[0], [GREEDY, BEAM, FORCED], 1, CPU, turns.append
+        trained_checkpoint, corpus[0], settings, 1, CPU, turns.append
     )
     names = [decoder.name for decoder in speed.decoders]
     assert names[0] == "transduce fp32"
@@ -53,7 +79,7 @@ def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
     exporting, *loading = turns[: 1 + len(names)]
     assert exporting == "exporting the model"
     assert loading == [f"{name}: loading the model" for name in names]
-    assert len(turns) == 1 + len(names) + 2 * 3 * len(names)
+    assert len(turns) == 1 + len(names) + 2 * len(settings) * len(names)
     by_name = {decoder.name: decoder for decoder in speed.decoders}
     # Equal translations show that all do the same work.
     for name in ("CTranslate2 float32", "Hugging Face fp32"):
@@ -63,7 +89,7 @@ def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
         "Hugging Face",
     ]
     for decoder in speed.decoders:
-        assert [each.setting for each in decoder.settings] == [GREEDY, BEAM, FORCED]
+        assert [each.setting for each in decoder.settings] == settings
         assert decoder.peak_bytes > 10**7
         for each in decoder.settings:
             low, middle, high = each.batch_seconds
@@ -114,6 +140,7 @@ def test_systems_with_a_shortlist_are_compared_with_each_other(
     assert lines[-1].endswith(f"with shortlists {best:.2f} x") or "load" in lines[-1]
 
 
+@pytest.mark.usefixtures("environments")
 def test_only_named_decoders_are_measured_beside_the_reference(trained_checkpoint):
     speed = measure_decoding(
         trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, {"CTranslate2 float32"}
@@ -165,31 +192,29 @@ def test_random_weights_have_the_presets_sizes():
     assert math.isfinite(checkpoint.build().output_weight.detach().sum())
 
 
-@pytest.mark.usefixtures("one_precision")
-def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
-    setting = Setting(batch_size=2, beam_size=1, forced_length=9)
-    speed = measure_decoding(
-        trained_checkpoint, corpus[0], [setting], 1, CPU, lambda _: None
-    )
-    by_name = {decoder.name: decoder for decoder in speed.decoders}
-    assert by_name["transduce fp32"].greedy_agreement == 1
-    assert by_name["CTranslate2 float32"].greedy_agreement == 1
-    assert by_name["Hugging Face fp32"].greedy_agreement == 1
-
-
 @pytest.mark.parametrize(("num_cores", "forms"), [(1, [""]), (3, ["", ", 3 workers"])])
-def test_ctranslate2_is_measured_in_all_types_and_forms(num_cores, forms, monkeypatch):
+def test_ctranslate2_is_measured_in_all_types_and_forms(
+    trained_checkpoint, environments, num_cores, forms, monkeypatch
+):
     known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
-    library = SimpleNamespace(get_supported_compute_types=lambda _: known)
-    monkeypatch.setitem(sys.modules, "ctranslate2", library)
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda _: known)
     monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
-    found = decoding_speed.systems_on(CPU, {"CTranslate2"}, has_shortlist=False)
-    names = [name for name in found if name.startswith("CTranslate2")]
+    measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    names = [name for name in environments if name.startswith("CTranslate2")]
     assert names == [
         f"CTranslate2 {kind}{several}"
         for kind in ("float32", "int8_bfloat16", "int8_float16")
         for several in forms
     ]
+
+
+def test_peers_decode_with_openmps_own_settings(
+    trained_checkpoint, environments, monkeypatch
+):
+    monkeypatch.setattr("transduce.SHORTENS_SPINS", True)
+    measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, IN_FP32)
+    own = {"GOMP_SPINCOUNT": "300000"}
+    assert environments == {"transduce fp32": {}, **dict.fromkeys(IN_FP32, own)}
 
 
 def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
@@ -200,7 +225,7 @@ def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
         assert f"needs the package `{package}`, which is not" in str(refusal.value)
 
 
-@pytest.mark.usefixtures("one_precision")
+@pytest.mark.usefixtures("environments")
 def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
     find = decoding_speed.find_spec
     monkeypatch.setattr(
@@ -257,7 +282,7 @@ def test_an_empty_list_of_settings_is_refused(trained_checkpoint):
         measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
 
 
-@pytest.mark.usefixtures("one_precision")
+@pytest.mark.usefixtures("environments")
 def test_a_peer_that_lacks_the_models_features_is_left_out(trained_checkpoint):
     config = replace(trained_checkpoint.config, norm="pre")
     weights = Transformer(config).state_dict()

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from transduce.benchmark import training as training_speed
-from transduce.benchmark.measurement import Turn
+from transduce.benchmark.measurement import Turn, within_quota
 from transduce.benchmark.training import (
     MARIAN,
     OURS,
@@ -32,15 +32,18 @@ class KnownWorker:
 
     order: list[str]
     plain: list[bool]
+    environments: dict[str, dict[str, str]]
 
     def __init__(self, name, work, device, environment=None) -> None:
         assert isinstance(work, partial)
+        assert work.func is within_quota
+        self.environments[name] = environment or {}
         self.name = name
         self.updates = iter(())
         if name == YARDSTICK:
             self.rates = iter(RATES)
         else:
-            [measured] = work.args  # run within the CPU quota
+            [measured] = work.args
             task = measured.args[-1]
             self.plain.append(task.are_peers_plain)
             self.updates = iter(task.updates(task.dataset()))
@@ -64,7 +67,7 @@ class KnownWorker:
 @pytest.fixture
 def order(monkeypatch):
     """Names of the systems in the order of their turns."""
-    KnownWorker.order, KnownWorker.plain = [], []
+    KnownWorker.order, KnownWorker.plain, KnownWorker.environments = [], [], {}
     monkeypatch.setattr(training_speed, "Worker", KnownWorker)
     monkeypatch.setattr(training_speed, "obstacle", lambda name, config: None)
     return KnownWorker.order
@@ -81,6 +84,17 @@ def test_peers_are_plain_on_request(order, task, is_plain):
         task.run, task.hardware, 1, lambda _: None, are_peers_plain=is_plain
     )
     assert KnownWorker.plain == 3 * [is_plain]
+
+
+@pytest.mark.parametrize("shortens", [True, False])
+@pytest.mark.usefixtures("order")
+def test_peers_train_with_openmps_own_settings(monkeypatch, task, shortens):
+    monkeypatch.setattr("transduce.SHORTENS_SPINS", shortens)
+    measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
+    default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
+    assert KnownWorker.environments == {
+        YARDSTICK: {}, OURS: {}, MARIAN: default, TORCH: default
+    }  # fmt: skip
 
 
 def of(speed, name):

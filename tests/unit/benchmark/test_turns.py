@@ -3,14 +3,12 @@
 import multiprocessing
 import operator
 import os
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from transduce.benchmark import decoding, measurement, training
+from transduce.benchmark import measurement
 from transduce.benchmark import measurement as turns_module
 from transduce.benchmark.measurement import Turns, Worker
 from transduce.errors import TransduceError
@@ -117,54 +115,6 @@ def test_work_within_the_quota_has_as_many_threads(
     finally:
         torch.set_num_threads(before)
     assert [turn.outcome for turn in turns] == [2]
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Return the function of each worker, and its environment, by the system's name."""
-    found = {}
-
-    def worker(name, work, _device, environment=None):
-        found[name] = work.func, environment or {}
-        return nullcontext()
-
-    monkeypatch.setattr(training, "Worker", worker)
-    monkeypatch.setattr(decoding, "Worker", worker)
-    return found
-
-
-@pytest.mark.parametrize("shortens", [True, False])
-def test_peers_train_within_the_quota_with_openmps_own_settings(
-    started, monkeypatch, task, shortens
-):
-    monkeypatch.setattr("transduce.SHORTENS_SPINS", shortens)
-    training.play_rounds(
-        replace(task, steps=0), [training.OURS, training.TORCH], lambda _: None
-    )
-    default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
-    assert started == {
-        "the matrix rate": (measurement.within_quota, {}),
-        training.OURS: (measurement.within_quota, {}),
-        training.TORCH: (measurement.within_quota, default),
-    }
-
-
-def test_peers_decode_within_the_quota_with_openmps_own_settings(
-    started, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("transduce.SHORTENS_SPINS", True)
-    task = decoding.DecodingTask(
-        models=tmp_path, sentences=(), settings=(), rounds=0, device=CPU
-    )
-    systems = dict.fromkeys(("transduce int8", "CTranslate2 int8"), (list, ""))
-    decoding.measure_turns(task, systems, lambda _: None)
-    assert started == {
-        "transduce int8": (measurement.within_quota, {}),
-        "CTranslate2 int8": (
-            measurement.within_quota,
-            {"GOMP_SPINCOUNT": "300000"},
-        ),
-    }
 
 
 def test_a_worker_that_ends_before_its_turn_is_an_error():

@@ -1,8 +1,10 @@
 """Fixtures: an observer of downloads, and corpora with arbitrary files."""
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,17 @@ def listed(tmp_path: Path) -> Callable[[], list[str]]:
         return sorted(str(path.relative_to(tmp_path)) for path in paths)
 
     return names
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
+    """Processes that the test has started."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            found.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return found

@@ -26,7 +26,6 @@ from transduce.training import hardware
 from transduce.training.hardware import MicroBatch
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
-    RISE,
     DivergedError,
     StepReport,
     Trainer,
@@ -368,33 +367,17 @@ def test_patience_without_a_dev_corpus_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps at which the run diverges, once each."""
-    steps: list[int] = []
-    watch = Trainer.watch_loss
-
-    def watched(trainer: Trainer, report: StepReport) -> None:
-        if report.step in steps:
-            steps.remove(report.step)
-            raise DivergedError(f"The loss has gone astray at step {report.step}.")
-        watch(trainer, report)
-
-    monkeypatch.setattr(Trainer, "watch_loss", watched)
-    return steps
-
-
 def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
-    files: CorpusFiles, tmp_path: Path, diverging: list[int]
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:
-    diverging.append(7)
+    added_loss[7] = math.nan
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10, 11, 12]
     assert notes.returns == [4]
     assert notes.warnings[0] == (
-        "The loss has gone astray at step 7. Going back to step 4, and on at 0.5 times "
-        "the learning rate."
+        "The loss must be a number, but is nan at step 7. Going back to step 4, and on "
+        "at 0.5 times the learning rate."
     )
     [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
     assert logged["learning_rate"] == pytest.approx(
@@ -403,19 +386,9 @@ def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
 
 
 def test_a_diverged_run_restarts_before_the_loss_rose(
-    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:
-    watch = Trainer.watch_loss
-
-    def rising(trainer: Trainer, report: StepReport) -> None:
-        watch(trainer, report)
-        if report.step in (7, 8) and trainer.progress.rate_factor == 1:
-            recent = trainer.progress.lowest_loss + 2 * RISE
-            trainer.progress = replace(trainer.progress, recent_loss=recent)
-        if report.step == 9 and trainer.progress.rate_factor == 1:
-            raise DivergedError("The loss has gone astray.")
-
-    monkeypatch.setattr(Trainer, "watch_loss", rising)
+    added_loss |= {7: 10.0, 8: 10.0, 9: 100.0}
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.returns == [4]
@@ -430,19 +403,9 @@ def test_a_diverged_run_restarts_before_the_loss_rose(
 
 
 def test_a_diverged_run_without_an_older_checkpoint_restarts_from_the_newest(
-    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:
-    watch = Trainer.watch_loss
-
-    def rising(trainer: Trainer, report: StepReport) -> None:
-        watch(trainer, report)
-        if trainer.progress.rate_factor == 1:
-            recent = trainer.progress.lowest_loss + 2 * RISE
-            trainer.progress = replace(trainer.progress, recent_loss=recent)
-            if report.step == 9:
-                raise DivergedError("The loss has gone astray.")
-
-    monkeypatch.setattr(Trainer, "watch_loss", rising)
+    added_loss |= {2: 20.0, 9: 100.0}
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.returns == [8]
@@ -451,13 +414,13 @@ def test_a_diverged_run_without_an_older_checkpoint_restarts_from_the_newest(
 
 
 def test_a_run_that_diverges_again_is_stopped(
-    files: CorpusFiles, tmp_path: Path, diverging: list[int]
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:
-    diverging += [3, 9]
+    added_loss |= {3: math.nan, 9: math.nan}
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         train(files, TINY, tmp_path / "run", CPU, Notes())
     # The resumed run is still at the reduced rate.
-    diverging.append(10)
+    added_loss[10] = math.nan
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         resume(tmp_path / "run", CPU, Notes())
 
@@ -692,16 +655,25 @@ def test_default_settings_must_fit_the_corpus(
     assert not list(tmp_path.iterdir())
 
 
+LONG = with_training(steps=10**9)
+"""Settings by which training takes months."""
+
+
 def test_default_settings_must_train_within_a_week(
-    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
+    class Interrupted(Notes):
+        def stepped(self, report: StepReport) -> None:
+            raise KeyboardInterrupt
+
     out, notes = tmp_path / "run", Notes()
     with pytest.raises(ConfigError, match="must end within a week, but would take"):
-        train(files, TINY, out, CPU, notes, consent=Consent(is_chosen=False))
+        train(files, LONG, out, CPU, notes, consent=Consent(is_chosen=False))
     assert not out.exists()
     assert not notes.starts
-    train(files, TINY, out, CPU, notes)
+    with pytest.raises(KeyboardInterrupt):
+        train(files, LONG, out, CPU, Interrupted())
+    train(files, TINY, tmp_path / "short", CPU, notes, consent=Consent(is_chosen=False))
     assert notes.results
 
 
@@ -717,15 +689,14 @@ def test_the_longest_training_follows_from_what_the_user_chose(
 
 
 def test_a_preset_must_train_within_two_weeks_unless_its_length_is_chosen(
-    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
     out, notes = tmp_path / "run", Notes()
     message = (
         "would take about .* here; choose --preset multi30k --set training.steps=3000, "
         "set fewer steps .* or add --however-long"
     )
-    base = replace(PRESETS["base"], model=TINY.model)
+    base = replace(PRESETS["base"], model=TINY.model, training=LONG.training)
     with pytest.raises(ConfigError, match=message):
         train(files, base, out, CPU, notes, consent=Consent(is_length_chosen=False))
     assert not out.exists()
