@@ -55,7 +55,11 @@ class KnownWorker:
 
     def take_turn(self) -> Turn[DecodingOutcome]:
         outcome = DecodingOutcome(
-            num_tokens=1, batch_seconds=(1.0,), translations=((5,),), load_seconds=1.0
+            num_tokens=1,
+            num_words=1,
+            batch_seconds=(1.0,),
+            translations=((5,),),
+            load_seconds=1.0,
         )
         return Turn(outcome=outcome, seconds=1.0, peak_bytes=1)
 
