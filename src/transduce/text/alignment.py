@@ -416,13 +416,16 @@ class WordDictionary:
         return cls(translations=words)
 
 
-def learn_dictionary(read: ReadPairs, tokenizer: WordTokenizer) -> WordDictionary:
+def learn_dictionary(
+    read: ReadPairs, tokenizer: WordTokenizer, max_links: int = MAX_LINKS
+) -> WordDictionary:
     """Learn a dictionary of all words of a corpus, also those outside the vocabulary.
 
-    The corpus is read twice. Memory is bounded by `MAX_LINKS`.
+    The corpus is read twice. About `max_links` pairs of words in the same sentence pair
+    are learned from, which bounds the memory.
     """
     links = sum(_num_links(pair) for pair in _usable(read()))
-    every = -(-links // MAX_LINKS) or 1
+    every = -(-links // max_links) or 1
     words = _Words(tokenizer)
     pairs: list[IdPair] = [
         (words.ids(pair.source), words.ids(pair.target))

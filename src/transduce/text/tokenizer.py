@@ -416,13 +416,16 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
 
 
 def learn_tokenizer(
-    lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
+    lines: Iterable[str],
+    config: TokenizerConfig,
+    tags: Sequence[str] = (),
+    max_characters: int = LEARNING_CHARACTERS,
 ) -> SubwordTokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
     It has the given tags of corpora and languages as its last pieces.
 
-    Memory is bounded: the stream is read up to `LEARNING_CHARACTERS` characters, so
+    Memory is bounded: the stream is read up to `max_characters` characters, so
     interleave the languages. In scripts without spaces, a piece is at most
     about as long as a word (`Script.longest_piece`). Raises `ConfigError` for words if
     the text has scripts without spaces.
@@ -433,15 +436,15 @@ def learn_tokenizer(
             "`tokenizer.vocab_size` must be larger than the number of special tokens "
             f"and of the {len(tags)} tags, but is {config.vocab_size}."
         )
+    text = _learning_text(lines, max_characters)
     if config.kind == "word":
-        return _learn_words(lines, learned_size, tags)
+        return _learn_words(text, learned_size, tags)
     if config.kind == "character":
-        return _learn_characters(lines, learned_size, tags)
+        return _learn_characters(text, learned_size, tags)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
     # Unlike the paper: the library learns word-pieces too by merging the most frequent
     # pair; Wu et al. (2016) choose by the likelihood of the text.
-    text = _learning_text(lines)
     head = list(_first(text, ALPHABET_CHARACTERS))
     counts = Counter(chain.from_iterable(head))
     is_unspaced = counts_as_unspaced(counts)
@@ -460,10 +463,10 @@ def learn_tokenizer(
     return _assemble(learner, config.kind, learned_size, tags)
 
 
-def _learn_words(lines: Iterable[str], size: int, tags: Sequence[str]) -> WordTokenizer:
+def _learn_words(text: Iterable[str], size: int, tags: Sequence[str]) -> WordTokenizer:
     """Learn the most frequent words; ties go by code point."""
     chunks: Counter[str] = Counter()
-    for line in _learning_text(lines):
+    for line in text:
         chunks.update(line.split())
     letters: Counter[str] = Counter()
     for chunk, number in chunks.items():
@@ -492,11 +495,11 @@ def _learn_words(lines: Iterable[str], size: int, tags: Sequence[str]) -> WordTo
 
 
 def _learn_characters(
-    lines: Iterable[str], size: int, tags: Sequence[str]
+    text: Iterable[str], size: int, tags: Sequence[str]
 ) -> SubwordTokenizer:
     """Learn the most frequent characters, among them the space before each word."""
     counts: Counter[str] = Counter()
-    for line in _learning_text(lines):
+    for line in text:
         counts.update(line)
     characters = _by_frequency(counts)[:size]
     # Without merges, byte-pair encoding cuts words into characters.
@@ -541,7 +544,7 @@ def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> lis
     return by_frequency[:size]
 
 
-def _learning_text(lines: Iterable[str]) -> Iterator[str]:
+def _learning_text(lines: Iterable[str], max_characters: int) -> Iterator[str]:
     characters = unspaced = 0
     for line in lines:
         text = normalize(_BYTES.sub(" ", normalize(line)))
@@ -549,7 +552,7 @@ def _learning_text(lines: Iterable[str]) -> Iterator[str]:
         characters += len(text)
         if not text.isascii():
             unspaced += sum(map(len, UNSPACED_RUN.findall(text)))
-        if characters > LEARNING_CHARACTERS or unspaced > LEARNING_UNSPACED_CHARACTERS:
+        if characters > max_characters or unspaced > LEARNING_UNSPACED_CHARACTERS:
             return
 
 

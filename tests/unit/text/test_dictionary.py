@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import CheckpointError
-from transduce.text import alignment as module
 from transduce.text.alignment import WordDictionary, learn_dictionary
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import WordTokenizer, learn_tokenizer
@@ -53,8 +52,7 @@ def test_a_large_corpus_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> No
 
     everything = learn_dictionary(read, tokenizer())
     assert everything.translation("e") == "f"
-    monkeypatch.setattr(module, "MAX_LINKS", 3)
-    sampled = learn_dictionary(read, tokenizer())
+    sampled = learn_dictionary(read, tokenizer(), max_links=3)
     assert reads == 4
     assert sampled.translation("e") == "e"
     assert sampled.translation("g") == "h"

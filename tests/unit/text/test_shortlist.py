@@ -90,14 +90,10 @@ def test_the_sizes_are_upper_bounds(learned: Shortlist) -> None:
     assert not {PAD, BOS, EOS} & set(learned.frequent.tolist())
 
 
+@pytest.mark.usefixtures("without_native_library")
 def test_both_ways_to_align_agree(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    learned: Shortlist,
-    monkeypatch: pytest.MonkeyPatch,
+    corpus: Corpus, tokenizer: Tokenizer, learned: Shortlist
 ) -> None:
-    monkeypatch.setattr("transduce.text.shortlist.library", lambda: None)
-    monkeypatch.setattr("transduce.text.alignment.library", lambda: None)
     pairs = encode_pairs(zip(*corpus, strict=True), tokenizer)
     again = learn_shortlist(pairs, tokenizer, frequent=2, per_piece=3)
     source = tokenizer.encode(corpus[0][0])

@@ -366,18 +366,17 @@ def test_byte_characters_in_a_corpus_do_not_become_byte_pieces(kind):
     assert not set("".join(learned_pieces(tokenizer))) & set(BYTE_PIECES)
 
 
-def test_learning_stops_reading_after_enough_characters(monkeypatch):
-    monkeypatch.setattr(module, "LEARNING_CHARACTERS", 100)
-    lines = iter(["ten chars."] * 1_000)
-    tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=300))
+def test_learning_stops_reading_after_enough_characters():
+    lines, config = iter(["ten chars."] * 1_000), TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(lines, config, max_characters=100)
     assert len(list(lines)) == 1_000 - 11
     assert " ten" in learned_pieces(tokenizer)
 
 
-def test_text_after_the_limit_is_not_learned(monkeypatch):
-    monkeypatch.setattr(module, "LEARNING_CHARACTERS", 50)
+def test_text_after_the_limit_is_not_learned():
     lines = ["abcabc abc"] * 10 + ["xyzxyz xyz"] * 10
-    tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=320))
+    config = TokenizerConfig(vocab_size=320)
+    tokenizer = learn_tokenizer(lines, config, max_characters=50)
     assert set("".join(learned_pieces(tokenizer))) == set("abc ")
 
 
