@@ -52,12 +52,21 @@ def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:
     Raises `OSError` or `ValueError` if it cannot be read, is no regular file, or is
     larger.
     """
+    return read_bounded_bytes(path, max_bytes).decode("utf-8")
+
+
+def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a file of at most `max_bytes` bytes.
+
+    Raises `OSError` or `ValueError` if it cannot be read, is no regular file, or is
+    larger.
+    """
     require_file(path)
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return content.decode("utf-8")
+    return content
 
 
 def real_path(path: Path) -> Path:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
-from transduce.files import atomic_directory, read_json
+from transduce.files import atomic_directory, read_json, require_file
 from transduce.interop.export import ProofError
 from transduce.interop.marian_export import halved
 from transduce.interop.portable_tokenizer import Piece, read_proto, unigram_model
@@ -229,8 +229,9 @@ def _text(path: Path) -> str:
                 f"{path}: must be a file of settings or words, but is too large; fetch "
                 "it again."
             )
+        require_file(path)
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the file is missing or damaged ({error}); fetch it again."
         ) from None
@@ -300,6 +301,7 @@ def _listed(options: Options, name: str) -> list[str]:
 def _read_arrays(path: Path) -> tuple[Options, Arrays]:
     """Read options and weights; nothing is unpickled."""
     try:
+        require_file(path)
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             total = sum(entry.file_size for entry in entries)

@@ -25,6 +25,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
+from transduce.files import read_bounded_bytes
 from transduce.interop.export import OtherTokenizer
 from transduce.text.sentence_pieces import (
     BYTES,
@@ -135,11 +136,11 @@ def read_proto(path: Path) -> ModelProto:
     """Read a SentencePiece model; `CheckpointError` if it is damaged."""
     proto = ModelProto()
     try:
-        content = path.read_bytes()
+        content = read_bounded_bytes(path)
         proto.ParseFromString(content)
         # The library finds damage that a parser cannot, such as a score of NaN.
         sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (OSError, DecodeError, RuntimeError) as error:
+    except (OSError, ValueError, DecodeError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: the model of SentencePiece is missing or damaged ({error}); "
             "fetch it again."

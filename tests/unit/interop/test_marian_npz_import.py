@@ -1,6 +1,7 @@
 """Models of Marian's own become models that compute the same."""
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -282,6 +283,30 @@ def test_a_damaged_model_of_sentencepiece_is_reported(
     (folder / "vocab.spm").write_bytes(proto.SerializeToString())
     with pytest.raises(CheckpointError, match="SentencePiece is missing or damaged"):
         import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize("name", ["vocab.spm", "model.npz"])
+@pytest.mark.parametrize("kind", ["pipe", "endless device", "folder", "huge"])
+def test_a_file_that_has_no_end_is_reported(
+    tied: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    path = changed(tied, tmp_path / "marian", {}) / name
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "endless device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case _:
+            with path.open("wb") as file:
+                file.truncate(2**40)
+    with pytest.raises(
+        (CheckpointError, RequestError), match=r"marian.*(;|, but has) "
+    ):
+        import_marian(path.parent, tmp_path / "model", SENTENCES)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
