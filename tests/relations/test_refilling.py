@@ -262,7 +262,7 @@ def test_translations_do_not_depend_on_the_batch(
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
     monkeypatch.setattr(translations, "REFILL_SHARE", share)
-    monkeypatch.setattr(translations, "BATCH_POSITIONS", 100)
+    own.batch_positions = 100
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
         assert [h.score for h in found.hypotheses] == pytest.approx(
