@@ -1,5 +1,23 @@
-"""`python -m transduce` is `transduce`."""
+"""Start of the program, by `transduce` or `python -m transduce`."""
 
-from transduce.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command that `sys.argv` holds.
+
+    Ctrl-C ends the program at once while it imports its modules, as it has done nothing
+    yet.
+    """
+    is_default = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from transduce import cli
+
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,12 @@ from typing import Any
 
 REPEATED_SECONDS = 2.0
 """Seconds within which a second signal to end counts as a repetition of the first."""
+IMPORT_SECONDS = 60.0
+"""Most seconds for which a signal waits for the end of an import."""
+POSTPONED_SECONDS = 0.05
+"""Seconds after which a signal that arrived during an import is sent again."""
+IMPORT_MACHINERY = "<frozen importlib"
+"""Beginning of the file name of the code that imports modules."""
 WATCH_SECONDS = 0.5
 """Seconds between two checks that the parent still runs."""
 
@@ -162,6 +168,59 @@ def signals_held() -> Iterator[None]:
     finally:
         is_left = True
         _restore(previous, held)
+
+
+@contextmanager
+def signals_after_imports() -> Iterator[None]:
+    """Let the earlier handlers of signals run after an import that they arrive in.
+
+    Modules in C ignore an exception that a handler raises while they are imported, so
+    that the program continues, or they remain incomplete and fail later.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: dict[int, float] = {}
+    is_left = False
+    handlers = _handlers_of_python((signal.SIGINT, *terminations()))
+    previous = {n: handler for n, handler in handlers.items() if callable(handler)}
+
+    def postpone(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        waited = now - arrived.setdefault(number, now)
+        if waited < IMPORT_SECONDS and _is_importing(frame):
+            _send_again(number)
+            return
+        del arrived[number]
+        if is_left:
+            _restore(previous, [number])
+        else:
+            previous[number](number, frame)
+
+    try:
+        for number in previous:
+            signal.signal(number, postpone)
+        yield
+    finally:
+        is_left = True
+        _restore(previous, [])
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame runs within the import of a module."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(IMPORT_MACHINERY):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(number: int) -> None:
+    """Send the main thread a signal a little later."""
+    main = threading.main_thread().ident
+    timer = threading.Timer(POSTPONED_SECONDS, signal.pthread_kill, (main, number))
+    timer.daemon = True
+    timer.start()
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

@@ -7,11 +7,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
 
-from transduce.interruption import signals_held, stop_on_signal, unwound_on_termination
+from transduce.interruption import (
+    signals_after_imports,
+    signals_held,
+    stop_on_signal,
+    unwound_on_termination,
+)
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 TERMINATIONS = [signal.SIGTERM, signal.SIGHUP]
@@ -116,6 +123,26 @@ def test_a_process_ends_if_its_parent_has_ended_before_the_watch():
         [sys.executable, "-c", CHILD, "1"], timeout=60, check=False, capture_output=True
     )
     assert gone.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_during_an_import_takes_effect_after_it(
+    tmp_path, monkeypatch, received, number
+):
+    module = f"interrupted_by_{number.name.lower()}"
+    (tmp_path / f"{module}.py").write_text(
+        f"import signal\nsignal.raise_signal({int(number)})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with signals_after_imports():
+        import_module(module)
+        assert received == []
+        deadline = time.monotonic() + 10
+        while not received and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert received == [number]
+        signal.raise_signal(number)
+        assert received == [number, number]
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -234,7 +261,10 @@ def test_a_later_signal_ends_an_undoing_that_hangs(
     assert ended.value.code == 128 + signal.SIGHUP
 
 
-@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+@pytest.mark.parametrize(
+    "held",
+    [signals_held, unwound_on_termination, stop_on_signal, signals_after_imports],
+)
 @pytest.mark.parametrize("is_other_thread", [False, True])
 @pytest.mark.parametrize("is_within", [False, True])
 @pytest.mark.parametrize(
@@ -278,7 +308,10 @@ def test_a_handler_left_by_a_race_delivers_what_is_held_once(received):
     assert received == [signal.SIGTERM, signal.SIGINT]
 
 
-@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+@pytest.mark.parametrize(
+    "held",
+    [signals_held, unwound_on_termination, stop_on_signal, signals_after_imports],
+)
 def test_a_handler_left_by_a_race_calls_the_earlier_one(received, held):
     with held():
         left = signal.getsignal(signal.SIGTERM)
@@ -288,7 +321,10 @@ def test_a_handler_left_by_a_race_calls_the_earlier_one(received, held):
     assert signal.getsignal(signal.SIGTERM) != left
 
 
-@pytest.mark.parametrize("held", [signals_held, unwound_on_termination, stop_on_signal])
+@pytest.mark.parametrize(
+    "held",
+    [signals_held, unwound_on_termination, stop_on_signal, signals_after_imports],
+)
 def test_handlers_of_c_code_stay(monkeypatch, held):
     """Python names them None, and cannot restore them."""
     change = signal.signal

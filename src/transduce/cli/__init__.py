@@ -35,7 +35,7 @@ from transduce.cli.terminal import (
     print_message,
 )
 from transduce.errors import TransduceError, counted, missing_in, missing_package
-from transduce.interruption import unwound_on_termination
+from transduce.interruption import signals_after_imports, unwound_on_termination
 from transduce.machine import respect_cpu_quota
 
 USER_ERROR = 2
@@ -242,7 +242,11 @@ there, and continue when the reader has gone."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors of the user end with one sentence and exit code 2."""
-    with exiting_at_once_if_distributed(), unwound_on_termination():
+    with (
+        exiting_at_once_if_distributed(),
+        unwound_on_termination(),
+        signals_after_imports(),
+    ):
         try:
             _run(arguments)
         except ImportError as error:
