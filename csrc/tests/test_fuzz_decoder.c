@@ -205,7 +205,7 @@ static void fill_lists(int64_t sentences, int64_t vocab, int64_t *counts,
     }
 }
 
-static void restrict_to_lists(Player *player, td_decoder *decoder)
+static void set_shortlists(Player *player, td_decoder *decoder)
 {
     static int64_t counts[MAX_HYPOTHESES];
     static int32_t tokens[MAX_HYPOTHESES * MAX_VOCAB];
@@ -264,7 +264,7 @@ static void search(Player *player)
     decode->search_new(&config, 2, limits, NULL, NULL, &search);
     /* A list may lack the end token, so the search must end at its limit. */
     if (limits[0] <= 20 && pick(0, 1))
-        restrict_to_lists(player, decoder);
+        set_shortlists(player, decoder);
     for (int i = 0; !begun && i < 30; i++) {
         int64_t steps, tokens[2 * MAX_GROUP];
         fill_ids(2 * MAX_GROUP, player->target_vocab);
@@ -316,7 +316,7 @@ static void play(const td_decode_api *decode)
                 search(&player);
             break;
         case 10:
-            restrict_to_lists(&player, player.decoders[at]);
+            set_shortlists(&player, player.decoders[at]);
             break;
         case 11:
             take_attention(&player, at);

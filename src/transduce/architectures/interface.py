@@ -2,7 +2,7 @@
 
 Training, PyTorch decoding, scoring, averaging and checkpoints use a model only through
 `TransductionModel`. `CachedState` is what most decoders keep between steps, and
-`num_matrix_elements` is what most of them count their operations by.
+`num_matrix_elements` counts the operations of several.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -204,7 +204,7 @@ class AuxiliaryLoss(Protocol):
 def num_matrix_elements(module: nn.Module | None) -> int:
     """Number of elements of a module's matrices, without its vectors.
 
-    It is the number of multiplications of an input if the module has no embeddings.
+    It is the number of multiplications for one position if there are no embeddings.
     """
     parameters = () if module is None else module.parameters()
     return sum(each.numel() for each in parameters if each.dim() > 1)

@@ -6,7 +6,7 @@
 - `Attention` and its subclasses: scores of queries and keys, and contexts;
 - `AttentiveStack`: a stack whose top state is the query of attention. It may read the
   context of the token before;
-- `RecurrentBase`: what whole models have in common around an `AttentiveStack`.
+- `RecurrentBase`: base class of models with one `AttentiveStack`.
 
 All compute sequences as [batch, length, width] and steps as [sentences, group, width],
 where a group are the hypotheses of one sentence. A state is one tensor [..., layers,
@@ -57,8 +57,10 @@ def use_up_projection_warning() -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        layer = nn.LSTM(1, 2, proj_size=1, device="meta").to_empty(device="cpu")
-        layer(torch.zeros(1, 1, 1, device="cpu"))
+        layer = nn.LSTM(1, 2, proj_size=1, device="meta", dtype=torch.float32)
+        layer.to_empty(device="cpu")(
+            torch.zeros(1, 1, 1, device="cpu", dtype=torch.float32)
+        )
 
 
 class RecurrentLayer(nn.Module):
