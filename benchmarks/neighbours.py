@@ -155,10 +155,10 @@ def decoding_systems(
         rounds=num_turns,
         device=CPU,
     )
-    prepared = [(training.OURS, partial(decoding.ours, "int8"), "transduce")]
+    prepared = [(training.OURS, partial(decoding.ours, "int8", False), "transduce")]
     if find_spec("ctranslate2") is not None:
         ctranslate2_export.export(checkpoint, folder / "ctranslate2", sentences[:10])
-        prepare = partial(decoding.ctranslate2, "int8", 1)
+        prepare = partial(decoding.ctranslate2, "int8", 1, False)
         prepared.append(("CTranslate2", prepare, "ctranslate2"))
     systems = [
         System(

@@ -320,7 +320,7 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def added_loss(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """Nats a token that are added to the loss of an update, once, by its number."""
+    """Amounts added to the losses of updates, once each, by number of update."""
     added: dict[int, float] = {}
 
     def report(*, step: int, loss: float, **others: Any) -> StepReport:

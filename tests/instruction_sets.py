@@ -25,7 +25,7 @@ def runnable_isas() -> list[str]:
 def chosen_isa(name: str) -> Iterator[None]:
     """Use this instruction set until the context ends; with "none", no native library.
 
-    Weights and caches that exist already stay those of the set before.
+    Weights and caches that exist already stay those of the previous set.
     """
     try:
         with pytest.MonkeyPatch.context() as patch:

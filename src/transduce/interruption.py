@@ -172,7 +172,7 @@ def signals_held() -> Iterator[None]:
 
 @contextmanager
 def signals_after_imports() -> Iterator[None]:
-    """Let the earlier handlers of signals run after an import that they arrive in.
+    """Delay signals that arrive during an import until it has ended.
 
     Modules in C ignore an exception that a handler raises while they are imported, so
     that the program continues, or they remain incomplete and fail later.

@@ -658,15 +658,18 @@ def _setting_speed(
     setting: Setting, turns: Sequence[Turn[DecodingOutcome]]
 ) -> SettingSpeed:
     seconds = [second for turn in turns for second in turn.outcome.batch_seconds]
-    usual_seconds = median(sum(t.outcome.batch_seconds) for t in turns)
+    turn_seconds = [sum(turn.outcome.batch_seconds) for turn in turns]
+
+    def usual_rate(number: Callable[[DecodingOutcome], int]) -> float:
+        rates = zip(turns, turn_seconds, strict=True)
+        return median(number(turn.outcome) / seconds for turn, seconds in rates)
+
     middle, high, highest = np.percentile(seconds, (50, 90, 100)).tolist()
     return SettingSpeed(
         setting=setting,
-        tokens_per_second=median(
-            t.outcome.num_tokens / sum(t.outcome.batch_seconds) for t in turns
-        ),
-        sentences_per_second=setting.num_sentences / usual_seconds,
-        words_per_second=turns[0].outcome.num_words / usual_seconds,
+        tokens_per_second=usual_rate(lambda outcome: outcome.num_tokens),
+        sentences_per_second=usual_rate(lambda _: setting.num_sentences),
+        words_per_second=usual_rate(lambda outcome: outcome.num_words),
         batch_seconds=(middle, high, highest),
     )
 
@@ -712,12 +715,13 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
         yield from _advantages(speed, width, has_shortlist)
     yield ""
     for setting in settings:
-        best = speed.advantage(setting)
-        line = f"{setting}: {best:.2f} x the best other system"
+        advantage = speed.advantage(setting)
         shortlisted = speed.advantage(setting, has_shortlist=True)
+        line = f"{setting}: {advantage:.2f} x the best other system"
         if not math.isnan(shortlisted):
             line += f", with shortlists {shortlisted:.2f} x"
-        yield line
+        if not math.isnan(advantage):
+            yield line
     yield from load_warning(speed.load)
 
 

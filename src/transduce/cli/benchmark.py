@@ -110,8 +110,7 @@ def decoding(
 
     CTranslate2 and Hugging Face's `generate` translate the same sentences with the same
     model, whose export is proven equal, in each precision that the machine supports.
-    A model with a shortlist is translated with and without it, by CTranslate2 by its
-    vmap.
+    A model with a shortlist is measured with and without it; CTranslate2 uses its vmap.
     Each runs in its own process; they take turns, one setting each.
 
     For example:

@@ -170,8 +170,8 @@ class Translator:
         if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
             self.get_ready()  # to raise errors now, and once for all processes
         self.batch_positions = batch_positions(self.device)
-        """Source positions of a batch times hypotheses, padding included; a smaller
-        number takes less memory."""
+        """Largest number of source positions of a batch, padding included, times the
+        beam size; smaller values use less memory."""
         self._pool: WorkerPool[Sequence[DecodingModel]] | None = None
         if num_processes != 1:
             self._pool = WorkerPool(self.models, num_processes, self.device)

@@ -44,7 +44,7 @@ from transduce.experiments.run_processes import (
     with_seed,
     write_record,
 )
-from transduce.files import read_json
+from transduce.files import read_json, require_file
 from transduce.machine import Precision
 from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
 from transduce.metrics.scores import (
@@ -614,6 +614,7 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     dataset = open_dataset(run.path / DEV)
     # Each target has an end token, and each line its end.
     num_tokens = len(dataset.target.ids) + len(dataset)
+    require_file(run.path / DEV / DEV_TARGET)
     lines = list(read_text([run.path / DEV / DEV_TARGET]))
     num_characters = sum(map(len, lines)) + len(lines)
     points = []

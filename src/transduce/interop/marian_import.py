@@ -744,10 +744,13 @@ def _require_files(origin: Path) -> None:
             f"{needed} is a model or a run of transduce; use it as it is."
         )
     has_weights = (origin / WEIGHTS).is_file() or (origin / INDEX).is_file()
-    is_of_ctranslate2 = not has_weights and (origin / "model.bin").is_file()
+    has_pickle = (origin / PICKLE).is_file()
+    is_of_ctranslate2 = (
+        not has_weights and not has_pickle and (origin / "model.bin").is_file()
+    )
     if is_of_ctranslate2 or not (origin / SETTINGS).is_file():
         raise RequestError(f"{needed} {describe(origin, SETTINGS)}")
-    if not has_weights and (origin / PICKLE).is_file():
+    if not has_weights and has_pickle:
         raise RequestError(
             f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
             "any program as it is loaded; if you trust it, convert it with: python -c "

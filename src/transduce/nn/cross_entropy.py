@@ -275,8 +275,8 @@ def output_loss(
 ) -> LossGradients:
     """Compute the losses of all rows and the gradients of states and matrix.
 
-    At most `max_logits` logits are in memory at a time, but those of 256 rows always.
-    Raises `IndexError` if a target is outside the vocabulary.
+    At most `max_logits` logits are in memory at a time, but never fewer than those of
+    256 rows. Raises `IndexError` if a target is outside the vocabulary.
     """
     # The native function cannot check shapes.
     assert target_out.shape == states.shape[:1]
