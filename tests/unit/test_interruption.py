@@ -145,6 +145,24 @@ def test_a_signal_during_an_import_takes_effect_after_it(
         assert received == [number, number]
 
 
+def test_ctrl_c_before_the_command_line_is_imported_ends_the_program_at_once():
+    program = """if True:
+        import signal, sys
+        from transduce.__main__ import main
+
+        class Finder:
+            def find_spec(self, name, *_):
+                if name == "transduce.cli":
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.meta_path.insert(0, Finder())
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == b""
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_handlers_are_restored_afterwards(received, number):
     with stop_on_signal():
