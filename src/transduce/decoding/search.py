@@ -203,11 +203,15 @@ def draw(
 def _likeliest(
     likely: Float32[np.ndarray, " vocab"], top_k: int | None
 ) -> Int64[np.ndarray, " tokens"]:
-    """Return the `top_k` likeliest tokens, likeliest first; without it, all by id."""
+    """Return the `top_k` likeliest tokens, likeliest first; without it, all by id.
+
+    Of equal tokens, those of lower ids come first.
+    """
     if top_k is None or top_k >= len(likely):
         return np.arange(len(likely))
-    found = np.argpartition(likely, len(likely) - top_k)[-top_k:]
-    return _sorted(likely, found)
+    least = np.partition(likely, len(likely) - top_k)[-top_k]
+    found = np.flatnonzero(~(likely < least))  # keeps NaN
+    return _sorted(likely, found)[:top_k]
 
 
 def _nucleus(
@@ -229,7 +233,7 @@ def _nucleus(
 def _sorted(
     likely: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
 ) -> Int64[np.ndarray, " tokens"]:
-    """Sort tokens, likeliest first."""
+    """Sort tokens, likeliest first; equal ones stay in their order."""
     return tokens[np.argsort(-likely[tokens], kind="stable")]
 
 

@@ -500,20 +500,30 @@ def _largest(
 ]:
     """Return the `count` largest values of each row and their tokens, best first.
 
-    They lie in the blocks with the largest maxima, so only these blocks are sorted.
+    Of equal values, those of lower tokens come first. All lie in the blocks with the
+    largest maxima, so only these blocks are sorted.
     """
     num_blocks = log_probs.size(-1) // BLOCK
     if num_blocks <= count:
-        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
-        return values, tokens
+        return _first_sorted(log_probs, count)
     in_blocks = num_blocks * BLOCK
     blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
-    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
-    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    _, chosen = _first_sorted(blocks.amax(dim=-1), count)
+    starts = chosen.sort(dim=-1).values[..., None] * BLOCK
+    tokens = (starts + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
     rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
     tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
-    values, indices = log_probs.gather(-1, tokens).topk(count)
+    values, indices = _first_sorted(log_probs.gather(-1, tokens), count)
     return values, tokens.gather(-1, indices)
+
+
+def _first_sorted(
+    values: Float[Tensor, "*rows columns"], count: int
+) -> tuple[Float[Tensor, "*rows found"], Int[Tensor, "*rows found"]]:
+    """Return the `count` largest values and their columns; of equal ones the first."""
+    # `topk` takes any of equal values.
+    in_order, columns = values.sort(dim=-1, descending=True, stable=True)
+    return in_order[..., :count], columns[..., :count]
 
 
 @torch.inference_mode()
@@ -552,7 +562,7 @@ def draw_by_torch(
 ]:
     """Return the token of each sample and its log-probability among all tokens.
 
-    Tokens are drawn as by `candidates.draw`. In the first step a group has one
+    Tokens are drawn as by `search.draw`. In the first step a group has one
     hypothesis, which all samples of the sentence extend.
     """
     logits = logits.float()
@@ -576,7 +586,7 @@ def _draw(
     tokens: Tensor | None = None  # in the order of the vocabulary
     if is_restricted:
         vocab_size = logits.size(-1)
-        values, tokens = values.topk(min(config.top_k or vocab_size, vocab_size))
+        values, tokens = _largest(values, config.top_k or vocab_size)
     probabilities = values.double().softmax(dim=-1)
     reached = probabilities.cumsum(dim=-1)
     if is_restricted:

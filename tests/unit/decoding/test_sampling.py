@@ -12,6 +12,8 @@ from torch import Tensor
 
 from transduce.decoding.sampling import sample
 from transduce.decoding.search import Hypothesis
+from transduce.decoding.search import draw as draw_tokens
+from transduce.decoding.torch_model import draw_by_torch
 from transduce.errors import ConfigError
 from transduce.search_config import SamplingConfig
 
@@ -97,6 +99,18 @@ def test_tokens_occur_with_their_probability(
         assert shares[token] == pytest.approx(
             share, abs=4 * math.sqrt(share * (1 - share) / 4_000) + 1e-9
         )
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 40])
+def test_of_equal_tokens_the_first_are_among_the_likeliest(top_k: int) -> None:
+    logits = torch.zeros(1, 1, 5_000)
+    logits[..., 100:300] = 1.0
+    chances = np.linspace(0.001, 0.999, 200)[None]
+    config = SamplingConfig(top_k=top_k)
+    by_torch, _ = draw_by_torch(logits, chances, config, ())
+    by_numpy = draw_tokens(logits[0, 0].numpy(), chances[0], config)
+    assert set(by_torch[0]) == set(by_numpy) == set(range(100, 100 + top_k))
+    assert by_torch[0].tolist() == by_numpy.tolist()
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)

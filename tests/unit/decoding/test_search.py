@@ -73,10 +73,12 @@ def test_the_best_tokens_are_found_among_many_equals(
     never = logits[0, 0].topk(min(num_never, vocab - 1)).indices
     count = min(count, vocab - len(never))
     totals = np.array([[0.0, -np.inf]] * 2)
-    _, _, tokens = find_candidates(logits.numpy(), totals, count, never.tolist())
+    natively = find_candidates(logits.numpy(), totals, count, never.tolist())
+    by_torch = find_by_torch(logits, totals, count, never.tolist(), None, 0.0)
     logits[..., never] = -torch.inf
     order = np.argsort(-logits[:, 0].numpy(), axis=1, kind="stable")
-    assert tokens.tolist() == order[:, :count].tolist()
+    for found in (natively, by_torch):
+        assert found.tokens.tolist() == order[:, :count].tolist()
 
 
 def test_log_probabilities_equal_pytorchs():
@@ -85,6 +87,15 @@ def test_log_probabilities_equal_pytorchs():
     expected = logits.double().log_softmax(dim=-1).amax(dim=-1)
     np.testing.assert_allclose(totals, expected.numpy(), rtol=1e-5, atol=1e-5)
     assert tokens.tolist() == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("vocab", [100, 640, 5_000])
+def test_equal_tokens_are_ordered_by_id_in_pytorch(vocab):
+    logits = torch.zeros(1, 2, vocab)
+    logits[..., 70:] = 1.0  # the best begin within a block
+    found = find_by_torch(logits, np.zeros((1, 2)), 4, (0, 71), None, 0.0)
+    assert found.tokens.tolist() == [[70, 72, 73, 74]]
+    assert found.parents.tolist() == [[0, 0, 0, 0]]
 
 
 def test_equal_tokens_are_ordered_by_id():
