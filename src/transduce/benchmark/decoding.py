@@ -187,19 +187,19 @@ class DecodingOutcome:
 
 
 def work_of(
-    prepare: Prepare, library: str, task: DecodingTask
+    prepare: Prepare, module: str, task: DecodingTask
 ) -> Callable[[Turns[DecodingOutcome]], None]:
-    """Work of a system's process; `library` is imported before the model is loaded."""
-    return partial(_take_turns, prepare, library, task)
+    """Work of a system's process; `module` is imported before the model is loaded."""
+    return partial(_take_turns, prepare, module, task)
 
 
 def _take_turns(
     prepare: Prepare,
-    library: str,
+    module: str,
     task: DecodingTask,
     turns: Turns[DecodingOutcome],
 ) -> None:
-    import_module(library)  # not counted in the loading time
+    import_module(module)  # not counted in the loading time
     started = time.perf_counter()
     translate = prepare(task)
     load_seconds = time.perf_counter() - started
@@ -344,9 +344,7 @@ SEED = 1
 OURS = "transduce"
 REFERENCE = f"{OURS} fp32"
 CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
-SHORTLISTED = {OURS: ", shortlist", CTRANSLATE2: ", vmap"}
-"""End of the names of systems that choose among a shortlist's candidates."""
-CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_marian"
+CT2_MODULE, HF_MODULE = "ctranslate2", "transformers.models.marian.modeling_marian"
 CT2_TYPES = (
     "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
 )  # fmt: skip
@@ -354,6 +352,35 @@ CT2_TYPES = (
 NUM_PROVEN = 4
 """Sentences with which the exported model is compared with ours."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A library that translates, in one precision and form."""
+
+    library: str
+    form: str
+    """Precision and what else distinguishes it from others of the library."""
+    prepare: Prepare
+    module: str
+    """Module that is imported before the model is loaded."""
+    has_shortlist: bool = False
+    """Whether it chooses among a shortlist's candidates."""
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        return f"{self.library} {self.form}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is transduce."""
+        return self.library == OURS
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of its process."""
+        return {} if self.is_ours else peer_environment()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,13 +511,13 @@ def measure_decoding(
             rounds=WARM_UP_ROUNDS + rounds,
             device=device,
         )
-        systems = {
-            name: each
-            for name, each in _systems_on(
+        systems = [
+            each
+            for each in _systems_on(
                 device, set(proofs), has_shortlist=checkpoint.shortlist is not None
-            ).items()
-            if names is None or name in {REFERENCE, *names}
-        }
+            )
+            if names is None or each.name in {REFERENCE, *names}
+        ]
         turns = _measure_turns(task, systems, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[REFERENCE]
@@ -502,8 +529,8 @@ def measure_decoding(
         proofs=tuple(f"{peer}: {proof}" for peer, proof in proofs.items()),
         left_out=left_out,
         decoders=tuple(
-            _decoder_speed(name, task, turns[name][first:], reference[first:])
-            for name in systems
+            _decoder_speed(each, task, turns[each.name][first:], reference[first:])
+            for each in systems
         ),
         load=load,
     )
@@ -541,57 +568,59 @@ def _convert(
 
 def _systems_on(
     device: torch.device, peers: Collection[str], *, has_shortlist: bool
-) -> dict[str, tuple[Prepare, str]]:
-    """Preparation of each system, and the library that it imports.
+) -> Iterator[System]:
+    """Systems that a device has, with the peers that have the model.
 
     A model with a shortlist is measured both with it and without it, on a CPU.
     """
     ready = available(device)
     shortlists = (False, True) if has_shortlist and device.type == "cpu" else (False,)
-    found: dict[str, tuple[Prepare, str]] = {
-        f"{OURS} {precision}{SHORTLISTED[OURS] if shortlist else ''}": (
-            partial(ours, precision, shortlist),
-            "transduce",
+    for precision, shortlist in product(ready, shortlists):
+        yield System(
+            library=OURS,
+            form=f"{precision}, shortlist" if shortlist else precision,
+            prepare=partial(ours, precision, shortlist),
+            module="transduce",
+            has_shortlist=shortlist,
         )
-        for precision in ready
-        for shortlist in shortlists
-    }
     if CTRANSLATE2 in peers:
-        library = import_module("ctranslate2")
-        known = library.get_supported_compute_types(device.type)
-        workers = default_processes(str(device))
-        for kind, number, use_vmap in product(
-            CT2_TYPES, sorted({1, workers}), shortlists
-        ):
-            if kind in known:
-                several = f", {number} workers" if number > 1 else ""
-                ending = SHORTLISTED[CTRANSLATE2] if use_vmap else ""
-                found[f"{CTRANSLATE2} {kind}{several}{ending}"] = (
-                    partial(ctranslate2, kind, number, use_vmap),
-                    CT2_LIBRARY,
-                )
+        known = import_module(CT2_MODULE).get_supported_compute_types(device.type)
+        numbers = sorted({1, default_processes(str(device))})
+        kinds = [kind for kind in CT2_TYPES if kind in known]
+        for kind, number, use_vmap in product(kinds, numbers, shortlists):
+            several = f", {number} workers" if number > 1 else ""
+            yield System(
+                library=CTRANSLATE2,
+                form=f"{kind}{several}{', vmap' if use_vmap else ''}",
+                prepare=partial(ctranslate2, kind, number, use_vmap),
+                module=CT2_MODULE,
+                has_shortlist=use_vmap,
+            )
     if MARIAN in peers:
         for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             if precision in ready:
-                found[f"{MARIAN} {precision}"] = partial(marian, dtype), HF_LIBRARY
-    return found
+                yield System(
+                    library=MARIAN,
+                    form=precision,
+                    prepare=partial(marian, dtype),
+                    module=HF_MODULE,
+                )
 
 
 def _measure_turns(
     task: DecodingTask,
-    systems: Mapping[str, tuple[Prepare, str]],
+    systems: Sequence[System],
     on_turn: Callable[[str], None],
 ) -> dict[str, list[Turn[DecodingOutcome]]]:
-    """Turns of each system."""
-    turns: dict[str, list[Turn[DecodingOutcome]]] = {name: [] for name in systems}
+    """Turns of each system, by its name."""
+    turns: dict[str, list[Turn[DecodingOutcome]]] = {each.name: [] for each in systems}
     with ExitStack() as stack:
         workers: dict[str, Worker[DecodingOutcome]] = {}
-        for name, (prepare, library) in systems.items():
-            on_turn(f"{name}: loading the model")
-            work = partial(within_quota, work_of(prepare, library, task))
-            environment = {} if name.startswith(OURS) else peer_environment()
-            workers[name] = stack.enter_context(
-                Worker(name, work, task.device, environment)
+        for each in systems:
+            on_turn(f"{each.name}: loading the model")
+            work = partial(within_quota, work_of(each.prepare, each.module, task))
+            workers[each.name] = stack.enter_context(
+                Worker(each.name, work, task.device, each.environment)
             )
         for number, setting in enumerate(task.jobs()):
             for name in order_of_turns(list(workers), number):
@@ -601,20 +630,17 @@ def _measure_turns(
 
 
 def _decoder_speed(
-    name: str,
+    system: System,
     task: DecodingTask,
     turns: Sequence[Turn[DecodingOutcome]],
     reference: Sequence[Turn[DecodingOutcome]],
 ) -> DecoderSpeed:
     compared = list(zip(_repeated(task), turns, reference, strict=True))
-    library = next(
-        each for each in (OURS, CTRANSLATE2, MARIAN) if name.startswith(each)
-    )
     return DecoderSpeed(
-        name=name,
-        library=library,
-        has_shortlist=name.endswith(tuple(SHORTLISTED.values())),
-        is_ours=library == OURS,
+        name=system.name,
+        library=system.library,
+        has_shortlist=system.has_shortlist,
+        is_ours=system.is_ours,
         load_seconds=turns[0].outcome.load_seconds,
         peak_bytes=turns[-1].peak_bytes,
         settings=tuple(

@@ -265,18 +265,18 @@ class NativeDecoder:
         """Append the sentences of another decoder of the same model."""
         check(self._api.decoder_join(self.handle, other.handle))
 
-    def set_candidates(
-        self, candidates: Sequence[Int32[np.ndarray, " _"] | None]
+    def set_shortlists(
+        self, shortlists: Sequence[Int32[np.ndarray, " _"] | None]
     ) -> None:
-        """Let each sentence choose among its candidates, which have rising ids.
+        """Let each sentence choose among the tokens of its shortlist, by rising id.
 
         Logits of other tokens are minus infinity from now on. None allows all tokens.
         Raises `IndexError` if an id is outside the vocabulary.
         """
-        counts = [0 if each is None else len(each) for each in candidates]
+        counts = [0 if each is None else len(each) for each in shortlists]
         assert len(counts) == self._shape[0]
         none = np.zeros(0, dtype=np.int32)
-        ids = np.concatenate([none if each is None else each for each in candidates])
+        ids = np.concatenate([none if each is None else each for each in shortlists])
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         sizes = np.array(counts, dtype=np.int64)
         check(

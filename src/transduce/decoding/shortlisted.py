@@ -29,7 +29,7 @@ def with_candidates(
     if isinstance(decoder, Ensemble):
         return Ensemble([with_candidates(each, candidates) for each in decoder.members])
     if isinstance(decoder, NativeDecoder):
-        decoder.set_candidates(candidates)
+        decoder.set_shortlists(candidates)
         return decoder
     return ShortlistedDecoder(decoder, candidates)
 

@@ -134,6 +134,13 @@ def test_systems_with_a_shortlist_are_compared_with_each_other(
     mean_words = mean(len(text.split()) for text in texts)
     rates = {d.name: d.settings[0].tokens_per_second for d in speed.decoders}
     assert rates.keys() == {"transduce fp32", *names}
+    kinds = {d.name: (d.library, d.is_ours, d.has_shortlist) for d in speed.decoders}
+    assert kinds == {
+        "transduce fp32": ("transduce", True, False),
+        "transduce fp32, shortlist": ("transduce", True, True),
+        "CTranslate2 float32": ("CTranslate2", False, False),
+        "CTranslate2 float32, vmap": ("CTranslate2", False, True),
+    }
     for decoder in speed.decoders:
         assert (decoder.greedy_agreement == 1) != decoder.has_shortlist
         [each] = decoder.settings
