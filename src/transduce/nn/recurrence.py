@@ -5,6 +5,7 @@ parallel prefix sum takes log2(length) steps of whole tensors (Hillis and Steele
 where a loop would start several kernels for each position.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,64 @@ from transduce.nn.native_operators import (
 )
 
 
+def scan(
+    forget: Float[Tensor, "batch length d_model"],
+    addend: Float[Tensor, "batch length d_model"],
+) -> Float[Tensor, "batch length d_model"]:
+    """Return the cells c_t = f_t * c_(t-1) + a_t of all positions, with c_0 = 0."""
+    cells: Tensor = _Scan.apply(forget, addend)  # type: ignore[no-untyped-call] # torch's own
+    return cells
+
+
+class _Scan(torch.autograd.Function):
+    """Scan whose backward pass is a scan from the last position to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, forget: Tensor, addend: Tensor) -> Tensor:
+        cells = _prefix_sum(forget, addend)
+        ctx.save_for_backward(forget, cells)
+        return cells
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        forget, cells = ctx.saved_tensors
+        # g_t = dL/dc_t + f_(t+1) * g_(t+1)
+        next_forget = functional.pad(forget[:, 1:], (0, 0, 0, 1))
+        grad = _prefix_sum(next_forget.flip(1), gradients[0].flip(1)).flip(1)
+        before = functional.pad(cells[:, :-1], (0, 0, 1, 0))
+        return grad * before, grad
+
+
+def _prefix_sum(
+    forget: Float[Tensor, "batch length d_model"],
+    addend: Float[Tensor, "batch length d_model"],
+) -> Float[Tensor, "batch length d_model"]:
+    """Return the cells of all positions, without gradients.
+
+    After each step the sum of a position covers twice as many positions up to it.
+    """
+    factor, total, reach = forget, addend, 1
+    while reach < addend.size(1):
+        # Padding before the first position has the sum 0, so its factor has no effect.
+        earlier = functional.pad(total[:, :-reach], (0, 0, reach, 0))
+        total = total + factor * earlier
+        factor = factor * functional.pad(factor[:, :-reach], (0, 0, reach, 0))
+        reach *= 2
+    return total
+
+
 class FusedSSRU(SSRU):
     """Recurrent unit whose cells are computed in few operations."""
+
+    scan: Callable[[Tensor, Tensor], Tensor] = staticmethod(scan)
+
+    def leave_scan_uncompiled(self) -> None:
+        """Let PyTorch's compiler skip the scan, as each number of steps needs a graph.
+
+        A decorator of `scan` would load the compiler with this module, for a second.
+        """
+        self.scan = torch.compiler.disable(scan)
 
     def outputs(
         self,
@@ -37,7 +94,7 @@ class FusedSSRU(SSRU):
         if has_native_recurrence(gate):
             return native_recurrence(gate, candidate)
         forget = gate.sigmoid()
-        return scan(forget, (1 - forget) * candidate).relu()
+        return self.scan(forget, (1 - forget) * candidate).relu()
 
 
 def has_native_recurrence(gate: Float[Tensor, "batch length d_model"]) -> bool:
@@ -103,52 +160,3 @@ def _recurrence(candidate: Tensor, forget: Tensor, cells: Tensor) -> Any:
             "cells": tensor_pointer(cells),
         },
     )
-
-
-# Compiled, the loop of `_prefix_sum` would need a graph for each number of its steps.
-@torch.compiler.disable  # type: ignore[untyped-decorator] # torch's own
-def scan(
-    forget: Float[Tensor, "batch length d_model"],
-    addend: Float[Tensor, "batch length d_model"],
-) -> Float[Tensor, "batch length d_model"]:
-    """Return the cells c_t = f_t * c_(t-1) + a_t of all positions, with c_0 = 0."""
-    cells: Tensor = _Scan.apply(forget, addend)  # type: ignore[no-untyped-call] # torch's own
-    return cells
-
-
-class _Scan(torch.autograd.Function):
-    """Scan whose backward pass is a scan from the last position to the first."""
-
-    @staticmethod
-    def forward(ctx: Any, forget: Tensor, addend: Tensor) -> Tensor:
-        cells = _prefix_sum(forget, addend)
-        ctx.save_for_backward(forget, cells)
-        return cells
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        forget, cells = ctx.saved_tensors
-        # g_t = dL/dc_t + f_(t+1) * g_(t+1)
-        next_forget = functional.pad(forget[:, 1:], (0, 0, 0, 1))
-        grad = _prefix_sum(next_forget.flip(1), gradients[0].flip(1)).flip(1)
-        before = functional.pad(cells[:, :-1], (0, 0, 1, 0))
-        return grad * before, grad
-
-
-def _prefix_sum(
-    forget: Float[Tensor, "batch length d_model"],
-    addend: Float[Tensor, "batch length d_model"],
-) -> Float[Tensor, "batch length d_model"]:
-    """Return the cells of all positions, without gradients.
-
-    After each step the sum of a position covers twice as many positions up to it.
-    """
-    factor, total, reach = forget, addend, 1
-    while reach < addend.size(1):
-        # Padding before the first position has the sum 0, so its factor has no effect.
-        earlier = functional.pad(total[:, :-reach], (0, 0, reach, 0))
-        total = total + factor * earlier
-        factor = factor * functional.pad(factor[:, :-reach], (0, 0, reach, 0))
-        reach *= 2
-    return total

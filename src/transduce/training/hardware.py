@@ -37,6 +37,7 @@ from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
 from transduce.model.transformer import Transformer
+from transduce.nn.recurrence import FusedSSRU
 from transduce.training.loss import BatchLoss
 
 TIMEOUT = timedelta(days=1)
@@ -256,6 +257,9 @@ def compile_layers(
     model = batch_loss.model
     assert isinstance(model, Transformer)
     layers = [*model.encoder_layers, *model.decoder_layers]
+    for module in model.modules():
+        if isinstance(module, FusedSSRU):
+            module.leave_scan_uncompiled()
     for layer in layers:
         layer.compile(dynamic=True)
     torch._dynamo.config.recompile_limit = MAX_GRAPHS

@@ -124,6 +124,18 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
+def test_compiled_layers_leave_the_scan_of_recurrent_units_uncompiled(
+    batcher, tiny, cpu
+):
+    config = replace(tiny, decoder_self_attention="ssru")
+    batch_loss = BatchLoss(fuse(Transformer(config).double()), 0.0, cpu)
+    expected = losses_and_gradients(batch_loss, batcher)
+    assert compile_layers(batch_loss, batcher, cpu) is None
+    actual = losses_and_gradients(batch_loss, batcher)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert counters["graph_break"]
+
+
 def test_compiled_layers_compute_the_same_in_evaluation(batch_loss, batcher, cpu):
     expected = losses_at_rest(batch_loss, batcher)
     assert compile_layers(batch_loss, batcher, cpu) is None
