@@ -586,8 +586,13 @@ def test_a_json_object_is_read(tmp_path):
     assert read_json(tmp_path / "x.json") == {"ä": [1]}
 
 
-def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_path):
+@pytest.mark.parametrize("isa", [None, "none"], ids=["native", "torch"])
+def test_building_a_model_does_not_load_the_compiler(
+    trained_checkpoint, tmp_path, monkeypatch, isa
+):
     """Loading the compiler would take most of the time of a short run."""
+    if isa is not None:
+        monkeypatch.setenv("TRANSDUCE_ISA", isa)
     save_model(trained_checkpoint, tmp_path / "model")
     program = (
         "import sys, transduce\n"
