@@ -59,6 +59,9 @@ def test_systems_are_trained_and_added(
         (("--set", "model.dropout=0"), "must not be one of their models"),
         (("--presets-typo",), "presets-typo"),
         (("--tflops", "3"), "--tflops has no effect with --train"),
+        (("--tokenize", "intl"), "--tokenize has no effect with --train"),
+        (("--language", "de"), "--target-language has no effect with --train"),
+        (("--devices", "2"), "--devices has no effect with --train"),
     ],
 )
 def test_options_are_checked_before_training(
@@ -74,11 +77,15 @@ def test_options_are_checked_before_training(
     assert not (out / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--steps", 5), ("--seeds", 2), ("--scale", 0.5), ("--set", "training.steps=9")],
+)
 def test_training_options_have_no_effect_without_training(
-    tmp_path: Path, refuses: Callable[..., str]
+    tmp_path: Path, refuses: Callable[..., str], option: str, value: object
 ) -> None:
-    command = ("reproduce", "table2", "--out", tmp_path / "t", "--steps", "5")
-    assert "--steps has no effect with no --train" in refuses(*command)
+    command = ("reproduce", "table2", "--out", tmp_path / "t", option, value)
+    assert f"{option} has no effect with no --train" in refuses(*command)
 
 
 def test_a_folder_of_something_else_is_refused(

@@ -4,6 +4,8 @@ paper's."""
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from inspect import Parameter as Kind
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -246,8 +248,11 @@ def table2(
     """
     if train:
         _require_defaults(
-            "--train", runs=runs, reference=reference, force=force, tflops=tflops
-        )
+            "--train",
+            runs=runs, reference=reference, force=force, presets=presets,
+            language=language, tokenize=tokenize, hardware=hardware, tflops=tflops,
+            devices=devices,
+        )  # fmt: skip
         chosen = chosen_corpus(
             corpus, corpus_files(source, target, dev_source, dev_target)
         )
@@ -269,8 +274,9 @@ def table2(
     _require_defaults(
         "no --train",
         target=target, dev_source=dev_source, dev_target=dev_target, test=test,
-        corpus=corpus, systems=systems, steps=steps, parallel=parallel,
-        settings=settings,
+        corpus=corpus, systems=systems, seeds=seeds, match=match, size=size,
+        scale=scale, steps=steps, settings=settings, parallel=parallel,
+        precision=precision, resamples=resamples,
     )  # fmt: skip
     if bool(runs) != bool(source):
         raise ConfigError(
@@ -322,11 +328,20 @@ class TrainedOptions:
     trials: Trials
 
 
-def _require_defaults(mode: str, **options: object) -> None:
-    """Raise `ConfigError` if an option is given that has no effect in this mode."""
-    for name, value in options.items():
-        if value:
-            option = f"--{name.replace('_', '-')}" if name != "runs" else "A run"
+OPTIONS = {"runs": "A run", "settings": "--set", "language": "--target-language"}
+"""Options of `table2` with another name than their parameter."""
+
+
+def _require_defaults(mode: str, **values: object) -> None:
+    """Raise `ConfigError` if a parameter of `table2` without effect in this mode is not
+    at its default."""
+    defaults = {
+        name: () if each.kind is Kind.VAR_POSITIONAL else each.default
+        for name, each in signature(table2).parameters.items()
+    }
+    for name, value in values.items():
+        if value != defaults[name]:
+            option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
             raise ConfigError(f"{option} has no effect with {mode}; leave it out.")
 
 
