@@ -126,7 +126,7 @@ class DeepAtt(nn.Module):
         x = self.embedding(source)
         order = reversed_order(mask.sum(dim=1), source.size(1))
         tops = [self._column(x, order, number) for number in range(self.config.columns)]
-        values = self.project_top(torch.cat([*tops], dim=-1))
+        values = self.project_top(torch.cat(tops, dim=-1))
         return DeepAttMemory(
             values=values, keys=self.project_key(values), mask=mask[:, None, None]
         )
