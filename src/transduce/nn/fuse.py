@@ -6,7 +6,7 @@ elsewhere. Each function says for which inputs it exists and is the fastest; for
 others a module computes as its base class does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import TypeVar
 
@@ -291,14 +291,16 @@ def is_one_call(
     memory: Memory | None,
 ) -> bool:
     """Whether one native call can compute all layers, and no hook needs them apart."""
-    return (
+    if not (
         len(stack) > 0
         and all(map(_is_supported, stack))
         and not _is_in_blocks(stack, x)
         and has_layer_stack(x, memory, stack_settings(stack))
-        and all(_is_plain(module, stack.training) for module in stack.modules())
-        and _is_uniform(stack)
-    )
+    ):
+        return False
+    modules = list(stack.modules())
+    are_plain = all(_is_plain(module, stack.training) for module in modules)
+    return are_plain and _is_uniform(modules)
 
 
 def _is_supported(layer: Layer) -> bool:
@@ -346,9 +348,8 @@ def _is_plain(module: nn.Module, is_training: bool) -> bool:
     )
 
 
-def _is_uniform(stack: Stack) -> bool:
-    """Whether all layers have the same dropout rates and the same epsilon."""
-    modules = list(stack.modules())
+def _is_uniform(modules: Sequence[nn.Module]) -> bool:
+    """Whether the layers of these modules have the same dropout rates and epsilon."""
     residuals = [m for m in modules if isinstance(m, ResidualConnection)]
     attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
     networks = [m for m in modules if isinstance(m, FeedForward)]

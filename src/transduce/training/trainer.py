@@ -378,7 +378,7 @@ class Trainer:
             flops += self._sample_flops(shares)
             loaded = iter(shares)
             without_dropout(self.model)
-        else:
+        elif not self.model.training:  # setting each module takes a while
             self.model.train()
         smoothed, likelihood, reward = self._accumulate(loaded).tolist()
         max_norm = self._config.clip_norm
