@@ -3,25 +3,28 @@
     python benchmarks/marian_losses.py FOLDER --source FILE --target FILE
         [--updates 20] [--rate 1e-4]
 
-FOLDER holds a `MarianMTModel` of Hugging Face. It is imported and trained on the text
-by Adam in fp32, without dropout, and so is the library's model of the same folder, on
-the same batches. Prints the losses of each update as a Markdown table: of the imported
-model, of the library's as it is, and of the library's where it trains what Marian
-trains (`without_peculiarities`).
+FOLDER holds a `MarianMTModel` of Hugging Face. A new folder is written with
+SentencePiece models of the text and random weights. The model is imported and trained
+on the text by Adam in fp32, without dropout, and so is the library's model of the same
+folder, on the same batches. Prints the losses of each update as a Markdown table: of
+the imported model, of the library's as it is, and of the library's where it trains what
+Marian trains (`without_peculiarities`).
 """
 
 import argparse
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 import torch
 from machine import describe_machine
 from torch.nn import functional
-from transformers import MarianMTModel
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
 from transduce.data.batches import Batcher, open_dataset
 from transduce.data.corpus_files import CorpusFiles
@@ -34,6 +37,8 @@ from transduce.interop.marian_import import import_model, read_settings
 from transduce.text.vocabulary import PAD
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+NUM_PIECES = 4_000
+"""Pieces of each language in a new folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,36 @@ class Losses:
     def warned(self, message: str) -> None: ...
     def went_back(self, step: int) -> None: ...
     def finished(self, result: object) -> None: ...
+
+
+def write_random_model(folder: Path, sides: Mapping[str, Path]) -> None:
+    """Write a folder as those of OPUS-MT, with random weights."""
+    folder.mkdir(parents=True)
+    pieces = {"</s>": 0, "<unk>": 1}
+    for side, text in sides.items():
+        prefix = folder / side
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text), model_prefix=str(prefix), vocab_size=NUM_PIECES,
+            minloglevel=2,
+        )  # fmt: skip
+        prefix.with_suffix(".model").rename(prefix.with_suffix(".spm"))
+        prefix.with_suffix(".vocab").unlink()
+        processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.spm")
+        for number in range(processor.get_piece_size()):
+            pieces.setdefault(processor.id_to_piece(number), len(pieces))
+    pad = pieces.setdefault("<pad>", len(pieces))
+    vocabulary = folder / "vocab.json"
+    vocabulary.write_text(json.dumps(pieces), encoding="utf-8")
+    spm = [str(folder / f"{side}.spm") for side in sides]
+    MarianTokenizer(*spm, str(vocabulary)).save_pretrained(folder)
+    torch.manual_seed(1)
+    config = MarianConfig(
+        vocab_size=len(pieces), d_model=128, encoder_layers=3, decoder_layers=3,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=512,
+        decoder_ffn_dim=512, activation_function="swish", scale_embedding=True,
+        pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, bos_token_id=0,
+    )  # fmt: skip
+    MarianMTModel(config).save_pretrained(folder)
 
 
 def settings(start: StartModel, num_updates: int, rate: float) -> RunConfig:
@@ -186,6 +221,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--rate", type=float, default=1e-4)
     options = parser.parse_args()
+    if not options.folder.exists():
+        sides = {"source": options.source, "target": options.target}
+        write_random_model(options.folder, sides)
     files = CorpusFiles(source=(options.source,), target=(options.target,))
     curves = compare(options.folder, files, options.updates, options.rate)
     print(f"{describe_machine()}\n")
