@@ -339,6 +339,7 @@ def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
     return translate
 
 
+BENCHMARK = "The benchmark of decoding"
 WARM_UP_ROUNDS = 1
 SEED = 1
 OURS = "transduce"
@@ -466,10 +467,8 @@ def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
     Its vocabulary is learned from the sentences, and is smaller than the preset's if
     they have too few words.
     """
+    model = require_transformer(run.model, BENCHMARK, "choose another preset")
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
-    model = require_transformer(
-        run.model, "The benchmark of decoding", "choose another preset"
-    )
     config = replace(model, vocab_size=tokenizer.vocab_size)
     torch.manual_seed(SEED)
     weights = Transformer(config).state_dict()
@@ -490,8 +489,9 @@ def measure_decoding(
     `names` restricts the systems, for example to "CTranslate2 float16"; our fp32, with
     which translations are compared, always takes part. Calls `on_turn` with the name
     of each step before it. Raises `ConfigError` if there is no setting, and
-    `RequestError` if there is no peer.
+    `RequestError` if the model is no Transformer, or if there is no peer.
     """
+    require_transformer(checkpoint.config, BENCHMARK)
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     if not settings:
         raise ConfigError(

@@ -9,6 +9,7 @@ import ctranslate2
 import pytest
 import torch
 
+from transduce.architectures.config import ByteNetConfig
 from transduce.benchmark import decoding as decoding_speed
 from transduce.benchmark.decoding import (
     MOST_BATCHES,
@@ -317,6 +318,17 @@ def test_a_peer_that_lacks_the_models_features_is_left_out(trained_checkpoint):
     # The only setting is neither greedy nor without a forced length.
     assert speed.decoders[0].greedy_agreement is None
     assert speed.decoders[0].beam_agreement is None
+
+
+def test_another_architecture_is_refused(trained_checkpoint):
+    config = ByteNetConfig(vocab_size=trained_checkpoint.config.vocab_size)
+    checkpoint = replace(trained_checkpoint, config=config)
+    with pytest.raises(RequestError) as refusal:
+        measure_decoding(checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    assert str(refusal.value) == (
+        "The benchmark of decoding must have a Transformer, but the architecture of "
+        'the model is "bytenet"; choose another model.'
+    )
 
 
 def test_a_parser_is_refused(parsing_checkpoint):
