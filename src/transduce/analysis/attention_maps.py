@@ -17,6 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.analysis.word_links import BYTE
+from transduce.architectures.config import architecture_of
+from transduce.architectures.interface import TransductionModel
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
@@ -33,32 +35,34 @@ class AttentionMaps:
     Target positions are those of the decoder's input, which starts with `<s>`.
     """
 
-    encoder: Float[Tensor, "layers heads source source"]
+    encoder: Float[Tensor, "layers heads source source"] | None
+    """None for an architecture without self-attention."""
     decoder: Float[Tensor, "decoder_layers heads target target"] | None
-    """None for a decoder with recurrent units in place of self-attention."""
+    """None for a decoder without self-attention."""
     encoder_decoder: Float[Tensor, "decoder_layers heads target source"]
 
     @property
     def kinds(self) -> list[AttentionKind]:
         """Kinds of attention that the model has."""
-        return [
-            kind
-            for kind in ATTENTION_KINDS
-            if kind != "decoder" or self.decoder is not None
-        ]
+        return [kind for kind in ATTENTION_KINDS if self._of(kind) is not None]
 
     def of(self, kind: AttentionKind) -> Float[Tensor, "layers heads queries keys"]:
         """Maps of one kind of attention; `RequestError` if the model has none."""
+        if (found := self._of(kind)) is None:
+            choices = " or ".join(f'"{each}"' for each in self.kinds)
+            raise RequestError(
+                "The attention must be of a kind that the model has, but its "
+                f"{kind} has no self-attention; choose {choices}."
+            )
+        return found
+
+    def _of(
+        self, kind: AttentionKind
+    ) -> Float[Tensor, "layers heads queries keys"] | None:
         match kind:
             case "encoder":
                 return self.encoder
             case "decoder":
-                if self.decoder is None:
-                    raise RequestError(
-                        "The attention must be of a kind that the model has, but its "
-                        "decoder has recurrent units in place of self-attention; "
-                        'choose "encoder" or "encoder-decoder".'
-                    )
                 return self.decoder
             case "encoder-decoder":
                 return self.encoder_decoder
@@ -81,17 +85,40 @@ def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttentio
     return {kind: layers for kind, layers in found.items() if layers}
 
 
+def _taps(model: TransductionModel) -> dict[AttentionKind, Sequence[nn.Module]]:
+    """Modules that the weights of each kind of attention pass through.
+
+    Of architectures other than the Transformer, only those of cross-attention. Raises
+    `RequestError` if there are none.
+    """
+    if isinstance(model, Transformer):
+        return {
+            kind: [layer.weights_tap for layer in layers]
+            for kind, layers in attentions(model).items()
+        }
+    if not model.cross_attention_taps:
+        raise RequestError(
+            "A model whose attention is shown must have attention, but the "
+            f'architecture "{architecture_of(model.config)}" has none; choose another '
+            "model."
+        )
+    return {"encoder-decoder": model.cross_attention_taps}
+
+
 @torch.no_grad()
 def attention_maps(
-    model: Transformer,
+    model: TransductionModel,
     source: Int[Tensor, "batch source"],
     target_in: Int[Tensor, "batch target"],
 ) -> list[AttentionMaps]:
-    """Attention maps of each pair of a batch, without padding."""
+    """Attention maps of each pair of a batch, without padding.
+
+    Raises `RequestError` if the model has no attention.
+    """
     with ExitStack() as stack:
         recorded = {
-            kind: [stack.enter_context(_recorded(each.weights_tap)) for each in layers]
-            for kind, layers in attentions(model).items()
+            kind: [stack.enter_context(_recorded(tap)) for tap in taps]
+            for kind, taps in _taps(model).items()
         }
         model.decode(target_in, model.encode(source))
     whole = {
@@ -101,7 +128,7 @@ def attention_maps(
     lengths = zip(_lengths(source), _lengths(target_in), strict=True)
     return [
         AttentionMaps(
-            encoder=whole["encoder"][i, :, :, :m, :m],
+            encoder=whole["encoder"][i, :, :, :m, :m] if "encoder" in whole else None,
             decoder=whole["decoder"][i, :, :, :n, :n] if "decoder" in whole else None,
             encoder_decoder=whole["encoder-decoder"][i, :, :, :n, :m],
         )

@@ -330,7 +330,7 @@ def annotate(
     cross = maps.encoder_decoder
     return AnnotatedMaps(
         sentence=sentence,
-        encoder=between_words(maps.encoder, source, source),
+        encoder=between_words(maps.of("encoder"), source, source),
         written=between_words(cross[..., :-1, :], target, source),
         read=between_words(cross[..., 1:, :], target, source),
     )

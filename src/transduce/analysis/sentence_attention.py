@@ -331,8 +331,8 @@ def attend(translator: Translator, source_text: str, target_text: str) -> PairAt
     """Compute the attention of the first model of an ensemble for a sentence pair.
 
     A parser's source is raw English, which is tokenized as in the Penn Treebank, and
-    its target a bracketed tree. Raises `RequestError` if a text is empty or too long,
-    `DataError` if a tree is malformed.
+    its target a bracketed tree. Raises `RequestError` if the model has no attention, or
+    if a text is empty or too long, `DataError` if a tree is malformed.
     """
     source = _Source.read(translator, source_text)
     return _attend(translator, source, _target_ids(translator, target_text))
@@ -412,7 +412,7 @@ def _attend(
     translator: Translator, source: _Source, target_ids: list[int]
 ) -> PairAttention:
     (maps,) = attention_maps(
-        translator.torch_model.transformer("A page of attention"),
+        translator.torch_model.model,
         _row([*source.ids, EOS], translator),
         _row([BOS, *target_ids], translator),
     )

@@ -19,6 +19,19 @@ from transduce.analysis.attention_maps import (
     word_starts,
 )
 from transduce.analysis.heads import head_statistics, preferred_offsets
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    ByteNetConfig,
+    ConvolutionalConfig,
+    DeepAttConfig,
+    ExpertsConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+    RecurrentConfig,
+    architecture_of,
+)
+from transduce.architectures.models import build
+from transduce.decoding.torch_model import TorchModel
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
@@ -187,5 +200,69 @@ def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
     assert maps[0].of("encoder-decoder").size(0) == 2
     assert {each.head.kind for each in head_statistics(maps)} == set(maps[0].kinds)
     assert {each.head.kind for each in preferred_offsets(maps)} == {"encoder"}
-    with pytest.raises(RequestError, match="recurrent units in place of self-attent"):
+    with pytest.raises(
+        RequestError, match=r'decoder has no self-attention; choose "en'
+    ):
         maps[0].of("decoder")
+
+
+RIVALS = [
+    RecurrentConfig(vocab_size=50, encoder_layers=2, decoder_layers=2, d_model=8),
+    RecurrentConfig(
+        vocab_size=50,
+        encoder_layers=2,
+        decoder_layers=2,
+        d_model=8,
+        attention_query="current",
+        input_feeding=False,
+    ),
+    DeepAttConfig(
+        vocab_size=50, embedding_width=8, d_model=8, encoder_layers=2, decoder_layers=2
+    ),
+    ConvolutionalConfig(vocab_size=50, encoder_blocks="2x16k3", d_embedding=16),
+    MixtureRecurrentConfig(
+        vocab_size=50,
+        d_model=8,
+        cells=16,
+        experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8, gating="batchwise"),
+    ),
+    MixtureTransformerConfig(
+        vocab_size=50,
+        num_layers=2,
+        d_model=16,
+        num_heads=2,
+        d_k=8,
+        d_v=8,
+        experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8),
+    ),
+]
+
+
+@pytest.mark.parametrize("config", RIVALS, ids=architecture_of)
+def test_other_architectures_have_maps_of_their_cross_attention(
+    config: ArchitectureConfig,
+) -> None:
+    built = build(config)
+    built.eval()
+    found = attention_maps(built, SOURCE, TARGET_IN)
+    assert [each.kinds for each in found] == [["encoder-decoder"]] * 2
+    for row, (source, target_in) in enumerate([(5, 3), (3, 4)]):
+        maps = found[row].of("encoder-decoder")
+        layers = len(built.cross_attention_taps)
+        assert maps.shape == (layers, maps.size(1), target_in, source)
+        torch.testing.assert_close(maps.sum(dim=-1), torch.ones(maps.shape[:3]))
+        read = TARGET_IN[row : row + 1, :target_in].tolist()[0]
+        model = TorchModel(model=built, stepper=built)
+        [steps] = model.cross_attention(
+            [SOURCE[row, :source].tolist()], [[*read[1:], EOS]]
+        )
+        by_step = torch.from_numpy(steps)
+        torch.testing.assert_close(maps.mean(dim=1), by_step, atol=1e-5, rtol=0)
+    with pytest.raises(RequestError, match='no self-attention; choose "encoder-dec'):
+        found[0].of("encoder")
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    built = build(ByteNetConfig(vocab_size=50, num_blocks=2, d_hidden=8))
+    with pytest.raises(RequestError, match='"bytenet" has none; choose another model'):
+        attention_maps(built, SOURCE, TARGET_IN)

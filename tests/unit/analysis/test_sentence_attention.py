@@ -10,11 +10,14 @@ from torch import Tensor
 
 from transduce.analysis.sentence_attention import (
     SearchTree,
+    as_page,
     attend,
     draw_tree,
     look_into,
     record_search,
 )
+from transduce.architectures.config import ConvolutionalConfig
+from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.decoding.translator import EXCLUDED, Translator
@@ -189,3 +192,20 @@ def test_a_truncated_hypothesis_has_a_path(
     assert "cut short" in draw_tree(
         tree, {b.token: "x" for step in tree.steps for b in step}
     )
+
+
+def test_a_page_of_another_architecture_shows_its_cross_attention(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    size = trained_checkpoint.config.vocab_size
+    config = ConvolutionalConfig(
+        vocab_size=size, encoder_blocks="2x16k3", d_embedding=16
+    )
+    checkpoint = replace(
+        trained_checkpoint, config=config, weights=build(config).state_dict()
+    )
+    found = look_into(Translator(checkpoint, torch.device("cpu")), SOURCE, TARGET)
+    assert found.pair.maps.kinds == ["encoder-decoder"]
+    page = as_page(found)
+    assert '"maps": {"encoder-decoder": {"shape": [2, 1, ' in page
+    assert "Statistics of the heads" in page
