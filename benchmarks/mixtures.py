@@ -17,6 +17,7 @@ Prints Markdown tables. Each training is a process of its own.
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -39,6 +40,8 @@ from transduce.text.corpus import read_pairs
 BUILT_IN_PAIRS = 20_000
 """Pairs of the built-in corpus."""
 NAMES = ("short", "long")
+FIRST_UPDATES = 20
+"""Updates in which the rounding of two processes has hardly any effect."""
 DISREGARDED = 20
 """Number of updates of a stage after which the shares must be near the weights."""
 POLL_S = 0.05
@@ -143,6 +146,16 @@ def largest_difference(one: Path, other: Path) -> float:
     ours, theirs = load_model(one).weights, load_model(other).weights
     return max(
         float((weight - theirs[name]).abs().max()) for name, weight in ours.items()
+    )
+
+
+def loss_difference(one: Path, other: Path, last_step: float = math.inf) -> float:
+    """Largest difference between the losses of two runs, up to an update."""
+    pairs = zip(log_of(one), log_of(other), strict=True)
+    return max(
+        abs(ours["loss"] - theirs["loss"])
+        for ours, theirs in pairs
+        if ours["step"] <= last_step
     )
 
 
@@ -272,9 +285,12 @@ def report(mixture: Mixture, sizes: list[int]) -> None:
         f"{'the same' if log_of(whole) == log_of(resumed) else 'DIFFERENT'} | "
         f"{losses[1]:.6f} |"
     )
+    are_equal = "the same" if shares[0] == shares[1] else "DIFFERENT"
     print(
-        f"| two processes | weights within {largest_difference(whole, both):.1e}, "
-        f"shares {'the same' if shares[0] == shares[1] else 'DIFFERENT'} | "
+        f"| two processes | losses within {loss_difference(whole, both):.1e}, in the "
+        f"first {FIRST_UPDATES} updates within "
+        f"{loss_difference(whole, both, FIRST_UPDATES):.1e}; weights in the end within "
+        f"{largest_difference(whole, both):.1e}; shares {are_equal} | "
         f"{losses[2]:.6f} |\n"
     )
     for row in mistakes(mixture):
