@@ -7,7 +7,7 @@ def main() -> None:
     """Run the command that `sys.argv` holds.
 
     Ctrl-C ends the program at once while it imports its modules, as it has done nothing
-    yet.
+    yet, and once the command has ended, as there is nothing left to undo.
     """
     is_default = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if is_default:
@@ -16,7 +16,11 @@ def main() -> None:
 
     if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        if is_default:  # an error within a library's exit function would be printed
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,21 @@ def test_ctrl_c_before_the_command_line_is_imported_ends_the_program_at_once():
     assert ended.stderr == b""
 
 
+def test_ctrl_c_after_the_end_of_the_command_ends_the_program_without_a_trace():
+    program = """if True:
+        import atexit, signal, sys
+        from transduce.__main__ import main
+
+        atexit.register(signal.raise_signal, signal.SIGINT)
+        sys.argv = ["transduce", "--version"]
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stdout
+    assert ended.stderr == b""
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_handlers_are_restored_afterwards(received, number):
     with stop_on_signal():

@@ -35,6 +35,7 @@ from transduce.interop.export import (
     require_text,
 )
 from transduce.interop.portable_tokenizer import write_portable
+from transduce.interruption import signals_held
 from transduce.model.attention import RestrictedSelfAttention
 from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer
 from transduce.model.transformer import Transformer
@@ -233,7 +234,8 @@ def _write(
     level = logger.level
     logger.setLevel(logging.ERROR)  # of packages that are not needed
     try:
-        with warnings.catch_warnings():
+        # PyTorch traces in C++, which aborts on an exception that a handler raises.
+        with signals_held(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 graph.eval(), example, path, external_data=False, verbose=False, **names

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 from importlib import import_module
 
@@ -19,7 +20,9 @@ from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
 from transduce.interop.export import GreedyOutput, ProofError, prove
 from transduce.interop.marian_npz_import import import_marian
+from transduce.interop.onnx import EncoderGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
+from transduce.interruption import unwound_on_termination
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -394,6 +397,26 @@ def test_long_words_with_unknown_characters_may_be_split_differently(text, token
     portable = portable_tokenizer(tokenizer)
     ids = portable.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids) == text
+
+
+def test_a_signal_while_a_graph_is_traced_takes_effect_after_it(
+    make_checkpoint, tmp_path, monkeypatch
+):
+    """PyTorch would abort, and leave a folder, where a handler raises an exception."""
+    forward, traced = EncoderGraph.forward, []
+
+    def interrupted(self, source):
+        signal.raise_signal(signal.SIGTERM)
+        outputs = forward(self, source)
+        traced.append(True)
+        return outputs
+
+    monkeypatch.setattr(EncoderGraph, "forward", interrupted)
+    with pytest.raises(SystemExit) as ended, unwound_on_termination():
+        export("onnx", make_checkpoint(), tmp_path / "out")
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert traced
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_onnx_model_reads_padded_batches(trained_checkpoint, tmp_path):
