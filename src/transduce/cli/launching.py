@@ -18,7 +18,7 @@ from typing import IO
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
-from transduce.interruption import end_with_parent, terminations
+from transduce.interruption import end_with_parent, signals_held, terminations
 from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
 from transduce.settings import require_between
 from transduce.training.hardware import (
@@ -107,9 +107,10 @@ def run_processes(command: Sequence[str], count: int) -> int:
         workers: list[_Worker] = []
         with _signals_passed_on(workers):
             try:
-                for rank in range(count):
-                    errors = stack.enter_context(tempfile.TemporaryFile())
-                    workers.append(_start(command, rank, count, port, errors))
+                with signals_held():  # one that comes now must reach all workers
+                    for rank in range(count):
+                        errors = stack.enter_context(tempfile.TemporaryFile())
+                        workers.append(_start(command, rank, count, port, errors))
                 failed = _wait(workers)
             finally:
                 _end(workers)

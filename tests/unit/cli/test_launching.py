@@ -1,5 +1,7 @@
 """One of several processes reports an error, and the others end with it."""
 
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -55,6 +57,19 @@ def test_a_message_of_all_processes_is_shown_once(capfd, pause):
 def test_a_lost_connection_without_a_cause_is_reported():
     with pytest.raises(ProcessLostError, match="the connection between two of them is"):
         run(END_WITH_ANOTHER, END_WITH_ANOTHER)
+
+
+def test_a_termination_while_a_process_starts_reaches_it(monkeypatch):
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        started = start(*arguments, **options)
+        signal.raise_signal(signal.SIGTERM)
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(ProcessKilledError, match="was killed .SIGTERM."):
+        run("time.sleep(10)", "", count=1)
 
 
 def test_ctrl_c_interrupts_all_started_processes():
