@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from os import PathLike
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -450,13 +451,13 @@ def _is_quantized(
 def load_shortlist(folder: Path, tokenizer: Tokenizer) -> Shortlist | None:
     """Load the shortlist of a model folder, if there is one."""
     path = folder / SHORTLIST_FILE
-    return Shortlist.load(path, tokenizer) if path.is_file() else None
+    return Shortlist.load(path, tokenizer) if lexists(path) else None
 
 
 def load_dictionary(folder: Path) -> WordDictionary | None:
     """Load the dictionary of a model or run folder, if there is one."""
     path = folder / DICTIONARY_FILE
-    return WordDictionary.load(path) if path.is_file() else None
+    return WordDictionary.load(path) if lexists(path) else None
 
 
 def _load_symbols(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -406,3 +407,21 @@ def test_python_and_the_command_write_the_same_files(
         assert path.read_bytes() == (other / path.name).read_bytes()
     with pytest.raises(ConfigError, match="Both sides of a corpus must be given"):
         transduce.clean((), (), tmp_path / "third")
+
+
+def test_a_corpus_without_a_good_pair_ends_with_an_error_beside_the_reasons(
+    command: Callable[..., Any], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "my.en").write_text("<b>one</b> cat\n" * len(PAIRS), encoding="utf-8")
+    out = tmp_path / "out"
+    outcome = command("clean", *my_corpus, "--out", out)
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"transduce: {out}: no pair is kept, as the rules drop all of them; the "
+        "reasons are in dropped.jsonl. Switch rules off by --off, or change their "
+        "thresholds by --set.\n"
+    )
+    assert "4 pairs  dropped: markup (100.0 %)" in outcome.out
+    assert len((out / "dropped.jsonl").read_text().splitlines()) == len(PAIRS)
+    outcome = command("clean", *my_corpus, "--out", out, "--force", "--json")
+    assert (outcome.code, json.loads(outcome.out)["kept"]) == (2, 0)

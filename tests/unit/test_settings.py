@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -47,9 +48,32 @@ def test_an_assignment_changes_nothing_else() -> None:
     assert apply_assignments(changed, ["model.dropout=0.1"]) == BASE
 
 
-def test_the_last_assignment_of_a_setting_is_used() -> None:
-    changed = apply_assignments(BASE, ["model.d_ff=64", "model.d_ff=128"])
-    assert changed.model.d_ff == 128
+@pytest.mark.parametrize(
+    ("assignments", "key"),
+    [
+        (["model.d_ff=64", "model.d_ff=128"], "model.d_ff"),
+        (["model.d_ff=64", "model.norm=pre", " model.d_ff = 64"], "model.d_ff"),
+        (["model={d_ff=64}", "model.d_ff=128"], "model.d_ff"),
+        (["model.d_ff=128", "model={norm='pre', d_ff=64}"], "model.d_ff"),
+        (["model=5", "model.d_ff=128"], "model"),
+        (["model.d_ff=128", "model=5"], "model"),
+    ],
+)
+def test_a_setting_is_assigned_once(assignments: list[str], key: str) -> None:
+    both = re.escape(f"{assignments[0]!r} and by {assignments[-1]!r}; leave one out.")
+    with pytest.raises(ConfigError, match=f"--set: `{key}` must be given once.*{both}"):
+        apply_assignments(BASE, assignments)
+
+
+def test_assignments_of_one_table_are_joined() -> None:
+    changed = apply_assignments(BASE, ["model={d_ff=64}", "model.norm=pre"])
+    assert (changed.model.d_ff, changed.model.norm) == (64, "pre")
+
+
+def test_a_setting_is_not_another_that_begins_like_it() -> None:
+    assignments = ["training.learning_rate=0.3", "training.learning_rate_scale=2"]
+    changed = apply_assignments(BASE, assignments).training
+    assert (changed.learning_rate, changed.learning_rate_scale) == (0.3, 2)
 
 
 @pytest.mark.parametrize(

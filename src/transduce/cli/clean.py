@@ -14,7 +14,7 @@ from transduce.cli.options import Assignments, text_files
 from transduce.cli.terminal import Files, Force, error_console, program
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
-from transduce.errors import ConfigError, counted
+from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.cleaning import clean as clean_corpus
 from transduce.settings import apply_assignments
 
@@ -43,7 +43,8 @@ def clean(
     """Write the good pairs of a parallel corpus, and the others with reasons.
 
     Drops pairs that are empty, repeated, untranslated, in the wrong script, damaged, or
-    of unusual lengths. A model also drops those that it finds least probable.
+    of unusual lengths. A model also drops those that it finds least probable. The exit
+    code is 2 if no pair is left.
 
     For example:
 
@@ -113,6 +114,12 @@ def clean(
         print(json.dumps(asdict(report), indent=2, default=str))
     else:
         _show(report, out)
+    if not report.kept:
+        raise DataError(
+            f"{out}: no pair is kept, as the rules drop all of them; the reasons are "
+            f"in {DROPPED_FILE}. Switch rules off by --off, or change their thresholds "
+            "by --set."
+        )
 
 
 def _progress(status: Status) -> Callable[[str, int], None]:

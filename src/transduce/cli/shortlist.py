@@ -120,6 +120,7 @@ def shortlist(
             _text_pairs(source, target),
             read_text([alignments]),
             tokenizer,
+            origin=str(alignments),
             frequent=frequent,
             per_piece=per_piece,
         )

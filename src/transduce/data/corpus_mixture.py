@@ -25,6 +25,8 @@ CANDIDATES = 16
 """Number of batches among which the next is chosen."""
 MAX_STEPS = 10**9
 """Maximum number of updates of a stage."""
+MAX_WEIGHT = 10**9
+"""Maximum weight of a corpus, which keeps sums and products finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +133,18 @@ def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _require_positive(name: str, weight: float | None) -> None:
-    if weight is not None and not 0 < weight < float("inf"):
+    if weight is None or 0 < weight <= MAX_WEIGHT:
+        return
+    if weight > MAX_WEIGHT:
         raise ConfigError(
-            f"The weight of corpus {name} must be above 0, but is {weight:g}; leave "
-            "the corpus out to train without it."
+            f"The weight of corpus {name} must be at most {MAX_WEIGHT:,}, but is "
+            f"{weight:g}; weights are relative to each other, so divide all by the "
+            "same number."
         )
+    raise ConfigError(
+        f"The weight of corpus {name} must be above 0, but is {weight:g}; leave the "
+        "corpus out to train without it."
+    )
 
 
 def require_mixture(

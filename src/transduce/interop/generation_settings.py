@@ -6,6 +6,7 @@ lengths count the token with which a target starts, this package's do not.
 
 import json
 from collections.abc import Mapping, Sequence
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def whole(
 
 
 def _file(folder: Path) -> Path:
-    return folder / (SEARCH if (folder / SEARCH).is_file() else SETTINGS)
+    return folder / (SEARCH if lexists(folder / SEARCH) else SETTINGS)
 
 
 def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
@@ -183,7 +184,7 @@ def _number(
 
 def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     """Return special ids that differ from the model's."""
-    model = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    model = read_json(folder / SETTINGS) if lexists(folder / SETTINGS) else {}
     return {
         name: f"the model's is {json.dumps(model[name])} by its {SETTINGS}"
         for name in SPECIAL

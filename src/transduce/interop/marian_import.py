@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def _target_vocab_size(
 
 def _has_two_vocabularies(folder: Path) -> bool:
     is_separate = _read_if_sound(folder / TOKENIZER).get(SEPARATE) is True
-    if is_separate == (folder / TARGET_VOCABULARY).is_file():
+    if is_separate == lexists(folder / TARGET_VOCABULARY):
         return is_separate
     raise RequestError(
         f"{folder}: a model of two vocabularies must have {TARGET_VOCABULARY}, and "
@@ -234,7 +235,7 @@ def _one_vocabulary(
             f"but one is {max(special)}."
         )
     num_pieces = vocab_size
-    if (folder / VOCABULARY).is_file():
+    if lexists(folder / VOCABULARY):
         num_pieces = len({**_read_if_sound(folder / VOCABULARY), **added})
     is_padded = 0 <= vocab_size - num_pieces <= MAX_PADDING
     known = range(max(num_pieces, max(special) + 1) if is_padded else vocab_size)
@@ -375,7 +376,7 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
     Raises `CheckpointError` if they are damaged.
     """
     path = folder / ADDED
-    if not path.is_file():
+    if not lexists(path):
         return {}
     known, added = _read_if_sound(folder / VOCABULARY), read_json(path)
     new = {piece: i for piece, i in added.items() if known.get(piece) != i}
@@ -407,10 +408,10 @@ def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
     Raises `RequestError` if it cannot be imported, `CheckpointError` if a file is
     damaged.
     """
-    missing = [n for n in (SOURCE, TARGET, VOCABULARY) if not (folder / n).is_file()]
+    missing = [n for n in (SOURCE, TARGET, VOCABULARY) if not lexists(folder / n)]
     if not missing:
         return _sentence_pieces(folder, settings)
-    if (folder / TOKENIZER_FILE).is_file():
+    if lexists(folder / TOKENIZER_FILE):
         return _own(folder / TOKENIZER_FILE)
     raise RequestError(
         f"{folder}: must hold {SOURCE}, {TARGET} and {VOCABULARY}, but has no "
@@ -547,7 +548,7 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     """Read the weights of one file, or of the several files that an index names."""
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+    if lexists(folder / WEIGHTS) or not lexists(folder / INDEX):
         return load_tensors(folder / WEIGHTS)
     places: Any = read_json(folder / INDEX).get("weight_map")
     places = list(places.values()) if isinstance(places, dict) else [None]

@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import lexists
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -217,7 +218,7 @@ def _settings(folder: Path) -> Options:
     """Read the settings of decoding or, if there are none, of training."""
     beside = sorted(folder.glob("*.npz.decoder.yml")) + sorted(folder.glob("*.npz.yml"))
     for path in (folder / DECODER, folder / CONFIG, *beside):
-        if path.is_file():
+        if lexists(path):  # a folder, or a link that leads nowhere, is an error
             return read_options(_text(path), path)
     return {}
 
@@ -708,7 +709,7 @@ def _read_sides(folder: Path, model: Path) -> tuple[_Side, _Side]:
     found = [folder / Path(name).name for name in named]
     if len(found) == 1:
         found *= 2
-    if len(found) != 2 or not all(path.is_file() for path in found):
+    if len(found) != 2 or not all(map(lexists, found)):
         found = _guess_vocabularies(folder)
     source, target = found
     if any(path.suffix == ".spm" for path in found):

@@ -246,6 +246,7 @@ def shortlist_of_alignments(
     alignments: Iterable[str],
     tokenizer: Tokenizer,
     *,
+    origin: str,
     frequent: int = FREQUENT,
     per_piece: int = PER_PIECE,
 ) -> Shortlist:
@@ -256,8 +257,8 @@ def shortlist_of_alignments(
     other. Targets are ranked by the number of links, in relation to all links of either
     piece.
 
-    Raises `DataError` where an alignment is missing or of another pair, and
-    `ConfigError` if a size is out of its range.
+    `origin` names the alignments in messages. Raises `DataError` where an alignment is
+    missing or of another pair, and `ConfigError` if a size is out of its range.
     """
     require_sizes(frequent, per_piece)
     vocab = tokenizer.vocab_size
@@ -267,14 +268,15 @@ def shortlist_of_alignments(
     for number, (pair, line) in enumerate(zip_longest(pairs, alignments), start=1):
         if pair is None or line is None:
             raise DataError(
-                "Sentence pairs and alignments must be equally many, but the "
-                f"{'sentence pairs' if pair is None else 'alignments'} end before line "
-                f"{number:,}."
+                f"{origin}: alignments and sentence pairs must be equally many, but "
+                f"the {'sentence pairs' if pair is None else 'alignments'} end before "
+                f"line {number:,}; give the alignments of the same text."
             )
         source_words = tokenizer.encode_sources(pair[0].split())
         target_words = tokenizer.encode_targets(pair[1].split())
         pieces.extend(chain.from_iterable(target_words))
-        for source, target in _links(line, number, source_words, target_words):
+        place = f"{origin}: line {number:,}"
+        for source, target in _links(line, place, source_words, target_words):
             links.extend(one * vocab + other for one in source for other in target)
         if max(len(links), len(pieces)) >= CHUNK_LINKS:
             counted = counted.with_links(links)
@@ -369,7 +371,7 @@ def _table(links: LinkCounts, vocab_size: int) -> TranslationTable:
 
 def _links(
     line: str,
-    number: int,
+    place: str,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -377,14 +379,14 @@ def _links(
     for link in line.split():
         if (found := LINK.fullmatch(link)) is None:
             raise DataError(
-                f"Line {number:,} of the alignments must have links such as 0-0 1-2, "
-                f"but has {shown(link)}; give alignments in Pharaoh format."
+                f"{place} must have links such as 0-0 1-2, but has {shown(link)}; give "
+                "alignments in Pharaoh format."
             )
         source, target = map(int, found.groups())
         if source >= len(sources) or target >= len(targets):
             raise DataError(
-                f"Line {number:,} of the alignments has the link {link}, but the pair "
-                f"has {len(sources)} and {len(targets)} words; align the same files, "
-                "with words separated by spaces."
+                f"{place} has the link {link}, but the pair has {len(sources)} and "
+                f"{len(targets)} words; align the same files, with words separated by "
+                "spaces."
             )
         yield sources[source], targets[target]

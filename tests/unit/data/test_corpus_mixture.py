@@ -145,7 +145,15 @@ def test_an_epoch_that_goes_on_yields_the_updates_that_were_left(make_dataset):
         )
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+@pytest.mark.parametrize("weight", [1e10, 1e308, float("inf")])
+def test_a_weight_has_a_maximum(weight):
+    with pytest.raises(ConfigError, match=r"of corpus a must be at most 1,000,000,000"):
+        corpora(weight)
+    with pytest.raises(ConfigError, match=r"of corpus b must be at most 1,000,000,000"):
+        StageConfig(weights={"b": weight})
+
+
+@pytest.mark.parametrize("weight", [0, -1, -float("inf"), float("nan")])
 def test_a_weight_must_be_above_zero(weight):
     with pytest.raises(ConfigError, match="weight of corpus a must be above 0"):
         corpora(weight)
