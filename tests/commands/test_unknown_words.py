@@ -48,11 +48,12 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def training(source: Path, target: Path, run: Path, *settings: str) -> list[object]:
     """Arguments of a run with a dev corpus."""
+    given = dict(each.split("=", 1) for each in (*SETTINGS, *settings))
     return [
         *("train", "--preset", "deep-att-multi30k", "--device", "cpu", "--out", run),
         *("--source", source, "--target", target),
         *("--dev-source", source, "--dev-target", target),
-        *("--set", *SETTINGS, *settings),
+        *("--set", *(f"{name}={value}" for name, value in given.items())),
     ]
 
 

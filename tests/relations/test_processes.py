@@ -79,9 +79,10 @@ def train(corpus_files: tuple[Path, Path]):
     def begin(out: Path, devices: int, *settings: str) -> subprocess.Popen[str]:
         files = ("--source", source, "--target", target)
         how = ("--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+        given = dict(each.split("=", 1) for each in (*SETTINGS, *settings))
         return started(
             *("train", *how, *files, "--out", str(out), "--devices", str(devices)),
-            *("--set", *SETTINGS, *settings),
+            *("--set", *(f"{name}={value}" for name, value in given.items())),
         )
 
     return begin

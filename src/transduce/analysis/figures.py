@@ -388,10 +388,11 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
     quality_axes.set(xlabel="step", ylabel=label)
     _draw_rewards(quality_axes, steps, scores)
-    for axes in (loss_axes, quality_axes):
+    # The search for the best place takes long for many points, with a warning.
+    for axes, place in ((loss_axes, "upper right"), (quality_axes, "lower right")):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False)
+            axes.legend(frameon=False, loc=place)
     figure.savefig(path, dpi=110)
 
 
