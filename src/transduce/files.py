@@ -157,6 +157,25 @@ def _described(maker: str | None) -> str:
 
 
 @contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Name the file in the `OSError` of writing to it once it is open.
+
+    Only opening a file names it, so that a full disk would be reported without a place.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
 def file_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     """Lock a folder against other processes; raise `refusal` if one holds the lock.
 
@@ -198,12 +217,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
     path = real_path(path) if path.is_symlink() else path
     new = path.with_name(f".{path.name}.transduce-new")
     try:
-        yield new
-        with new.open("rb") as file:
-            os.fsync(file.fileno())  # so that the rename cannot outrun the content
-        with suppress(FileNotFoundError):
-            new.chmod(stat.S_IMODE(path.stat().st_mode))
-        new.replace(path)
+        with named_errors(path):
+            yield new
+            with new.open("rb") as file:
+                os.fsync(file.fileno())  # so that the rename cannot outrun the content
+            with suppress(FileNotFoundError):
+                new.chmod(stat.S_IMODE(path.stat().st_mode))
+            new.replace(path)
     finally:
         new.unlink(missing_ok=True)
 
@@ -243,8 +263,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
             finally:
                 _remove(new)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space" if full else "correct that"
+        remedy = "free some space" if is_disk_full(error) else "correct that"
         raise CheckpointError(
             f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
             "again. What was saved before is still there."

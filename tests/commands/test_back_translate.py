@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -173,6 +174,25 @@ def test_an_interruption_names_a_folder_only_if_it_has_been_begun(
         main(["back-translate", str(teacher), "--input", str(mono), "--out", "never"])
     assert "never" not in capsys.readouterr().err
     assert not Path("never").exists()
+
+
+def test_a_full_disk_is_named_and_what_is_done_is_kept(
+    refuses, succeeds, teacher, mono
+) -> None:
+    arguments = ("back-translate", teacher, "--input", mono, "--device", "cpu")
+    succeeds(*arguments, "--out", "whole")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, hard))
+    try:
+        message = refuses(*arguments, "--out", "cut")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert message == (
+        "cut/translations.jsonl: cannot be read or written (File too large). What is "
+        "done is kept in cut: the same command continues."
+    )
+    succeeds(*arguments, "--out", "cut")
+    assert contents(Path("cut")) == contents(Path("whole"))
 
 
 def test_a_sample_depends_on_the_seed_and_the_line_alone(

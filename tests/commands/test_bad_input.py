@@ -473,7 +473,8 @@ def test_a_disk_that_fills_up_while_logging_is_one_sentence(
 ) -> None:
     with disk_for(100):
         message = refuses(*resume(stopped_run))
-    assert "File too large" in message
+    log = stopped_run / "log.jsonl"
+    assert message == f"{log}: cannot be read or written (File too large)."
     succeeds(*resume(stopped_run))
     assert load_model(stopped_run).step == 20
 
@@ -528,7 +529,8 @@ def test_a_full_output_is_one_sentence(
         with pytest.raises(SystemExit) as exit_:
             main([name, str(model), *options])
     assert exit_.value.code == 2
-    assert "No space left on device" in capsys.readouterr().err
+    message = "No space left on device); free some space and try again."
+    assert message in capsys.readouterr().err
 
 
 def test_a_fraction_among_whole_numbers_is_refused(

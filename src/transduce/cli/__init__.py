@@ -35,6 +35,7 @@ from transduce.cli.terminal import (
     print_message,
 )
 from transduce.errors import TransduceError, counted, missing_in, missing_package
+from transduce.files import is_disk_full
 from transduce.interruption import signals_after_imports, unwound_on_termination
 from transduce.machine import respect_cpu_quota
 
@@ -301,7 +302,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     except OSError as error:
         discard_output()
         what = error.filename or "The output"
-        _fail(f"{what}: cannot be read or written ({error.strerror or error}).")
+        remedy = "; free some space and try again" if is_disk_full(error) else ""
+        _fail(f"{what}: cannot be read or written ({error.strerror or error}){remedy}.")
 
 
 def _missing_package(command: str, package: str) -> str:

@@ -19,7 +19,7 @@ from transduce.cli.terminal import (
     program,
 )
 from transduce.decoding.native_model import PrecisionChoice
-from transduce.errors import ConfigError, counted
+from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.synthetic_text import (
     MAX_RATIO,
     SETTINGS,
@@ -164,7 +164,10 @@ class LineProgress:
 
 @contextmanager
 def kept_if_interrupted(folder: Path) -> Iterator[None]:
-    """Report after an interruption that the same command continues, if it has begun."""
+    """Report that the same command continues, after a signal or an error of the system.
+
+    Nothing is kept, and nothing said, before the folder has its settings.
+    """
     kept = f"What is done is kept in {folder}: the same command continues."
     try:
         yield
@@ -175,6 +178,13 @@ def kept_if_interrupted(folder: Path) -> Iterator[None]:
             raise OutputKeptError(f"Interrupted. {kept}") from None
         print_message(f"transduce: {kept}")
         raise
+    except OSError as error:
+        if not (folder / SETTINGS).is_file():
+            raise
+        raise DataError(
+            f"{error.filename or folder}: cannot be read or written "
+            f"({error.strerror or error}). {kept}"
+        ) from None
 
 
 def describe_input(figures: InputFigures) -> str:

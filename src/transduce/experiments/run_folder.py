@@ -44,6 +44,7 @@ from transduce.files import (
     atomic_file,
     clear_leftovers,
     file_lock,
+    named_errors,
     read_json,
 )
 from transduce.machine import Precision
@@ -275,7 +276,8 @@ class RunFolder:
 
     def log(self, kind: str, **values: Any) -> None:
         """Append an entry to the log."""
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
+        path = self.path / LOG
+        with named_errors(path), path.open("a", encoding="utf-8") as file:
             entry = {"kind": kind, **{k: _finite(v) for k, v in values.items()}}
             file.write(json.dumps(entry) + "\n")
 

@@ -32,7 +32,7 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, DataError
-from transduce.files import atomic_file, file_lock, read_json
+from transduce.files import atomic_file, file_lock, named_errors, read_json
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
@@ -311,8 +311,10 @@ def translate_text(
                 score=None if found is None else _score(found),
                 dropped=rules.broken(line.text, source, found),
             )
-            _write_all(file.fileno(), translated.as_json().encode())
-        os.fsync(file.fileno())
+            with named_errors(path):
+                _write_all(file.fileno(), translated.as_json().encode())
+        with named_errors(path):
+            os.fsync(file.fileno())
 
 
 def _chosen(
