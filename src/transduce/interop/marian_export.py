@@ -296,7 +296,7 @@ class HuggingFaceModel:
         self, folder: Path, source_ids: Sequence[int], target_ids: Sequence[int]
     ) -> None:
         logging.disable_progress_bar()
-        logging.set_verbosity_error()  # a signal prints the sinusoids as missing
+        logging.set_verbosity_error()  # interrupted, it reports sinusoids as missing
         self._model = MarianMTModel.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
         ).eval()
