@@ -268,7 +268,7 @@ class NativeDecoder:
     def set_shortlists(
         self, shortlists: Sequence[Int32[np.ndarray, " _"] | None]
     ) -> None:
-        """Let each sentence choose among the tokens of its shortlist, by rising id.
+        """Restrict each sentence to the tokens of its shortlist, whose ids must rise.
 
         Logits of other tokens are minus infinity from now on. None allows all tokens.
         Raises `IndexError` if an id is outside the vocabulary.
