@@ -3,8 +3,8 @@
     python benchmarks/marian_losses.py FOLDER --source FILE --target FILE
         [--updates 20] [--rate 1e-4]
 
-FOLDER holds a `MarianMTModel` of Hugging Face. A new folder is written with
-SentencePiece models of the text and random weights. The model is imported and trained
+FOLDER holds a `MarianMTModel` of Hugging Face. If it does not exist, it is written with
+random weights and SentencePiece models of the text. The model is imported and trained
 on the text by Adam in fp32, without dropout, and so is the library's model of the same
 folder, on the same batches. Prints the losses of each update as a Markdown table: of
 the imported model, of the library's as it is, and of the library's where it trains what
@@ -70,7 +70,7 @@ class Losses:
 
 
 def write_random_model(folder: Path, sides: Mapping[str, Path]) -> None:
-    """Write a folder as those of OPUS-MT, with random weights."""
+    """Write a folder like those of OPUS-MT, with random weights."""
     folder.mkdir(parents=True)
     pieces = {"</s>": 0, "<unk>": 1}
     for side, text in sides.items():
