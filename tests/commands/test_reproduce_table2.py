@@ -85,7 +85,18 @@ def test_training_options_have_no_effect_without_training(
     tmp_path: Path, refuses: Callable[..., str], option: str, value: object
 ) -> None:
     command = ("reproduce", "table2", "--out", tmp_path / "t", option, value)
-    assert f"{option} has no effect with no --train" in refuses(*command)
+    assert f"{option} has no effect without --train" in refuses(*command)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--reference", "a.de"), ("--target-language", "de"), ("--tokenize", "intl")],
+)
+def test_options_of_the_score_have_no_effect_without_runs(
+    tmp_path: Path, refuses: Callable[..., str], option: str, value: str
+) -> None:
+    command = ("reproduce", "table2", "--out", tmp_path / "t", option, value)
+    assert f"{option} has no effect without runs" in refuses(*command)
 
 
 def test_a_folder_of_something_else_is_refused(

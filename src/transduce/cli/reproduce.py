@@ -248,7 +248,7 @@ def table2(
     """
     if train:
         _require_defaults(
-            "--train",
+            "with --train",
             runs=runs, reference=reference, force=force, presets=presets,
             language=language, tokenize=tokenize, hardware=hardware, tflops=tflops,
             devices=devices,
@@ -272,7 +272,7 @@ def table2(
         _train_table2(out, chosen, test, options)
         return
     _require_defaults(
-        "no --train",
+        "without --train",
         target=target, dev_source=dev_source, dev_target=dev_target, test=test,
         corpus=corpus, systems=systems, seeds=seeds, match=match, size=size,
         scale=scale, steps=steps, settings=settings, parallel=parallel,
@@ -281,6 +281,10 @@ def table2(
     if bool(runs) != bool(source):
         raise ConfigError(
             "Runs and --source must be given together, but only one of them is."
+        )
+    if not runs:
+        _require_defaults(
+            "without runs", reference=reference, language=language, tokenize=tokenize
         )
     named = LanguagesConfig(target=language).target or guess_all(reference)
     language_of_runs = Target(language=named, tokenize=tokenize)
@@ -329,12 +333,14 @@ class TrainedOptions:
 
 
 OPTIONS = {"runs": "A run", "settings": "--set", "language": "--target-language"}
-"""Options of `table2` with another name than their parameter."""
+"""Options of `table2` that have other names than their parameters."""
 
 
 def _require_defaults(mode: str, **values: object) -> None:
-    """Raise `ConfigError` if a parameter of `table2` without effect in this mode is not
-    at its default."""
+    """Raise `ConfigError` unless these parameters of `table2` have their defaults.
+
+    They have no effect in this mode, such as "without --train".
+    """
     defaults = {
         name: () if each.kind is Kind.VAR_POSITIONAL else each.default
         for name, each in signature(table2).parameters.items()
@@ -342,7 +348,7 @@ def _require_defaults(mode: str, **values: object) -> None:
     for name, value in values.items():
         if value != defaults[name]:
             option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
-            raise ConfigError(f"{option} has no effect with {mode}; leave it out.")
+            raise ConfigError(f"{option} has no effect {mode}; leave it out.")
 
 
 def _assignments_of_all(assignments: Sequence[str]) -> tuple[str, ...]:
