@@ -2,7 +2,7 @@
 // Draws the attention of one sentence from the data in the page, without network.
 
 const data = JSON.parse(document.getElementById("attention").textContent);
-const KINDS = Object.keys(data.maps); // a recurrent decoder has no self-attention
+const KINDS = Object.keys(data.maps); // some models have no self-attention
 const LEAST_SHOWN = 0.01; // fainter lines only add a grey haze
 const maps = Object.fromEntries(KINDS.map((kind) => [kind, readMap(data.maps[kind])]));
 const state = {

@@ -19,10 +19,19 @@ from torch import Tensor, nn
 from transduce.analysis.word_links import BYTE
 from transduce.architectures.config import architecture_of
 from transduce.architectures.interface import TransductionModel
+from transduce.architectures.mixture_of_experts import (
+    MixtureDecoderLayer,
+    MixtureEncoderLayer,
+    MixtureTransformer,
+)
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    RecurrentDecoderLayer,
+)
 from transduce.model.transformer import Transformer
 from transduce.text.languages import UNSPACED_LETTER, UNSPACED_LETTERS
 from transduce.text.vocabulary import PAD
@@ -36,7 +45,7 @@ class AttentionMaps:
     """
 
     encoder: Float[Tensor, "layers heads source source"] | None
-    """None for an architecture without self-attention."""
+    """None for an encoder without self-attention."""
     decoder: Float[Tensor, "decoder_layers heads target target"] | None
     """None for a decoder without self-attention."""
     encoder_decoder: Float[Tensor, "decoder_layers heads target source"]
@@ -68,19 +77,31 @@ class AttentionMaps:
                 return self.encoder_decoder
 
 
-def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttention]]:
+def attentions(
+    model: Transformer | MixtureTransformer,
+) -> dict[AttentionKind, list[MultiHeadAttention]]:
     """Attention modules of a model by kind, layer by layer.
 
     A decoder with recurrent units has no kind "decoder".
     """
+    encoder_layers = [
+        layer
+        for layer in model.encoder_layers
+        if isinstance(layer, EncoderLayer | MixtureEncoderLayer)
+    ]
+    decoder_layers = [
+        layer
+        for layer in model.decoder_layers
+        if isinstance(layer, DecoderLayer | RecurrentDecoderLayer | MixtureDecoderLayer)
+    ]
     found: dict[AttentionKind, list[MultiHeadAttention]] = {
-        "encoder": [layer.self_attention for layer in model.encoder_layers],
+        "encoder": [layer.self_attention for layer in encoder_layers],
         "decoder": [
             layer.self_attention
-            for layer in model.decoder_layers
-            if isinstance(layer, DecoderLayer)
+            for layer in decoder_layers
+            if not isinstance(layer, RecurrentDecoderLayer)
         ],
-        "encoder-decoder": [layer.cross_attention for layer in model.decoder_layers],
+        "encoder-decoder": [layer.cross_attention for layer in decoder_layers],
     }
     return {kind: layers for kind, layers in found.items() if layers}
 
@@ -88,10 +109,9 @@ def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttentio
 def _taps(model: TransductionModel) -> dict[AttentionKind, Sequence[nn.Module]]:
     """Modules that the weights of each kind of attention pass through.
 
-    Of architectures other than the Transformer, only those of cross-attention. Raises
-    `RequestError` if there are none.
+    Raises `RequestError` if there are none.
     """
-    if isinstance(model, Transformer):
+    if isinstance(model, Transformer | MixtureTransformer):
         return {
             kind: [layer.weights_tap for layer in layers]
             for kind, layers in attentions(model).items()
@@ -102,6 +122,7 @@ def _taps(model: TransductionModel) -> dict[AttentionKind, Sequence[nn.Module]]:
             f'architecture "{architecture_of(model.config)}" has none; choose another '
             "model."
         )
+    # The other architectures have no self-attention.
     return {"encoder-decoder": model.cross_attention_taps}
 
 

@@ -30,6 +30,7 @@ from transduce.architectures.config import (
     RecurrentConfig,
     architecture_of,
 )
+from transduce.architectures.mixture_of_experts import MixtureTransformer
 from transduce.architectures.models import build
 from transduce.decoding.torch_model import TorchModel
 from transduce.errors import RequestError
@@ -68,7 +69,7 @@ def weights_by_hand(
     return torch.stack(heads)
 
 
-def embedded(model: Transformer, ids: Tensor) -> Tensor:
+def embedded(model: Transformer | MixtureTransformer, ids: Tensor) -> Tensor:
     positions = model.positions(0, len(ids), ids.device)
     return model.embedding(ids[None]) + positions
 
@@ -206,6 +207,15 @@ def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
         maps[0].of("decoder")
 
 
+MIXTURE = MixtureTransformerConfig(
+    vocab_size=50,
+    num_layers=2,
+    d_model=16,
+    num_heads=2,
+    d_k=8,
+    d_v=8,
+    experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8),
+)
 RIVALS = [
     RecurrentConfig(vocab_size=50, encoder_layers=2, decoder_layers=2, d_model=8),
     RecurrentConfig(
@@ -226,15 +236,7 @@ RIVALS = [
         cells=16,
         experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8, gating="batchwise"),
     ),
-    MixtureTransformerConfig(
-        vocab_size=50,
-        num_layers=2,
-        d_model=16,
-        num_heads=2,
-        d_k=8,
-        d_v=8,
-        experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8),
-    ),
+    MIXTURE,
 ]
 
 
@@ -245,21 +247,45 @@ def test_other_architectures_have_maps_of_their_cross_attention(
     built = build(config)
     built.eval()
     found = attention_maps(built, SOURCE, TARGET_IN)
-    assert [each.kinds for each in found] == [["encoder-decoder"]] * 2
-    for row, (source, target_in) in enumerate([(5, 3), (3, 4)]):
+    model = TorchModel(model=built, stepper=built)
+    for row, (source_length, target_length) in enumerate([(5, 3), (3, 4)]):
         maps = found[row].of("encoder-decoder")
         layers = len(built.cross_attention_taps)
-        assert maps.shape == (layers, maps.size(1), target_in, source)
+        assert maps.shape == (layers, maps.size(1), target_length, source_length)
         torch.testing.assert_close(maps.sum(dim=-1), torch.ones(maps.shape[:3]))
-        read = TARGET_IN[row : row + 1, :target_in].tolist()[0]
-        model = TorchModel(model=built, stepper=built)
-        [steps] = model.cross_attention(
-            [SOURCE[row, :source].tolist()], [[*read[1:], EOS]]
+        source = SOURCE[row, :source_length].tolist()
+        target = [*TARGET_IN[row, 1:target_length].tolist(), EOS]
+        [means] = model.cross_attention([source], [target])
+        torch.testing.assert_close(
+            maps.mean(dim=1), torch.from_numpy(means), atol=1e-5, rtol=0
         )
-        by_step = torch.from_numpy(steps)
-        torch.testing.assert_close(maps.mean(dim=1), by_step, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "config", [each for each in RIVALS if each is not MIXTURE], ids=architecture_of
+)
+def test_recurrent_and_convolutional_models_have_no_self_attention(
+    config: ArchitectureConfig,
+) -> None:
+    [maps, _] = attention_maps(build(config), SOURCE, TARGET_IN)
+    assert maps.kinds == ["encoder-decoder"]
     with pytest.raises(RequestError, match='no self-attention; choose "encoder-dec'):
-        found[0].of("encoder")
+        maps.of("encoder")
+
+
+def test_a_transformer_with_mixtures_has_maps_of_its_self_attention() -> None:
+    model = MixtureTransformer(MIXTURE).eval()
+    [first, _] = attentions(model)["encoder"]
+    for row, maps in enumerate(attention_maps(model, SOURCE, TARGET_IN)):
+        assert maps.kinds == ["encoder", "decoder", "encoder-decoder"]
+        source, target_in = (ids[row][ids[row] != PAD] for ids in (SOURCE, TARGET_IN))
+        assert maps.of("encoder").shape == (2, 2, len(source), len(source))
+        assert maps.of("decoder").shape == (2, 2, len(target_in), len(target_in))
+        assert torch.equal(maps.of("decoder"), maps.of("decoder").tril())
+        with torch.no_grad():
+            [x] = embedded(model, source)
+            by_hand = weights_by_hand(first, x, x, is_causal=False)
+        torch.testing.assert_close(maps.of("encoder")[0], by_hand, atol=1e-5, rtol=0)
 
 
 def test_a_model_without_attention_is_refused() -> None:
