@@ -25,11 +25,11 @@ LONGEST_SHOWN = 80
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested tables by their full names, such as `model.dropout`.
 
-    A list is one value.
+    A list is one value, and so is an empty table.
     """
     values: dict[str, Any] = {}
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             values |= flattened(value, f"{prefix}{name}.")
         else:
             values[f"{prefix}{name}"] = value

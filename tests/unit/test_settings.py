@@ -106,6 +106,9 @@ def test_a_setting_is_not_another_that_begins_like_it() -> None:
             r"`training\.checkpoint_steps` must be a whole number or none, but is 'x'",
         ),
         ("model.d_ff.x=1", r"`model\.d_ff` must be a whole number, but is {'x': 1}"),
+        ("model.d_ff={}", r"`model\.d_ff` must be a whole number, but is {}"),
+        ("model={d_ff={}}", r"`model\.d_ff` must be a whole number, but is {}"),
+        ("modle={}", "no setting `modle`; did you mean `model`"),
     ],
 )
 def test_a_faulty_assignment_is_refused(assignment: str, message: str) -> None:
