@@ -27,7 +27,7 @@ from transformers import MarianMTModel
 
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError
-from transduce.files import atomic_directory, read_json
+from transduce.files import atomic_directory, read_json, require_file
 from transduce.foreign_models import describe, is_ours
 from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.generation_settings import (
@@ -464,6 +464,7 @@ def _pieces(path: Path, settings: MarianSettings) -> list[str]:
 
 def _own(path: Path) -> SubwordTokenizer:
     try:
+        require_file(path)
         portable = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare exceptions
         raise CheckpointError(

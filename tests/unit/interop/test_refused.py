@@ -1,6 +1,7 @@
 """Unsupported or damaged Marian folders are refused, and nothing is written."""
 
 import json
+import os
 import shutil
 from itertools import islice
 
@@ -303,6 +304,15 @@ def test_other_tokenizers_are_refused(edit, error, message, exported, tmp_path):
     with pytest.raises(error, match=f"^{path}: .*{message}"):
         importing.import_model(exported, tmp_path / "out", ["one"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_in_place_of_the_tokenizer_is_refused(exported, tmp_path):
+    """Opening it would block forever."""
+    path = exported / "tokenizer.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=f"^{path}: .* not a regular file"):
+        importing.import_model(exported, tmp_path / "out", ["one"])
 
 
 def test_a_sentence_longer_than_marians_positions_is_refused(refuses, monkeypatch):
