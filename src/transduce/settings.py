@@ -109,8 +109,9 @@ def _refuse_repetition(
             short, long = sorted((name, other), key=len)
             if f"{long}.".startswith(f"{short}."):
                 raise ConfigError(
-                    f"--set: `{short[:LONGEST_SHOWN]}` must be given once, but is by "
-                    f"{shown(earlier)} and by {shown(assignment)}; leave one out."
+                    f"--set: `{short[:LONGEST_SHOWN]}` must be given once, but is "
+                    f"given by {shown(earlier)} and by {shown(assignment)}; leave one "
+                    "out."
                 )
 
 
