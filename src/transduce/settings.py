@@ -3,7 +3,7 @@
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -79,40 +79,24 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
     """Change single settings, each given as `key=value` with the value in TOML.
 
-    They are checked together, so that their order has no effect. Raises `ConfigError`
-    if one is given twice.
+    The last value of a setting counts, so that options added to a command override
+    those before. Settings are checked together: otherwise their order has no effect.
     """
     changes: dict[str, Any] = {}
-    origins: dict[str, str] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"A setting must be `key=value`, but is {assignment!r}.")
         values = flattened({key.strip(): _value(text.strip())})
-        _refuse_repetition(values, origins, assignment)
-        origins |= dict.fromkeys(values, assignment)
         for name, value in values.items():
             *tables, last = name.split(".")
             table = changes
             for each in tables:
-                table = table.setdefault(each, {})
+                if not isinstance(table.get(each), dict):
+                    table[each] = {}
+                table = table[each]
             table[last] = value
     return apply_mapping(config, changes, where="--set: ")
-
-
-def _refuse_repetition(
-    names: Iterable[str], origins: Mapping[str, str], assignment: str
-) -> None:
-    """Raise `ConfigError` if an earlier assignment gives a setting, or its table."""
-    for name in names:
-        for other, earlier in origins.items():
-            short, long = sorted((name, other), key=len)
-            if f"{long}.".startswith(f"{short}."):
-                raise ConfigError(
-                    f"--set: `{short[:LONGEST_SHOWN]}` must be given once, but is "
-                    f"given by {shown(earlier)} and by {shown(assignment)}; leave one "
-                    "out."
-                )
 
 
 def apply_mapping(

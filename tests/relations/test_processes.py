@@ -79,10 +79,9 @@ def train(corpus_files: tuple[Path, Path]):
     def begin(out: Path, devices: int, *settings: str) -> subprocess.Popen[str]:
         files = ("--source", source, "--target", target)
         how = ("--preset", "tiny", "--precision", "fp32", "--device", "cpu")
-        given = dict(each.split("=", 1) for each in (*SETTINGS, *settings))
         return started(
             *("train", *how, *files, "--out", str(out), "--devices", str(devices)),
-            *("--set", *(f"{name}={value}" for name, value in given.items())),
+            *("--set", *SETTINGS, *settings),
         )
 
     return begin
