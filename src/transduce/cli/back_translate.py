@@ -29,6 +29,7 @@ from transduce.experiments.synthetic_text import (
 from transduce.experiments.synthetic_text import (
     back_translate as write_back_translation,
 )
+from transduce.files import is_disk_full
 from transduce.model_folder import open_model
 from transduce.search_config import SamplingConfig, SearchConfig
 
@@ -181,9 +182,10 @@ def kept_if_interrupted(folder: Path) -> Iterator[None]:
     except OSError as error:
         if not (folder / SETTINGS).is_file():
             raise
+        remedy = "; free some space" if is_disk_full(error) else ""
         raise DataError(
             f"{error.filename or folder}: cannot be read or written "
-            f"({error.strerror or error}). {kept}"
+            f"({error.strerror or error}){remedy}. {kept}"
         ) from None
 
 
