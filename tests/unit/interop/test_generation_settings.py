@@ -1,7 +1,7 @@
 """Generation settings of imported folders: those applied, and those reported."""
 
 import json
-import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,18 +142,12 @@ def test_restrictions_of_an_exported_model_come_back(
     assert found == replace(search, max_length=1_023)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nowhere"])
-def test_settings_that_are_no_file_are_reported(tmp_path: Path, kind: str) -> None:
+def test_settings_that_are_no_file_are_reported(
+    put_no_file: Callable[[Path], None], tmp_path: Path
+) -> None:
     """Without them the model would be imported with another search."""
-    path = tmp_path / "generation_config.json"
     (tmp_path / "config.json").write_text('{"num_beams": 2}')
-    match kind:
-        case "pipe":
-            os.mkfifo(path)
-        case "folder":
-            path.mkdir()
-        case _:
-            path.symlink_to(tmp_path / "nowhere")
+    put_no_file(tmp_path / "generation_config.json")
     for read in (
         lambda: read_search(tmp_path, IDS),
         lambda: differing_settings(tmp_path),

@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -347,19 +348,12 @@ def test_options_of_decoding_that_are_not_obeyed_are_reported(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["decoder.yml", "config.yml", "model.npz.yml"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nowhere"])
 def test_options_that_are_no_file_are_reported(
-    tied: Path, tmp_path: Path, name: str, kind: str
+    tied: Path, put_no_file: Callable[[Path], None], tmp_path: Path, name: str
 ) -> None:
     """Without them the model would be imported with another search."""
     path = changed(tied, tmp_path / "marian", {}) / name
-    match kind:
-        case "pipe":
-            os.mkfifo(path)
-        case "folder":
-            path.mkdir()
-        case _:
-            path.symlink_to(tmp_path / "nowhere")
+    put_no_file(path)
     with pytest.raises(CheckpointError, match=rf"{name}: the file is missing or damag"):
         import_marian(path.parent, tmp_path / "model", SENTENCES)
     assert not (tmp_path / "model").exists()
