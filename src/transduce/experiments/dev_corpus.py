@@ -101,20 +101,22 @@ class DevScore:
     def dropped_for(self, best: "DevScore") -> str:
         """Message that this average is dropped for a better checkpoint."""
         one = "checkpoint" if best.step else "start"
-        return f"{self._comparison(best)}. The {one} is the run's model."
+        return f"{self._comparison(best, 'does worse')}. The {one} is the run's model."
 
     def kept_despite(self, best: "DevScore") -> str:
         """Message that this average is kept although a checkpoint scores better."""
-        is_by_loss = best.loss < self.loss - LOSS_TOLERANCE
-        doubt = "score is not" if is_by_loss else "loss is not clearly"
-        return f"{self._comparison(best)}. Its {doubt} worse, so the average is kept."
+        if best.loss < self.loss - LOSS_TOLERANCE:
+            worse, equal = "has a higher loss", "its score is not lower"
+        else:
+            worse, equal = "has a lower score", "its loss is not clearly higher"
+        return f"{self._comparison(best, worse)}, but {equal}, so the average is kept."
 
-    def _comparison(self, best: "DevScore") -> str:
+    def _comparison(self, best: "DevScore", worse: str) -> str:
         other = f"the checkpoint of step {best.step:,} alone"
         if best.step == 0:
             other = "the model that the run started from"
         return (
-            f"The average of the last {self.num_averaged} checkpoints does worse on "
+            f"The average of the last {self.num_averaged} checkpoints {worse} on "
             f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than {other} "
             f"({best.quality}, loss {best.loss:.3f})"
         )

@@ -17,7 +17,12 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
-from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
+from transduce.experiments.dev_corpus import (
+    DevCorpus,
+    DevHistory,
+    DevScore,
+    Quality,
+)
 from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -184,6 +189,26 @@ def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     assert result.dev.loss == pytest.approx(notes.scores[-1].loss)
 
 
+def test_the_warning_says_in_what_a_kept_average_is_worse() -> None:
+    def score(bleu: float, loss: float, count: int = 1) -> DevScore:
+        quality = Quality(metric="bleu", name="BLEU", score=bleu, details="", log={})
+        return DevScore(
+            step=30, loss=loss, perplexity=9.0, quality=quality, num_averaged=count
+        )
+
+    mean = score(42.0, 2.59, count=2)
+    assert mean.kept_despite(score(42.0, 2.5)) == (
+        "The average of the last 2 checkpoints has a higher loss on the dev corpus "
+        "(BLEU 42.00, loss 2.590) than the checkpoint of step 30 alone (BLEU 42.00, "
+        "loss 2.500), but its score is not lower, so the average is kept."
+    )
+    assert mean.kept_despite(score(43.0, 2.59)) == (
+        "The average of the last 2 checkpoints has a lower score on the dev corpus "
+        "(BLEU 42.00, loss 2.590) than the checkpoint of step 30 alone (BLEU 43.00, "
+        "loss 2.590), but its loss is not clearly higher, so the average is kept."
+    )
+
+
 @pytest.mark.parametrize(
     ("bleu", "loss", "expected"),
     [
@@ -209,8 +234,10 @@ def test_an_average_kept_despite_a_worse_score_causes_a_warning(
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(keep_checkpoints=3), out, CPU, notes)
     [warning] = notes.warnings
-    assert "does worse on the dev corpus" in warning
-    assert warning.endswith(". Its loss is not clearly worse, so the average is kept.")
+    assert "checkpoints has a lower score on the dev corpus (" in warning
+    assert warning.endswith(
+        ", but its loss is not clearly higher, so the average is kept."
+    )
     assert load_model(out / "averaged").step == 12
 
 
