@@ -31,7 +31,8 @@ class Hardware:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context for `dtype`; it does nothing in fp32."""
-        # Unlike the paper: products in bf16, several times faster where supported.
+        # Unlike the paper: training has products in bf16, several times faster. On by
+        # default where the processor is good at it; `--precision fp32` turns it off.
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)

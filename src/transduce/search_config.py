@@ -48,6 +48,9 @@ class SearchConfig:
     penalty: LengthPenalty = "gnmt"
     """Formula of the divisor: ((5 + length) / 6)^alpha (gnmt; Wu et al., 2016), or
     length^alpha (power)."""
+    # Unlike the paper: a penalty for source tokens that are left untranslated (Wu et
+    # al., 2016), and one that lets the n best differ more (Li et al., 2016). Off by
+    # default: `search.coverage_penalty`, `search.diversity`.
     coverage_penalty: float = 0.0
     """Beta, the weight of the coverage penalty: the sum over source tokens of
     log(min(attention received, 1)) (Wu et al., 2016)."""
@@ -60,8 +63,9 @@ class SearchConfig:
     """Maximum length of a translation minus that of its source, in tokens."""
     max_length: int | None = None
     """Absolute maximum length of a translation in tokens, with the end token."""
-    # Unlike the paper: options exclude tokens by rules, as in other libraries, against
-    # loops and for forbidden words.
+    # Unlike the paper: rules exclude tokens, as in other libraries, against loops and
+    # for forbidden words. Off by default: `search.no_repeat_ngram`,
+    # `search.repetition_penalty`, `search.bad_words`.
     no_repeat_ngram: int = 0
     """No sequence of so many tokens occurs twice in a translation; 0 for no limit."""
     repetition_penalty: float = 1.0
@@ -232,7 +236,8 @@ class SearchConfig:
         if self.patience is None:
             return None
         # Unlike the paper: search may end while something better is possible, as in
-        # other libraries. This saves a tenth to more than a third of the steps.
+        # other libraries. This saves a tenth to more than a third of the steps. Off by
+        # default: `search.patience`.
         return max(math.floor(self.patience * self.beam_size + 0.5), 1)
 
     @property
@@ -255,7 +260,8 @@ class SearchConfig:
 
     def divisor(self, length: int) -> float:
         """Return the divisor of the log-probability; it never falls with the length."""
-        # Unlike the paper: length^alpha as an option, as in other libraries.
+        # Unlike the paper: length^alpha, as in other libraries. Off by default:
+        # `search.penalty`.
         base = (5 + length) / 6 if self.penalty == "gnmt" else float(length)
         return float(base**self.length_penalty)
 

@@ -214,7 +214,8 @@ class NoisyTopKGate(Gate):
             return self._choose(clean)[0]
         clean, noise = self.products(rows, parents, self.weight, self.noise)
         # Unlike the paper: the deviation has a lower bound, as in the authors' code,
-        # tensor2tensor. Otherwise the gradient of the load could become infinite.
+        # tensor2tensor. Otherwise the gradient of the load could become infinite. Off
+        # by default: only in mixtures of experts.
         deviation = NOISE_EPSILON + functional.softplus(noise)
         noisy = clean + torch.randn_like(clean) * deviation
         choice, in_order = self._choose(noisy)
@@ -263,7 +264,8 @@ class BatchwiseGate(Gate):
 
     # Unlike the paper: thresholds are learned as logarithms. Adam changes all weights
     # by about the learning rate, which is more than the whole softmax of one of many
-    # experts; a logarithm changes by a small part of it.
+    # experts; a logarithm changes by a small part of it. Off by default: only in
+    # mixtures of experts.
 
     def __init__(
         self, d_model: int, num_parents: int, num_choices: int, top_k: int

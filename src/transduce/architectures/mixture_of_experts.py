@@ -220,7 +220,7 @@ class MixtureTransformer(nn.Module):
 
     # Unlike the paper: Vaswani et al. (2017) have one network for all tokens, and
     # Shazeer et al. (2017) mixtures between LSTMs. Lepikhin et al. (2021) put mixtures
-    # into Transformers.
+    # into Transformers. Off by default: only in mixtures of experts.
 
     def __init__(self, config: MixtureTransformerConfig) -> None:
         super().__init__()
@@ -383,7 +383,8 @@ class MixtureRecurrent(RecurrentBase):
     # Appendix E gives this encoder 3 LSTM layers, and GNMT's 9, which is its number if
     # both directions of the lowest layer count. So two of the 3 are directions here.
     # Unlike the paper: the outputs of both directions are added, because all layers are
-    # to have the same width. GNMT joins them; the appendix does not say.
+    # to have the same width. GNMT joins them; the appendix does not say. Off by
+    # default: only in mixtures of experts.
 
     def __init__(self, config: MixtureRecurrentConfig) -> None:
         super().__init__(config, config.d_model, config.d_model)

@@ -194,8 +194,8 @@ NAMED_CORPORA = {
         preset="base",
         terms=WMT14_TERMS,
     ),
-    # Unlike the paper: nearly 41 million pairs; the paper has 36 million and does not
-    # say which it omits.
+    # Unlike the paper: English-French has nearly 41 million pairs; the paper has 36
+    # million and does not say which it omits. On by default.
     "wmt14-en-fr": NamedCorpus(
         name="wmt14-en-fr",
         languages=("en", "fr"),

@@ -75,7 +75,8 @@ def augmented(trees: Sequence[Tree], config: AugmentationConfig) -> Iterator[Tre
     """Return all trees followed by their variants, which the seed determines."""
     yield from trees
     if config.copies:
-        # Unlike the paper: variants of the trees enlarge a small treebank.
+        # Unlike the paper: variants of the trees enlarge a small treebank. Off by
+        # default: `treebank.augmentation.copies`.
         maker = _Variants(trees, config)
         for _ in range(config.copies):
             yield from map(maker.variant, trees)

@@ -191,8 +191,8 @@ def prepared(
         natively = _natively("fp32")
         if natively is not None:
             return _packed(cast(Transformer, model).float(), natively)
-    # Unlike the paper: bf16 as an option, which is several times faster on
-    # processors with bf16 products.
+    # Unlike the paper: products in bf16, several times faster on processors that have
+    # them. Off by default: `--precision bf16`.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     stepper = (
         FusedStep(model, plain_linear, dtype)

@@ -149,6 +149,8 @@ def encode_lines(
         if len(source) - bool(tag) <= max_tokens:
             lines.append([whole])
         else:
+            # Unlike the paper: a line of more than 250 tokens is translated sentence by
+            # sentence. The paper does not mention such lines. On by default.
             lines.append(_split(whole, text, tokenizer, language, tag, max_tokens))
     return lines
 

@@ -651,8 +651,8 @@ class Translator:
     def _prepared(
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> DecodingModel:
-        # Unlike the paper: int8 as an option, for speed on processors that
-        # multiply 8-bit integers faster.
+        # Unlike the paper: int8, for speed on processors that multiply 8-bit integers
+        # faster. Off by default: `--precision int8`, or a quantized model.
         if self._is_native(checkpoint):
             config = cast(ModelConfig, checkpoint.config)
             precision = cast(NativePrecision, self.precision)
@@ -858,8 +858,8 @@ def _candidates(
     that all could be excluded. Candidates depend on the part alone, and so does its
     translation.
     """
-    # Unlike the paper: a shortlist as an option, for speed; the softmax of
-    # section 3.4 is then over some hundred tokens.
+    # Unlike the paper: a shortlist, for speed; the softmax of section 3.4 is then over
+    # some hundred tokens. Off by default: `search.shortlist`.
     base = shortlist.base()
     found = (shortlist.candidates(part.source, base) for part in parts)
     few = config.min_length + len(config.bad_words) + 1

@@ -724,7 +724,7 @@ class _Run:
                 )
             # Unlike the paper: a run whose loss diverges goes back to its last good
             # checkpoint, once, and continues at half the learning rate. The paper does
-            # not mention such runs.
+            # not mention such runs. On by default.
             model, state = self._start(has_diverged=True)
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
@@ -877,6 +877,8 @@ class _Run:
         training = self._config.training
         # Training that ended before its updates by reward would never make them.
         has_more = training.reward != "none" and not training.is_by_reward(step)
+        # Unlike the paper: training can end early, once checkpoints are no longer
+        # better on the dev corpus. Off by default: `training.patience`.
         if training.patience is None or has_more:
             return False
         lengthened = self._folder.entries(LENGTHENED)
@@ -899,7 +901,8 @@ class _Run:
         dev = scores[0] if scores else None
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint becomes the model if it is better on the
-        # dev corpus than the average, by its score and clearly by its loss.
+        # dev corpus than the average, by its score and clearly by its loss. On by
+        # default; `--no-dev` turns it off.
         if dev and best and self._is_chosen(best, dev):
             self._warn(dev.dropped_for(best))
             folder, dev = BEST, best

@@ -74,8 +74,8 @@ TRAINING = TrainingConfig(
     # Unlike the paper: a checkpoint is written every 1,500 updates (600 for the big
     # model), about as many as the paper's hardware made in its 10 minutes. On faster
     # hardware the last five checkpoints at 10 minutes each would span nearly the whole
-    # training, and the average would include models that had learned much less.
-    # `training.checkpoint_minutes=10` restores the paper's interval.
+    # training, and the average would include models that had learned much less. On by
+    # default; `--set training.checkpoint_minutes=10` restores the paper's interval.
     checkpoint_steps=1_500,
     keep_checkpoints=5,
 )

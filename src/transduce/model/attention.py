@@ -40,8 +40,10 @@ def neighbourhood_mask(
 
     The queries are the last of the keys' positions.
     """
-    # Unlike the paper: r positions on either side, so that a position is always in the
-    # middle of its neighbourhood; the paper's neighbourhood has r positions in all.
+    # Unlike the paper: restricted self-attention reaches r positions to either side, so
+    # that a position is always in the middle of its neighbourhood; the paper's
+    # neighbourhood (section 4) has r positions in all. Off by default:
+    # `model.neighbourhood`.
     query = torch.arange(keys - queries, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None, :]
     return ((query - key).abs() <= neighbourhood)[None, None]
@@ -110,7 +112,7 @@ class MultiHeadAttention(nn.Module):
         self.weights_tap = nn.Identity()
         # Unlike the paper: any model can have dropout of attention weights, and after
         # the ReLU. The paper has the first for parsing only (section 6.3); its code has
-        # both.
+        # both. Off by default: `model.attention_dropout`, `model.relu_dropout`.
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 

@@ -22,7 +22,8 @@ class SharedEmbedding(nn.Module):
         self.d_model = d_model
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         nn.init.normal_(self.weight, std=d_model**-0.5)
-        # Unlike the paper: a bias of the logits as an option, for models of Marian.
+        # Unlike the paper: a bias of the logits, for models of Marian. Off by default:
+        # `model.output_bias`.
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(
@@ -101,7 +102,8 @@ class LearnedPositions(nn.Module):
         self, positions: Int[Tensor, " count"], _: int
     ) -> Float[Tensor, "count d_model"]:
         """Return the encodings of positions."""
-        # Unlike the paper: positions beyond the table have the encoding of its last
-        # row, and are translated badly. The paper does not mention such sentences.
+        # Unlike the paper: learned positions beyond the table have the encoding of its
+        # last row, and are translated badly. The paper does not mention such sentences.
+        # Off by default: `model.positions`.
         rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

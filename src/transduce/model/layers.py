@@ -44,8 +44,9 @@ class FeedForward(nn.Module):
             case "relu":
                 return x.relu()
             case "silu":
-                # Unlike the paper: x * sigmoid(x) as an option (Elfwing et al., 2018),
-                # which many models of Marian have under the name swish.
+                # Unlike the paper: x * sigmoid(x), which many models of Marian have
+                # under the name swish (Elfwing et al., 2018). Off by default:
+                # `model.activation`.
                 return functional.silu(x)
 
 
@@ -69,8 +70,8 @@ class ResidualConnection(nn.Module):
         sublayer: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch length d_model"]:
         if self.is_pre_norm:
-            # Unlike the paper: the norm before the sub-layer as an option, which lets
-            # deep stacks train without warm-up (Nguyen and Salazar, 2019).
+            # Unlike the paper: the norm before the sub-layer lets deep stacks train
+            # without warm-up (Nguyen and Salazar, 2019). Off by default: `model.norm`.
             return x + self.dropout(sublayer(self.norm(x)))
         return self.add_and_norm(x, sublayer(x))
 
@@ -134,8 +135,9 @@ class RecurrentDecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         # Unlike the paper: a recurrent unit in place of the decoder's self-attention,
-        # as an option. A step of decoding then costs the same at every position. Kim et
-        # al. (2019) report faster decoding on CPUs at little loss of quality.
+        # with which a step of decoding costs the same at every position. Kim et al.
+        # (2019) report faster decoding on CPUs at little loss of quality. Off by
+        # default: `model.decoder_self_attention`.
         self.recurrence = SSRU(config.d_model)
         self.cross_attention = _attention(config)
         self.feed_forward = _feed_forward(config)

@@ -60,8 +60,8 @@ class Transformer(nn.Module):
                 config.target_vocab_size, config.d_model, bias=has_tied_bias
             )
         )
-        # Unlike the paper: an output matrix of its own as an option, for models of
-        # Marian.
+        # Unlike the paper: an output matrix of its own, for models of Marian. Off by
+        # default: `model.tied_output=false`.
         self.output = (
             None
             if config.tied_output
@@ -79,6 +79,8 @@ class Transformer(nn.Module):
             # Loading may replace the parameter.
             self.register_load_state_dict_post_hook(_keep_start)  # type: ignore[no-untyped-call]
         self.positions = (
+            # Unlike the paper: wavelengths can have another base, as those of Marian's
+            # models. Off by default: `model.position_base`.
             SinusoidalPositions(config.d_model, config.position_base)
             if config.positions == "sinusoidal"
             else LearnedPositions(config.max_positions, config.d_model)
@@ -208,7 +210,7 @@ def _final_norm(config: ModelConfig) -> nn.Module:
     """Norm after a stack; none in the paper's arrangement."""
     if config.norm == "pre":
         # Unlike the paper: a norm after the last layer of pre-norm stacks, whose sum
-        # nothing else normalizes.
+        # nothing else normalizes. Off by default: `model.norm`.
         return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return nn.Identity()
 

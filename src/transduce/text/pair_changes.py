@@ -51,6 +51,8 @@ class TextAugmentationConfig:
     By default there are none.
     """
 
+    # Unlike the paper: training pairs can be changed anew in each epoch. Off by
+    # default: the table `augmentation`.
     upper: float = 0.0
     """Share of pairs in ALL CAPS, both sides."""
     title: float = 0.0

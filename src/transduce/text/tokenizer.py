@@ -70,6 +70,9 @@ def word_pattern(kind: TokenizerKind) -> str:
     In scripts without spaces it stands alone, as a word is the same at the beginning of
     a text as within it. Other scripts are cut as by earlier versions.
     """
+    # Unlike the paper: text is raw, in place of text that another tokenizer has cut
+    # into words; pieces stay within letters, digits or signs of one script, and
+    # characters outside the vocabulary are bytes. On by default.
     run = f"{{1,{MAX_RUN}}}"
     # Byte-pair encoding takes time n log n, so it need not bound a run.
     unspaced_run = "+" if kind in ("bpe", "character") else run
@@ -444,7 +447,8 @@ def learn_tokenizer(
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
     # Unlike the paper: the library learns word-pieces too by merging the most frequent
-    # pair; Wu et al. (2016) choose by the likelihood of the text.
+    # pair; Wu et al. (2016) choose by the likelihood of the text. Off by default:
+    # `tokenizer.kind=word-piece`.
     head = list(_first(text, ALPHABET_CHARACTERS))
     counts = Counter(chain.from_iterable(head))
     is_unspaced = counts_as_unspaced(counts)

@@ -69,7 +69,8 @@ class GuidedAttention:
         self, weights: Float[Tensor, "batch heads target source"], batch: Batch
     ) -> Float[Tensor, ""]:
         """Compute the first head's cross-entropy with the next word, a sum in nats."""
-        # Unlike the paper: one head of a parser can be taught where to attend to.
+        # Unlike the paper: one head of a parser can be taught where to attend to. Off
+        # by default: `treebank.guidance`.
         is_next = self.next_word(batch.source, batch.target_in)
         attention = (weights[:, 0].float() * is_next).sum(dim=-1)
         # Weights may underflow, and log(0) is -inf.
@@ -315,7 +316,7 @@ class BatchLoss(nn.Module):
         """Return the mixed objective of Wu et al. (2016, equation 9)."""
         # Unlike the paper: a run can end with updates that raise the reward of samples.
         # Mixtures keep their balance by the references, and choose experts for samples
-        # as when these were drawn.
+        # as when these were drawn. Off by default: `training.reward`.
         train_mixtures(self.model, True)
         loss = self._cross_entropy(batch)
         auxiliary = self._auxiliary(batch)

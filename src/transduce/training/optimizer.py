@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
 
     # Unlike the paper: Muon can update the matrices of the layers instead of Adam.
     # After the same number of updates on Multi30k the model is better
-    # (benchmarks/results/multi30k.md).
+    # (benchmarks/results/multi30k.md). Off by default: `training.optimizer=muon`.
 
     def __init__(
         self,
@@ -125,7 +125,8 @@ class WeightOptimizer:
         self._matrices = [w for name, w in self._weights.items() if name in matrices]
         self._by_muon = matrices if config.optimizer == "muon" else {}
         self._optimizers = self._first_optimizers(dtype, processes)
-        # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016).
+        # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016). Off by
+        # default: `training.sgd_from_step`.
         self._last = torch.optim.SGD(self._weights.values(), lr=0.0, fused=True)
         self._num_steps = 0
 
@@ -135,7 +136,8 @@ class WeightOptimizer:
         """Return the optimizers of the updates before `sgd_from_step`."""
         config = self._config
         if config.optimizer in ("sgd", "nesterov"):
-            # Unlike the paper: SGD as an option, for the systems of Table 2.
+            # Unlike the paper: SGD, for the systems of Table 2. Off by default:
+            # `training.optimizer=sgd`, `training.optimizer=nesterov`.
             return [
                 torch.optim.SGD(
                     self._weights.values(),
@@ -182,7 +184,8 @@ class WeightOptimizer:
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradients down to a norm of all of them; return the norm before."""
-        # Unlike the paper: optional clipping (Pascanu et al., 2013).
+        # Unlike the paper: clipping of gradients (Pascanu et al., 2013). Off by
+        # default: `training.clip_norm`.
         weights = self._weights.values()
         return nn.utils.clip_grad_norm_(weights, max_norm).item()
 
@@ -190,8 +193,8 @@ class WeightOptimizer:
         """Update the weights by their gradients."""
         decay = self._config.weight_decay
         if decay > 0:
-            # Unlike the paper: optional weight decay of matrices, decoupled from their
-            # gradients (Loshchilov and Hutter, 2019).
+            # Unlike the paper: weight decay of matrices, decoupled from their gradients
+            # (Loshchilov and Hutter, 2019). Off by default: `training.weight_decay`.
             kept = max(1 - learning_rate * decay, 0.0)
             with torch.no_grad():
                 torch._foreach_mul_(cast(list[Tensor], self._matrices), kept)
@@ -330,7 +333,8 @@ def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
 
 def cooldown_factor(step: int, steps: int, cooldown_share: float) -> float:
     """Return a factor that falls linearly from 1 to nearly 0 over the last updates."""
-    # Unlike the paper: an optional cooldown in the last steps (Hägele et al., 2024).
+    # Unlike the paper: a cooldown in the last steps (Hägele et al., 2024). Off by
+    # default: `training.cooldown_share`.
     cooldown = cooldown_share * steps
     return min((steps + 1 - step) / (cooldown + 1), 1.0) if cooldown else 1.0
 
@@ -341,7 +345,8 @@ def schedule_factor(step: int, config: TrainingConfig) -> float:
     All schedules but equation 3 have a peak. That of plateau depends on the dev loss
     too, so the trainer multiplies it by a second factor.
     """
-    # Unlike the paper: optional schedules of the systems that Table 2 compares with.
+    # Unlike the paper: schedules of the systems that Table 2 compares with. Off by
+    # default: `training.schedule`.
     warmup = min(step / config.warmup_steps, 1.0)
     match config.schedule:
         case "constant" | "plateau":
