@@ -44,7 +44,7 @@ class Departure(NamedTuple):
     text: str
     is_on: bool
     switch: str
-    """What turns it on or off, with the punctuation before it; it may be empty."""
+    """Name of the setting that changes it, after its punctuation; it may be empty."""
 
 
 def departures(path: Path) -> Iterator[Departure]:
