@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import accumulate, chain, islice, pairwise, repeat, zip_longest
+from itertools import (
+    accumulate,
+    chain,
+    islice,
+    pairwise,
+    repeat,
+    takewhile,
+    zip_longest,
+)
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -34,7 +42,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.text.alignment import WordDictionary
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
-from transduce.text.vocabulary import EOS, LANGUAGE_TAG, UNKNOWN_IDS
+from transduce.text.vocabulary import EOS, UNKNOWN_IDS, is_tag
 
 MAX_SOURCE_TOKENS = 250
 """Tokens of a source above which it is translated in parts: few models were trained on
@@ -187,7 +195,7 @@ def _split(
             source=source,
             prefix=[] if i else whole.prefix,
             continues_word=is_within_word(rest, start),
-            source_words=_words(text, tokenizer, tag),
+            source_words=_words(code + text, tokenizer, tag),
             prefix_words=() if i else whole.prefix_words,
         )
         for i, (source, text, start) in enumerate(
@@ -746,8 +754,8 @@ def _replacements(
 ) -> Iterator[tuple[int, str]]:
     """Yield the position of each unknown word, and the word in its place."""
     words = part.source_words
-    # The tag of the target language is no word to translate.
-    first = int(len(words) > 1 and LANGUAGE_TAG.fullmatch(words[0]) is not None)
+    # The tags of a corpus and of the target language are no words to translate.
+    first = sum(1 for _ in takewhile(is_tag, words[:-1]))
     for place, token in enumerate(hypothesis.ids):
         if token not in UNKNOWN_IDS:
             continue

@@ -110,6 +110,31 @@ def test_a_tag_of_the_target_language_replaces_no_word() -> None:
     assert found == [["dog"]]
 
 
+def test_a_tag_of_a_corpus_replaces_no_word() -> None:
+    tagged = learn_tokenizer(
+        CORPUS, TokenizerConfig(kind="word", vocab_size=100), ["<law>", ">>en<<"]
+    )
+    [[source]] = encode_lines([(0, (">>en<< Hund", ""))], tagged, tag="<law>")
+    assert source.source_words == ("<law>", ">>en<<", " Hund")
+    assert isinstance(tagged, WordTokenizer)
+    unknown = Hypothesis((UNKNOWN_IDS[0],), -1.0, (-1.0,) * 2, -1.0)
+    found = replaced_texts([(source, [unknown])], tagged, DICTIONARY, attention)
+    assert found == [["dog"]]
+
+
+def test_each_part_of_a_long_line_has_a_word_for_each_token() -> None:
+    tagged = learn_tokenizer(
+        CORPUS, TokenizerConfig(kind="word", vocab_size=100), ["<law>", ">>en<<"]
+    )
+    line = ">>en<< Der Hund schläft. Der Hund schläft, Maria."
+    [parts] = encode_lines([(0, (line, ""))], tagged, tag="<law>", max_tokens=6)
+    assert [each.source_words for each in parts] == [
+        ("<law>", ">>en<<", " Der", " Hund", " schläft", "."),
+        ("<law>", ">>en<<", " Der", " Hund", " schläft", ",", " Maria", "."),
+    ]
+    assert all(len(each.source) == len(each.source_words) for each in parts)
+
+
 def test_words_of_a_prefix_are_those_of_the_prefix() -> None:
     found = part("Der Hund schläft", "The puppy"), [hypothesis("The x y")]
     assert texts(found, dictionary=DICTIONARY) == [["The puppy sleeps"]]
