@@ -57,6 +57,7 @@ from transduce.text.tokenizer import (
     WordTokenizer,
     learn_tokenizer,
     load_tokenizer,
+    tagged,
     word_pattern,
 )
 from transduce.text.vocabulary import TokenizerConfig, find_language_tag
@@ -483,17 +484,14 @@ def prepare_dev_set(
     """Write a further dev set into a folder; `DataError` if no pair is left.
 
     Its target language is that of its file's ending, or else the given one. If the
-    tokenizer has tags of languages, the tag precedes each source.
+    tokenizer has tags of languages, the tag precedes each source that is not blank.
     """
     pairs = list(CorpusStatistics().pairs((dev.source,), (dev.target,)))
     language = guess(dev.target) or target_language
     if language is not None and tokenizer.language_tags:
         tag = find_language_tag(language, tokenizer.language_tags)
         pairs = [
-            pair
-            if tokenizer.language(pair.source)
-            else replace(pair, source=f"{tag} {pair.source}")
-            for pair in pairs
+            replace(each, source=tagged(each.source, tag, tokenizer)) for each in pairs
         ]
     encoder = PairEncoder(tokenizer=tokenizer)
     return _write_dev(pairs, encoder, max_length, folder, dev.source)

@@ -9,16 +9,17 @@ import pytest
 
 from transduce.data import prepared_corpus
 from transduce.data.batches import Dataset, EncodedPair, open_dataset
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.data.prepared_corpus import (
     PairCounts,
     learning_texts,
     prepare,
+    prepare_dev_set,
 )
 from transduce.errors import DataError
 from transduce.experiments.presets import PRESETS
 from transduce.text.corpus import SentencePair
-from transduce.text.tokenizer import Tokenizer, load_tokenizer
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
 
 TOKENIZER, MAX_LENGTH = PRESETS["tiny"].tokenizer, 12
 SOURCE = ["one two", "", "three", "four " * 40, "five"]
@@ -124,6 +125,19 @@ def test_a_dev_corpus_without_a_pair_to_validate_on_is_refused(
     message = r"dev\.s: at least one pair must be left to validate on, but 0 of 2"
     with pytest.raises(DataError, match=message):
         prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+def test_blank_sources_of_a_further_dev_set_stay_blank_under_a_tag(
+    tmp_path: Path,
+) -> None:
+    tokenizer = learn_tokenizer(["one eins"], TOKENIZER, [">>de<<"])
+    [source] = write(tmp_path / "news.en", ["one", " ", ">>de<< one"])
+    [target] = write(tmp_path / "news.de", ["eins", "zwei", "drei"])
+    dev = DevSet(name="news", source=source, target=target)
+    counts = prepare_dev_set(dev, tokenizer, None, MAX_LENGTH, tmp_path / "news")
+    assert counts == PairCounts(kept=2, empty=1, overlong=0)
+    written = (tmp_path / "news" / "source.txt").read_text(encoding="utf-8")
+    assert written == ">>de<< one\n \n>>de<< one\n"
 
 
 def test_a_fault_in_the_last_file_is_found_before_anything_is_written(
