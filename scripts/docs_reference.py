@@ -175,7 +175,7 @@ def _described(read: Help, level: int) -> list[str]:
             "",
         ]
     for title, options in read.panels.items():
-        lines += [f"{'#' * level} {title.replace('Parameters', 'Options')}", ""]
+        lines += [f"{'#' * level} {title}", ""]
         lines += ['<dl class="options">', *map(_as_html, options), "</dl>", ""]
     return lines
 

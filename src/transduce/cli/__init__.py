@@ -159,14 +159,15 @@ def command_line(described_commands: Collection[str] = ()) -> App:
     Signatures and docstrings of `described_commands` are read without importing them,
     for help and completion.
     """
+    options_group = Group.create_default_parameters("Options")
     app = App(
         name="transduce",
-        help='The system of "Attention Is All You Need" as a tool.',
+        help='Train the Transformer of "Attention Is All You Need", and use it.',
         version=lambda: transduce.__version__,
         version_flags=("--version", "-V"),
         help_format="plaintext",
         help_formatter=PLAIN_HELP,
-        group_parameters=Group.create_default_parameters("Options"),
+        group_parameters=options_group,
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
 
@@ -184,7 +185,13 @@ def command_line(described_commands: Collection[str] = ()) -> App:
         group = Group.create_ordered(title)
         for position, (name, said) in enumerate(commands.items()):
             if name in PARTS:
-                several = App(name=name, help=said, group=group, sort_key=position)
+                several = App(
+                    name=name,
+                    help=said,
+                    group=group,
+                    sort_key=position,
+                    group_parameters=options_group,
+                )
                 for part, part_said in PARTS[name].items():
                     add(several, part, name, part, part_said)
                 app.command(several)

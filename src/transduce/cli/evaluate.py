@@ -89,7 +89,7 @@ def evaluate(
         The text is already tokenized and lower-cased, as for published Multi30k scores:
         also print BLEU without further tokenization.
     json_output
-        Print one JSON object.
+        Print a JSON list with an object for each metric.
     device
         auto, cpu or cuda.
     precision
