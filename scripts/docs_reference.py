@@ -479,6 +479,7 @@ def http_page() -> str:
             lines += _curl(path, bodies.get(path))
             lines += _body(operation)
             lines += _answers(operation)
+    lines += ["## Refusals", "", *_refusals(openapi["paths"])]
     lines += ["## Kinds of answers", ""]
     for name, schema in openapi["components"]["schemas"].items():
         lines += [f"### {name}", "", str(schema.get("description", "")), ""]
@@ -506,15 +507,31 @@ def _body(operation: Mapping[str, Any]) -> list[str]:
 
 
 def _answers(operation: Mapping[str, Any]) -> list[str]:
-    lines = ["| status | body | when |", "|---|---|---|"]
-    for status, answer in operation["responses"].items():
-        bodies = [
-            f"{schema_kind(content['schema'])} as `{name}`"
-            for name, content in answer.get("content", {}).items()
-            if "schema" in content
-        ]
-        lines.append(f"| {status} | {', '.join(bodies)} | {answer['description']} |")
-    return [*lines, ""]
+    answers = dict(operation["responses"])
+    bodies = [
+        f"{schema_kind(content['schema'])} as `{name}`"
+        for name, content in answers.pop("200").get("content", {}).items()
+        if "schema" in content
+    ]
+    said = f"The answer is {', '.join(bodies)}" if bodies else "The answer is text"
+    return [
+        f"{said}, or one of the [refusals](#refusals)." if answers else f"{said}.",
+        "",
+    ]
+
+
+def _refusals(paths: Mapping[str, Any]) -> list[str]:
+    """Table of all statuses but 200, which are the same for all paths."""
+    said = {
+        status: answer["description"]
+        for operations in paths.values()
+        for operation in operations.values()
+        for status, answer in operation["responses"].items()
+        if status != "200"
+    }
+    rows = [f"| {status} | {said[status]} |" for status in sorted(said)]
+    intro = "The body of each is a [Refusal](#refusal) as `application/json`."
+    return [intro, "", "| status | when |", "|---|---|", *rows, ""]
 
 
 def _properties(schema: Mapping[str, Any]) -> list[str]:

@@ -123,7 +123,7 @@ class Translator:
     """Tag of a target language before each source, such as >>de<<; empty for none. See
     `into`."""
     corpus_tag: str = ""
-    """Tag of a corpus before each source, such as <bt>; empty for none. See
+    """Tag of a corpus before each source, such as `<bt>`; empty for none. See
     `with_tag`."""
 
     def __init__(

@@ -231,8 +231,10 @@ def distill(
         Held-out text with true translations.
     tests
         Pairs of a source file and a file of references, for the report.
-    preset, settings
-        Preset of the student, and single settings by name, as in `train`.
+    preset
+        Preset of the student, as in `train`.
+    settings
+        Single settings of the student by name, as in `train`.
     vocabulary
         "teacher" to keep the teachers' vocabulary, "new" to learn one from the pairs.
     search
@@ -245,14 +247,18 @@ def distill(
         Share of the pairs to drop because of the lowest log-probability per token.
     device
         "auto", "cpu" or "cuda", for translation and training.
-    precision, num_processes
-        Precision and number of processes of the teachers, as in `load`.
+    precision
+        Precision of the teachers, as in `load`.
+    num_processes
+        Number of processes that translate, as in `load`.
     training_precision
         Precision of the training: "auto", "fp32" or "bf16".
     overwrite
         Whether to repeat the steps whose settings have changed.
-    observer, run_observers
-        Objects whose methods are called as the steps, or the training, proceed.
+    observer
+        Object whose methods are called as the steps proceed.
+    run_observers
+        Objects whose methods are called as the training proceeds, as in `train`.
 
     Raises
     ------

@@ -572,8 +572,12 @@ def back_translate(
         Largest ratio of the numbers of tokens of the two sides.
     drop_worst
         Share of the pairs to drop because of the lowest log-probability per token.
-    device, precision, num_processes
-        As in `load`.
+    device
+        Device of the models, as in `load`.
+    precision
+        Precision of the models, as in `load`.
+    num_processes
+        Number of processes that translate, as in `load`.
     overwrite
         Whether to start over if the folder holds the result of other settings.
     on_progress

@@ -25,7 +25,7 @@ def _in_lower_case(given: Any) -> Any:
 Alternatives = Annotated[
     int,
     BeforeValidator(_no_boolean),
-    Field(ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted."),
+    Field(ge=0, le=MAX_ALTERNATIVES, description="Number of further translations."),
 ]
 FormatName = Annotated[Format, BeforeValidator(_in_lower_case)]
 """Format in any case, like the codes of languages."""
@@ -36,18 +36,19 @@ ModelNamed = Annotated[
 TargetLanguage = Annotated[
     str | None,
     Field(
-        description="Target language, of a model with several; by default the model's "
-        "own, or else the first."
+        description="Target language, if the model has several; by default its own, "
+        "or else the first."
     ),
 ]
 CorpusTag = Annotated[
-    str | None, Field(description="A tag of the training, before each source.")
+    str | None,
+    Field(description="Tag of a corpus of the training, before each source."),
 ]
 SplitSentences = Annotated[
     bool,
     Field(
         description="Whether a line of text, or a block of HTML, is cut into "
-        "sentences; otherwise it is translated as one sentence."
+        "sentences; otherwise it is one sentence."
     ),
 ]
 
@@ -67,7 +68,11 @@ class RequestMessage(BaseModel):
     """Fields that may be empty."""
 
     api_key: Annotated[
-        str, Field(description="Key, if the server has keys; or as a bearer token.")
+        str,
+        Field(
+            description="A key of the server, if it needs one; the header "
+            "Authorization: Bearer KEY works as well."
+        ),
     ] = ""
 
     @model_validator(mode="before")
@@ -108,7 +113,7 @@ class DetectedLanguage(BaseModel):
     """Source language assumed for the source "auto"."""
 
     confidence: Annotated[
-        float, Field(description="0: it is the only source language, not a guess.")
+        float, Field(description="Always 0, since nothing is detected.")
     ]
     language: str
 

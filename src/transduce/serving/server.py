@@ -142,7 +142,9 @@ def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
         "/v1/translate": {"q": f"{SENTENCE} {SENTENCE}", "model": name},
         "/v1/parse": {"q": SENTENCE, "model": parser},
         "/v1/score": {"source": [SENTENCE], "target": [TRANSLATION], "model": name},
-        "/v1/attention": pair if translating else {**tree, "model": parser},
+        "/v1/attention": {**tree, "model": parser}
+        if parsing and not translating
+        else pair,
     }
 
 
