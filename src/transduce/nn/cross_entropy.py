@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from transduce.native import check, ffi
@@ -105,6 +106,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return _saved(ctx, sums, torch.cat(grad_states), grad_weight)
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, Tensor, None, None, None]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 BLOCK = 64
@@ -88,6 +89,7 @@ class _LinearInBlocks(torch.autograd.Function):
         return _product(x, blocks, matrix, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         [gradient] = gradients
         blocks, matrix = ctx.saved_tensors

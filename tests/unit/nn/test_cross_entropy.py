@@ -75,6 +75,14 @@ def test_the_gradient_equals_finite_differences(target_out, epsilon):
     )
 
 
+def test_second_derivatives_of_the_loss_are_refused(logits, target_out):
+    # Without a refusal they would be wrong: what is saved has no graph.
+    loss = loss_of(logits, target_out, 0.1).smoothed
+    [gradient] = torch.autograd.grad(loss.square(), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_the_likelihood_is_the_product_over_true_tokens(logits, target_out, epsilon):
     loss = loss_of(logits, target_out, epsilon)

@@ -27,6 +27,16 @@ def test_the_linear_map_in_bf16_is_near_pytorchs(rows, has_bias):
     )
 
 
+def test_second_derivatives_of_the_linear_map_in_bf16_are_refused():
+    # Without a refusal they would be wrong: what is saved has no graph.
+    x, weight = torch.randn(3, 20, requires_grad=True), torch.randn(12, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = linear(x, weight.requires_grad_(), None).float().square().sum()
+    [gradient] = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_the_linear_map_in_fp32_equals_pytorchs():
     layer, x = Linear(20, 12), torch.randn(3, 5, 20)
     assert torch.equal(layer(x), functional.linear(x, layer.weight, layer.bias))
