@@ -104,8 +104,6 @@ USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
 translations unchanged, and what to use instead."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
-ENTRY_BYTES = 4_096
-"""Most bytes of an array in a file beside its numbers."""
 MAX_OPTIONS_BYTES = 1_000_000
 COMMENT = re.compile("(?:^|[ \t])#[^\"']*$")
 """Pattern of a comment in YAML; one with quotes might be within a text."""
@@ -154,7 +152,7 @@ def import_marian(
     path = _find_model(origin)
     options, arrays = _read_arrays(path)
     config = _config(options, path)
-    sides = _read_sides(origin, path)
+    sides = _read_sides(origin)
     vocabulary = _Vocabulary(*sides)
     tokenizer = SentencePieceTokenizer(
         vocabulary=vocabulary.pieces,
@@ -170,7 +168,7 @@ def import_marian(
         weights=weights,
         tokenizer=tokenizer,
         step=0,
-        search=_search(origin, path, tokenizer.unknown),
+        search=_search(origin, tokenizer.unknown),
         source_language=given.source,
         target_language=given.target,
     )
@@ -703,7 +701,7 @@ class _Vocabulary:
         return torch.cat([zeros, rows[end][None], rows[torch.tensor(order)]])
 
 
-def _read_sides(folder: Path, model: Path) -> tuple[_Side, _Side]:
+def _read_sides(folder: Path) -> tuple[_Side, _Side]:
     """Read the vocabularies of source and target."""
     named = _listed(_settings(folder), "vocabs")
     found = [folder / Path(name).name for name in named]
@@ -806,7 +804,7 @@ def _compare_pieces(
 # ---- Search ----------------------------------------------------------------------
 
 
-def _search(folder: Path, model: Path, unknown: int) -> SearchConfig:
+def _search(folder: Path, unknown: int) -> SearchConfig:
     """Return the settings of search that the folder has for Marian's decoder."""
     options = _settings(folder)
     without_unknown = () if options.get("allow-unk") == "true" else ((unknown,),)

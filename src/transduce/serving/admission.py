@@ -203,10 +203,9 @@ class AllowOrigins(CORSMiddleware):
 
 def is_an_end(error: BaseException) -> bool:
     """Whether an error ends a task or the program and is no failure of a request."""
-    from asyncio import CancelledError
-
     return isinstance(
-        error, (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+        error,
+        (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit),
     )
 
 
