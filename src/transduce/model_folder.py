@@ -100,7 +100,8 @@ HEADER_SIZE, METADATA = 8, "__metadata__"
 SCALES = ".scales"
 """Ending of the name of an int8 weight's scales."""
 MIN_MAX_WEIGHT, PER_MAX_INT8 = np.float32(1e-8), np.float32(1) / np.float32(127)
-"""Least largest weight of an output, and 1 / the largest int8 weight."""
+"""Lower bound of an output's largest weight, so that its scale is not zero; and 1 / the
+largest int8 weight."""
 
 Array = Float[np.ndarray, "..."]
 StoredArray = Shaped[np.ndarray, "..."]

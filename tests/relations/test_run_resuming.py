@@ -281,7 +281,7 @@ class ResumesToo(SendsSignal):
             resume(self._run, CPU, SendsSignal())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock a folder")
 def test_a_run_is_trained_by_one_command_at_a_time(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_moved_into_place_leaves_the_old_one(
     assert contents(folder) == before
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock a folder")
 def test_a_folder_is_written_by_one_process_at_a_time(folder):
     with atomic_directory(folder) as new:
         (new / CONFIG).touch()
@@ -111,7 +111,7 @@ def test_a_folder_is_written_by_one_process_at_a_time(folder):
     assert set(contents(folder)) == {CONFIG, WEIGHTS}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock a folder")
 def test_a_disk_without_file_locks_is_written_to(folder, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

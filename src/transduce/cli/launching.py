@@ -51,7 +51,7 @@ class ProcessKilledError(TransduceError):
 class _Worker:
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    """Captured standard error; None for the first process."""
+    """Captured standard error; empty for the first process, which prints its own."""
 
     @property
     def has_failed(self) -> bool:

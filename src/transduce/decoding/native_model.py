@@ -34,7 +34,7 @@ NativePrecision = Literal["fp32", "int8"]
 STEP_OVERHEAD = 4
 """Fixed cost of a decoding step, in equivalent rows of its matrix products."""
 AMX_STEP_OVERHEAD = 16
-"""Size with AMX, where reading the weights takes a larger share of the time."""
+"""The same with AMX, where reading the weights takes a larger share of the time."""
 MAX_ROWS = 1_024
 """Rows that the steps of one call process; a search can be stopped between calls."""
 MAX_SCORED = 256
@@ -214,7 +214,7 @@ class NativeDecoder:
         self.handle = handle
         """The decoder in the library (`td_decoder`)."""
         self._summed_layers = summed_layers
-        """Whether `coverage` can be called."""
+        """Number of last layers whose attention is summed; `coverage` needs one."""
 
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]

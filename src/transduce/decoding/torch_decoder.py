@@ -375,7 +375,7 @@ class TorchCoverageDecoder(TorchDecoder):
 
     @torch.inference_mode()
     def __init__(self, stepper: Stepper, memory: Any, tap: nn.Module) -> None:
-        """Create it; `tap` is the module that the weights pass through."""
+        """Create a decoder; the weights of attention pass through the module `tap`."""
         super().__init__(stepper, memory)
         self._tap = tap
         mask = memory.mask[:, 0]  # sentences 1 source

@@ -1,7 +1,7 @@
 """Models in PyTorch, prepared for decoding: on GPUs, in bf16, or for analysis.
 
 The second half computes candidates, samples and scores from logits that are tensors, as
-`candidates` does from arrays.
+`search` does from arrays.
 """
 
 import math

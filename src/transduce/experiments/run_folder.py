@@ -101,9 +101,10 @@ class RunFolder:
     ) -> Iterator[tuple["RunFolder", RunConfig, PreparedCorpus]]:
         """Prepare the corpus of a new run in its folder; all or nothing is written.
 
-        Gives the folder, the settings with the vocabulary's size, and the corpus. The
+        Yields the folder, the settings with the vocabulary's size, and the corpus. The
         vocabulary is learned unless an encoder of pairs is given, as for a run from a
         model, whose origin `start` is recorded.
+
         Inside the block the folder has a temporary path, and an error removes it; after
         the block it is at `path`. The corpus of a run beside this one is shared if
         it would be the same. An older run is replaced only with `overwrite`.

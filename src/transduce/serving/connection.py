@@ -36,7 +36,7 @@ TOO_LARGE = (
 )
 INVALID = "The request must be valid HTTP/1.1, but is not."
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
-"""Methods whose target may be no path, but a host or an asterisk."""
+"""Pattern of a request's target that is a whole URL: its host and its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ MAX_OF_POSITIVE = {
     "checkpoint_minutes": 1_000_000,
     "least_rate": 10_000,
 }
+"""Largest values of settings that are above 0."""
 MAX_OF_OPTIONAL = {
     "learning_rate": 10_000,
     "sgd_learning_rate": 10_000,

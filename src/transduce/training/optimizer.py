@@ -117,7 +117,7 @@ class WeightOptimizer:
         dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ) -> None:
-        """Create it; Muon multiplies in `dtype` and shares its work among processes."""
+        """Create the optimizer; Muon shares its products in `dtype` among processes."""
         self._model = model
         self._config = config
         self._weights = dict(model.named_parameters())
