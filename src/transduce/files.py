@@ -78,6 +78,11 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def real_file(path: Path) -> Path:
+    """Return the target of a symbolic link; any other path unchanged."""
+    return real_path(path) if path.is_symlink() else path
+
+
 def require_file(path: Path) -> None:
     """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device.
 
@@ -175,8 +180,18 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write bytes to an open file, in one call if possible.
+
+    Only a full disk accepts a part of them and refuses the rest.
+    """
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 @contextmanager
-def file_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+def folder_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     """Lock a folder against other processes; raise `refusal` if one holds the lock.
 
     Yields the open file descriptors that hold the lock (none on Windows, which cannot
@@ -214,7 +229,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     its target is replaced; the permissions of an existing file are kept. Raises
     `OSError` if the file cannot be written.
     """
-    path = real_path(path) if path.is_symlink() else path
+    path = real_file(path)
     new = path.with_name(f".{path.name}.transduce-new")
     try:
         with named_errors(path):
@@ -250,7 +265,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
             f"{folder}: another process is writing this folder; wait for it, or name "
             "another folder."
         )
-        with file_lock(new, refusal):
+        with folder_lock(new, refusal):
             try:
                 _clear(new)  # leftovers of a crash
                 with _system_errors():

@@ -130,7 +130,7 @@ import os, signal, sys
 from transduce.cli import main
 from transduce.experiments import synthetic_text
 
-write, calls = synthetic_text._write_all, []
+write, calls = synthetic_text.write_all, []
 
 def write_and_die(descriptor, content):
     calls.append(content)
@@ -139,7 +139,7 @@ def write_and_die(descriptor, content):
         os.kill(os.getpid(), signal.SIGKILL)
     write(descriptor, content)
 
-synthetic_text._write_all = write_and_die
+synthetic_text.write_all = write_and_die
 main(sys.argv[1:])
 """
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transduce.architectures.config import DeepAttConfig
-from transduce.architectures.interface import CachedState
+from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.architectures.recurrent_layers import reordered, reversed_order
 from transduce.model.sizes import PASSES
 from transduce.text.vocabulary import PAD
@@ -254,14 +254,11 @@ class DeepAtt(nn.Module):
 
         Two for each multiplication of a matrix product.
         """
-
-        def weights(*modules: nn.Module) -> int:
-            each = (m for module in modules for m in module.modules())
-            return sum(m.weight.numel() for m in each if isinstance(m, nn.Linear))
-
         cells, context = self.config.d_model, self.config.context_width
-        per_source = weights(self.columns, self.project_top, self.project_key)
-        per_target = weights(self.decoder_layers, self.project_query, self.output)
+        of_source = self.columns, self.project_top, self.project_key
+        of_target = self.decoder_layers, self.project_query, self.output
+        per_source = sum(map(num_matrix_elements, of_source))
+        per_target = sum(map(num_matrix_elements, of_target))
         scores = int((source_lengths.astype(np.int64) * target_lengths).sum())
         products = (
             per_source * int(source_lengths.sum())
@@ -289,10 +286,7 @@ class DeepAtt(nn.Module):
     ) -> Float[Tensor, "batch target embedding_width"]:
         # Unlike Zhou et al.: the first position reads the embedding of the start token,
         # as other architectures here do, not a zero vector.
-        embed = self.embedding if self.target_embedding is None else (
-            self.target_embedding
-        )  # fmt: skip
-        embedded: Tensor = embed(ids)
+        embedded: Tensor = (self.target_embedding or self.embedding)(ids)
         return embedded
 
     def _weights(

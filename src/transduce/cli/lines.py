@@ -26,7 +26,6 @@ from transduce.cli.terminal import (
     counted_lines,
     is_standard_output,
     print_message,
-    real_file,
     replaceable,
     require_new,
     unwritable_as_data_error,
@@ -41,7 +40,7 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
-from transduce.files import lock_file
+from transduce.files import lock_file, real_file, write_all
 from transduce.search_config import SearchConfig
 from transduce.settings import flattened
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
@@ -236,7 +235,7 @@ class _Part:
     def _begin(self, begun: Origin) -> None:
         os.ftruncate(self._part, 0)
         os.ftruncate(self._record, 0)
-        _write_all(self._record, json.dumps(begun) + "\n")
+        write_all(self._record, _json_line(begun))
 
     def _go_on(self, record: Path, begun: Origin, batch_items: int) -> None:
         """Read an earlier command's record, and cut off partial records."""
@@ -281,13 +280,15 @@ class _Part:
             yield item
 
     def write(self, record: str, note: Any = None) -> None:
-        self._end += _write_all(self._part, record)
+        content = record.encode("utf-8")
+        write_all(self._part, content)
+        self._end += len(content)
         line = [self._end, [keys.popleft() for keys in self._keys], note]
-        _write_all(self._record, json.dumps(line) + "\n")
+        write_all(self._record, _json_line(line))
         self.num_written += 1
 
     def write_end(self, text: str) -> None:
-        _write_all(self._part, text)
+        write_all(self._part, text.encode("utf-8"))
 
     def finish(self, output: Path) -> None:
         """Rename the complete file to the output's name."""
@@ -351,21 +352,13 @@ def _beside(output: Path, suffix: str) -> Path:
     return output.with_name(output.name + suffix)
 
 
+def _json_line(content: Any) -> bytes:
+    return f"{json.dumps(content)}\n".encode("ascii")
+
+
 def _key(text: str) -> str:
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
     return digest.hexdigest()
-
-
-def _write_all(descriptor: int, text: str) -> int:
-    """Write a text in one call if possible; return its number of bytes.
-
-    Only a full disk accepts a part of it and refuses the rest.
-    """
-    content = memoryview(text.encode("utf-8"))
-    left = content
-    while left:
-        left = left[os.write(descriptor, left) :]
-    return len(content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,11 +309,6 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
         yield file
 
 
-def real_file(output: Path) -> Path:
-    """Return the target of a symbolic link; any other path unchanged."""
-    return Path(os.path.realpath(output)) if output.is_symlink() else output
-
-
 def replaceable(output: Path) -> bool:
     """Return whether a file can replace a path; pipes and devices cannot be
     replaced."""

@@ -591,7 +591,7 @@ def _train(
     """Train the student, or continue its training."""
     if not is_run(run):
         train_run(files, config, run, hardware, *observers, encoder=encoder)
-    elif not any(entry["kind"] == "final" for entry in RunFolder(run).read_log()):
+    elif not RunFolder(run).has_results:
         resume(run, hardware, *observers)
 
 

@@ -915,9 +915,8 @@ class _Run:
                 self._warn(dev.kept_despite(best))
             save_model(model, self._folder.path / AVERAGED)
         # Resuming a finished run reports its result again, but does not log it again.
-        is_logged = any(e["kind"] == FINAL for e in self._folder.read_log())
         before = self._scores_of_start(trainer)
-        if dev is not None and not is_logged:
+        if dev is not None and not self._folder.has_results:
             self._folder.log_results(
                 [
                     *({"kind": START_MODEL, **score.entry()} for score in before),

@@ -43,7 +43,7 @@ from transduce.files import (
     atomic_directory,
     atomic_file,
     clear_leftovers,
-    file_lock,
+    folder_lock,
     named_errors,
     read_json,
 )
@@ -174,7 +174,7 @@ class RunFolder:
             f"{self.path}: a run must be trained by one command at a time, but another "
             "one is training it; wait for it to end, or stop it."
         )
-        return file_lock(self.path, refusal)
+        return folder_lock(self.path, refusal)
 
     def files(self) -> dict[str, list[str]]:
         """Files that the run is trained on, by their option's name."""
@@ -314,6 +314,11 @@ class RunFolder:
             yield entry
         if (entry := _entry(last)) is not None:
             yield entry
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the scores at the end are logged, as in a run with a dev corpus."""
+        return any(entry["kind"] == FINAL for entry in self.read_log())
 
     def entries(self, kind: str, *needed: str) -> list[dict[str, Any]]:
         """Log entries of a kind; `CheckpointError` if one lacks a needed value."""

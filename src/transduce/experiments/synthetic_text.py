@@ -32,7 +32,13 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, DataError
-from transduce.files import atomic_file, file_lock, named_errors, read_json
+from transduce.files import (
+    atomic_file,
+    folder_lock,
+    named_errors,
+    read_json,
+    write_all,
+)
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
@@ -312,7 +318,7 @@ def translate_text(
                 dropped=rules.broken(line.text, source, found),
             )
             with named_errors(path):
-                _write_all(file.fileno(), translated.as_json().encode())
+                write_all(file.fileno(), translated.as_json().encode())
         with named_errors(path):
             os.fsync(file.fileno())
 
@@ -338,12 +344,6 @@ def _chosen(
 
 def _score(found: TranslationHypothesis) -> float:
     return found.log_probability / max(len(found.token_log_probabilities), 1)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def require_share(name: str, share: float) -> None:
@@ -418,7 +418,7 @@ def locked_folder(folder: Path, steps: Collection[str]) -> Iterator[None]:
         f"{folder}: another command is writing this folder; wait for it to end, or "
         "choose another."
     )
-    with file_lock(folder, refusal):
+    with folder_lock(folder, refusal):
         is_own = set(_recorded_settings(folder)) == {BEGUN_BY, *steps}
         if any(folder.iterdir()) and not is_own:
             raise _not_own(folder)
