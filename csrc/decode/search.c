@@ -106,17 +106,16 @@ static td_status reserve_live(td_search *search, int64_t capacity)
     const int64_t group = search->group;
     /* Before the first step, rows and tokens have nothing to copy. */
     const int64_t used_rows = group == size ? used : 0;
-    double *first = NULL;
     if (!enlarge((void **)&search->live, used, capacity, 1, sizeof(Sentence *)) ||
         !enlarge((void **)&search->forced_tokens, used, capacity, 1, sizeof(int64_t)) ||
         !enlarge((void **)&search->log_probs, used_rows, capacity, size,
-                 sizeof *first) ||
+                 sizeof(double)) ||
         !enlarge((void **)&search->rows, used_rows, capacity, size, sizeof(int64_t)) ||
         !enlarge((void **)&search->tokens, used_rows, capacity, size,
                  sizeof(int64_t)) ||
-        !enlarge((void **)&search->coverage, 0, capacity, size, sizeof *first) ||
+        !enlarge((void **)&search->coverage, 0, capacity, size, sizeof(double)) ||
         !enlarge((void **)&search->found_log_probs, 0, capacity, count,
-                 sizeof *first) ||
+                 sizeof(double)) ||
         !enlarge((void **)&search->found_parents, 0, capacity, count,
                  sizeof(int64_t)) ||
         !enlarge((void **)&search->found_tokens, 0, capacity, count, sizeof(int64_t)))

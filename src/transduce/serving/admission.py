@@ -393,7 +393,7 @@ class Admission:
             return address
         bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
         key = message.api_key or (bearer[1] if bearer else "")
-        if not is_known(key, self.config.api_keys):
+        if not is_accepted(key, self.config.api_keys):
             raise RefusedError(
                 HTTPStatus.FORBIDDEN,
                 "`api_key` must be a key of this server, but is not.",
@@ -556,7 +556,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     return keys
 
 
-def is_known(key: str, keys: Sequence[str]) -> bool:
+def is_accepted(key: str, keys: Sequence[str]) -> bool:
     """Return whether a key is accepted, in constant time."""
     given = key.encode("utf-8", "replace")
     return any([hmac.compare_digest(given, each.encode("utf-8")) for each in keys])

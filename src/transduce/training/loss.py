@@ -94,7 +94,7 @@ def recorded_attention(
         hook.remove()
 
 
-LOGITS = 2**25
+SAMPLE_LOGITS = 2**25
 """Maximum number of logits of samples that are in memory at a time."""
 
 
@@ -338,7 +338,7 @@ class BatchLoss(nn.Module):
         computes them again.
         """
         states, is_token = self._states(batch)
-        rows = max(LOGITS // len(self.model.output_weight), 1)
+        rows = max(SAMPLE_LOGITS // len(self.model.output_weight), 1)
         targets = batch.target_out[is_token]
         each = weights[:, None].expand_as(is_token)[is_token]
         sums = [

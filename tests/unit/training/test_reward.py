@@ -211,7 +211,7 @@ def test_logits_in_parts_give_the_same_gradient(
         sampler=in_proportion(50), reward=gleu_rewards, likelihood_weight=0.1
     )
     whole = gradient(objective(toy, cpu, refinement)[0].objective, toy)
-    monkeypatch.setattr("transduce.training.loss.LOGITS", 3 * VOCAB)
+    monkeypatch.setattr("transduce.training.loss.SAMPLE_LOGITS", 3 * VOCAB)
     parts = gradient(objective(toy, cpu, refinement)[0].objective, toy)
     torch.testing.assert_close(parts, whole)
 
