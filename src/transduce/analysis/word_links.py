@@ -119,7 +119,7 @@ def _links(
     pieces: tuple[list[str], list[str]],
     weights: Float32[np.ndarray, "layers steps source"],
 ) -> WordLinks | None:
-    """Links of a pair, given the attention of all steps but to the end token."""
+    """Links of a pair, given the attention of all steps to all tokens but the last."""
     source, target = units(pair[0]), units(pair[1])
     words = _words(pair[0], source), _words(pair[1], target)
     if not (source and target and all(map(have_same_letters, words, pieces))):

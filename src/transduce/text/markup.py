@@ -22,7 +22,9 @@ from transduce.text.inline_tags import (
 from transduce.text.languages import base
 from transduce.text.splitting import Segment, has_letter, sentence_spans
 
-WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
+SPACES = " \t\n\f\r"
+"""White space of HTML, of which a browser shows a run as one space."""
+WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[^{SPACES}]+")
 MARK = re.compile(r"[^\w\s]")
 MAX_TAGS = 128
 """Maximum number of inline tags of a sentence. With more, each text between two tags is
@@ -119,7 +121,7 @@ class _Block:
             self.copied.append((start, self.length))
 
     def _add(self, text: str, start: int, end: int) -> None:
-        if text.isspace() and WORD_OR_SPACE.fullmatch(text) and text[0] in " \t\n\f\r":
+        if not text.strip(SPACES):
             if self.parts and not self.parts[-1].endswith(" "):
                 self._append(" ", start, end)
             return
@@ -187,7 +189,7 @@ class _Sentence:
         """Whether other text stands between the sentence and a tag."""
         at = block.text_at(tag.start)
         between = block.text[at : self.begin] or block.text[self.end : at]
-        return not between.isspace() and between != ""
+        return bool(between.strip())
 
 
 def _sentences(
