@@ -14,7 +14,7 @@ def main() -> None:
     config = transduce.SearchConfig(beam_size=4, length_penalty=0.6, num_best=3)
     lines = (line.rstrip("\n") for line in sys.stdin)
     for translation in translator.translate_stream(lines, config):
-        for hypothesis in translation.hypotheses[: config.num_best]:
+        for hypothesis in translation.hypotheses:
             print(f"{hypothesis.score:.2f}\t{hypothesis.text}")
 
 

@@ -80,8 +80,8 @@ class Translation:
     score: float
     """Score of the best hypothesis; 0 if the source is empty."""
     hypotheses: tuple[TranslationHypothesis, ...]
-    """Hypotheses, best first: one, unless search was for several or the translation was
-    sampled. Empty if the source is empty."""
+    """Hypotheses, best first: one, or at most `SearchConfig.num_best` with different
+    texts, or all samples. Empty if the source is empty."""
     num_parts: int = 1
     """Number of parts in which the source was translated; more than one if it was
     longer than 250 tokens. The score is then the sum of the parts' scores."""
@@ -290,14 +290,14 @@ def detokenize(
     return Translation(text=best.text, score=best.score, hypotheses=decoded)
 
 
-def without_duplicates(translation: Translation) -> Translation:
-    """Drop hypotheses with the text of a better one; token sequences may share a text.
+def with_best(translation: Translation, most: int) -> Translation:
+    """Keep the best hypotheses with different texts; token sequences may share a text.
 
-    The order of the others stays.
+    Their order stays.
     """
     best = {each.text: each for each in reversed(translation.hypotheses)}
     kept = (each for each in translation.hypotheses if best[each.text] is each)
-    return replace(translation, hypotheses=tuple(kept))
+    return replace(translation, hypotheses=tuple(islice(kept, most)))
 
 
 def join_lines(

@@ -59,7 +59,7 @@ from transduce.decoding.translations import (
     require_strings,
     score_pairs,
     search_in_batches,
-    without_duplicates,
+    with_best,
 )
 from transduce.errors import ConfigError, RequestError, counted, packages_for
 from transduce.machine import (
@@ -365,7 +365,7 @@ class Translator:
 
             config = transduce.SearchConfig(beam_size=8, num_best=5)
             for translation in translator.translate_stream(lines, config):
-                print([each.text for each in translation.hypotheses[:5]])
+                print([each.text for each in translation.hypotheses])
 
         Parameters
         ----------
@@ -402,7 +402,8 @@ class Translator:
             min_steps=config.min_length + 1,
         )
         pairs = pair_up(sources, prefixes)
-        return map(without_duplicates, self._in_windows(pairs, pace or Pace(), task))
+        found = self._in_windows(pairs, pace or Pace(), task)
+        return (with_best(each, config.num_best) for each in found)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.

@@ -13,7 +13,7 @@ from transduce.decoding.translations import (
     encode_lines,
     join_lines,
     join_parts,
-    without_duplicates,
+    with_best,
 )
 from transduce.text.tokenizer import Tokenizer
 
@@ -55,7 +55,8 @@ def join(*translations: Translation, within_word: Sequence[int] = ()) -> Transla
 def test_the_better_of_equal_texts_is_kept(texts: str, places: tuple[int, ...]) -> None:
     found = translation(*texts) if texts else EMPTY
     expected = tuple(found.hypotheses[place] for place in places)
-    assert without_duplicates(found).hypotheses == expected
+    assert with_best(found, 3).hypotheses == expected
+    assert with_best(found, 2).hypotheses == expected[:2]
 
 
 def test_a_line_of_one_part_equals_that_part() -> None:
