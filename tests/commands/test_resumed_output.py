@@ -116,6 +116,22 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
     assert not list(Path().glob("output.*"))
 
 
+def test_a_resumed_picture_has_lines_without_a_tree_and_words_with_brackets(
+    succeeds, refuses, parsing_model, stops_with
+) -> None:
+    LINES.write_text(f"\n( )\n{LINES.read_text()}")
+    picture = Path("picture.svg")
+    options = ("--tokenized", "--svg", picture, "--device", "cpu")
+    arguments = ("parse", parsing_model, "--input", LINES, *options)
+    succeeds(*arguments, "--output", "expected")
+    expected = picture.read_bytes()
+    picture.unlink()
+    stops_with(KeyboardInterrupt())
+    refuses(*arguments, "--output", OUTPUT)
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert picture.read_bytes() == expected
+
+
 def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -> None:
     LINES.write_text(LINES.read_text() * 172)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")

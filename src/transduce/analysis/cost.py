@@ -469,10 +469,8 @@ class Growth:
 
     def fitted(self) -> list[float]:
         """Seconds at each value by the fitted power law."""
-        centre_x, centre_y = (
-            geometric_mean(self.sweep.values),
-            geometric_mean(self.seconds),
-        )
+        centre_x = geometric_mean(self.sweep.values)
+        centre_y = geometric_mean(self.seconds)
         return [centre_y * (x / centre_x) ** self.exponent for x in self.sweep.values]
 
 

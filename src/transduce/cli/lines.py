@@ -74,7 +74,8 @@ def tags_of(translator: Translator) -> Origin:
     return {name: tag for name, tag in tags.items() if tag}
 
 
-FORMAT = 1
+FORMAT = 2
+"""Format of the record file; an output begun in another one is not resumed."""
 PART, RECORD = ".part", ".part.record"
 KEY_BYTES = 8
 """Size of the checksum of an input line in bytes."""

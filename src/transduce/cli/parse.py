@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -27,7 +27,7 @@ from transduce.decoding.parser import Parse, penn_words
 from transduce.decoding.translations import Pace
 from transduce.decoding.translator import load
 from transduce.model_folder import model_sum
-from transduce.trees.trees import WORD, Tree, indented, parse_tree, svg
+from transduce.trees.trees import WORD, Constituent, Leaf, Tree, indented, svg
 
 
 def parse(
@@ -132,14 +132,14 @@ def parse(
         destination.opened(origin, together) as out,
         counted_lines(is_on_screen) as count_line,
     ):
-        drawn = list(map(parse_tree, out.notes)) if svg_file is not None else []
+        drawn = list(map(_from_note, out.notes)) if svg_file is not None else []
         sentences = map(words_of, out.reading(source.lines))
         pace = Pace(windows=source.windows, on_line=count_line)
         parses = parser.parse_stream(
             sentences, config, constrained=constrained, pace=pace
         )
         for tree in _trees(parses, out.num_done + 1):
-            note = None if svg_file is None else str(tree)
+            note = None if svg_file is None else (tree.leaves, tree.constituents)
             out.write((indented(tree) if pretty else str(tree)) + "\n", note)
             if svg_file is not None:
                 drawn.append(tree)
@@ -157,3 +157,15 @@ def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
                 file=sys.stderr,
             )
         yield each.tree
+
+
+def _from_note(note: list[Any]) -> Tree:
+    """Return the tree of a note.
+
+    Its text would lack a tree without words, and would change brackets in words.
+    """
+    leaves, constituents = note
+    return Tree(
+        leaves=tuple(Leaf(*each) for each in leaves),
+        constituents=tuple(Constituent(*each) for each in constituents),
+    )

@@ -46,8 +46,8 @@ SEED = 1
 MOST_HEADS, MOST_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "scaling.json"
-FIGURES = 4
-"""Digits of the numbers in tables."""
+VARIANCE_DIGITS = 4
+"""Significant digits of a variance in the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +358,7 @@ def _score_parts(statistics: Sequence[ScoreStatistics]) -> Iterator[Part]:
         (
             each.kind,
             f"{each.d_k:,}",
-            f"{each.variance:.{FIGURES}g}",
+            f"{each.variance:.{VARIANCE_DIGITS}g}",
             {"scaled": "1", "unscaled": f"{each.d_k:,}"}.get(each.kind, ""),
             f"{each.entropy:.3f}",
             f"{each.largest_weight:.3f}",

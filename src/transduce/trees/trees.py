@@ -110,7 +110,8 @@ def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
     If every tree is on one line, as EVALB reads them, a blank line is a sentence
     without a parse. If trees span several lines, as `read_trees` reads them, blank
-    lines only separate them."""
+    lines only separate them.
+    """
     reader, found = _Reader(name), list[Tree | None]()
     takes_several_lines = False
     for line in lines:
