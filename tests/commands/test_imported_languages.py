@@ -1,5 +1,6 @@
 """An imported model with several target languages: chosen, and trained further."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def test_the_target_language_of_an_imported_model_is_chosen(
     message = refuses(*options, "--target-language", "es", stdin=b"The dog runs.\n")
     assert message.endswith("'es'; it has de (German), fr (French).")
     assert transduce.load(imported, device="cpu").target_languages == ["de", "fr"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "into"), [("de", "de"), ("fr", "fr"), ("txt", "de")]
+)
+def test_a_model_of_several_languages_is_evaluated_in_that_of_the_ending(
+    imported, succeeds, tmp_path, ending, into
+):
+    source, reference = tmp_path / "test.en", tmp_path / f"test.{ending}"
+    source.write_text("The dog runs.\nA cat sleeps.\n")
+    options = ("--device", "cpu", "--target-language", into)
+    lines = succeeds("translate", imported, "--input", source, *options)
+    reference.write_text(lines)
+    texts = ("--source", source, "--reference", reference)
+    [*_, chrf] = json.loads(
+        succeeds("evaluate", imported, *texts, "--device", "cpu", "--json")
+    )
+    assert chrf["score"] == pytest.approx(100)
+    score = ("score", imported, "--source", source, "--target", reference)
+    assert succeeds(*score, "--device", "cpu") == succeeds(*score, *options)
 
 
 def test_an_imported_model_is_trained_on_a_mixture_of_its_languages(

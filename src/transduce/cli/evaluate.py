@@ -8,7 +8,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.lines import require_no_search, search_of, warn_of_other_language
+from transduce.cli.lines import (
+    into_language_of,
+    require_no_search,
+    search_of,
+    warn_of_other_language,
+)
 from transduce.cli.terminal import Files
 from transduce.decoding.native_model import PrecisionChoice
 from transduce.decoding.translator import load
@@ -74,7 +79,8 @@ def evaluate(
     language
         Target language as a BCP 47 tag, which selects the tokenizer, and the language
         into which a model of several target languages translates. By default the
-        model's, otherwise that of the reference's ending (.de, .zh).
+        model's, if it has only one, otherwise that of the reference's ending (.de,
+        .zh).
     tag
         Tag of a corpus of the training, such as bt for <bt>, before each source.
     tokenize
@@ -124,7 +130,9 @@ def evaluate(
             num_processes=processes,
             tag=tag,
         )
-        if language is not None and translator.target_languages:
+        if language is None:
+            translator = into_language_of(translator, reference)
+        elif translator.target_languages:
             translator = translator.into(language)
         warn_of_other_language(model, "source", translator.source_language, source)
         language = language or translator.target_language

@@ -44,7 +44,7 @@ from transduce.files import lock_file, real_file, write_all
 from transduce.search_config import SearchConfig
 from transduce.settings import flattened
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
-from transduce.text.languages import require_language_of_files
+from transduce.text.languages import best_match, guess_all, require_language_of_files
 from transduce.text.shortlist import Shortlist
 
 Resume = Annotated[bool, Parameter(negative="")]
@@ -66,6 +66,19 @@ def warn_of_other_language(
         require_language_of_files(model, side, known, paths)
     except ConfigError as error:
         print(f"Warning: {error}", file=sys.stderr)
+
+
+def into_language_of(translator: Translator, targets: Iterable[Path]) -> Translator:
+    """Return a translator into the language of the targets' endings.
+
+    If they name none of the model's several languages, it is the model's own, or else
+    the first. A model of one language stays as it is.
+    """
+    if not (known := translator.target_languages):
+        return translator
+    wanted = filter(None, (guess_all(targets), translator.target_language))
+    found = filter(None, (best_match(each, known) for each in wanted))
+    return translator.into(next(found, known[0]))
 
 
 def tags_of(translator: Translator) -> Origin:

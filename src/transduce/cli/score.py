@@ -11,6 +11,7 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
+    into_language_of,
     tags_of,
     warn_of_other_language,
 )
@@ -61,7 +62,8 @@ def score(
     target_language
         Language to translate into, of a model with several target languages: its tag,
         such as >>de<<, is put before each line that does not begin with one. By default
-        the model's own, or else the first of its languages.
+        that of the targets' ending (.de, .zh), or else the model's own, or the first of
+        its languages.
     tag
         Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl
@@ -72,9 +74,8 @@ def score(
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
     translator = load(model, device=device, target_language=target_language, tag=tag)
-    if target_language is None and (known := translator.target_languages):
-        own = translator.target_language
-        translator = translator.into(own if own in known else known[0])
+    if target_language is None:
+        translator = into_language_of(translator, target)
     warn_of_other_language(model, "source", translator.source_language, source)
     # A tag before a line may name another of several languages.
     if target_language is not None or not translator.target_languages:
