@@ -59,6 +59,22 @@ def test_a_model_of_several_languages_is_evaluated_in_that_of_the_ending(
     assert succeeds(*score, "--device", "cpu") == succeeds(*score, *options)
 
 
+def test_the_heads_of_a_model_of_several_languages_are_surveyed_with_its_tags(
+    imported, succeeds, tmp_path
+):
+    losses = []
+    for name, tag in (("plain", ""), ("tagged", ">>fra<< ")):
+        source, target = tmp_path / f"{name}.en", tmp_path / f"{name}.fr"
+        source.write_text(f"{tag}The dog runs.\n{tag}A cat sleeps.\n")
+        target.write_text("The dog.\nA cat.\n")
+        out = tmp_path / name
+        succeeds(
+            "heads", imported, "--source", source, "--target", target, "--out", out
+        )
+        losses.append(json.loads((out / "heads.json").read_text())["loss"])
+    assert losses[0] == losses[1]
+
+
 def test_an_imported_model_is_trained_on_a_mixture_of_its_languages(
     imported, succeeds, refuses, tmp_path
 ):

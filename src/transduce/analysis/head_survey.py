@@ -57,9 +57,17 @@ BATCH_PAIRS = 32
 def encode_pairs(
     translator: Translator, pairs: Sequence[SentencePair]
 ) -> list[EncodedPair]:
-    """Encode sentence pairs; the targets of a parser are lines of symbols."""
-    encoder = PairEncoder(tokenizer=translator.tokenizer, symbols=translator.symbols)
-    return encoder.encode(pairs)
+    """Encode sentence pairs, with the translator's tags before the sources.
+
+    The targets of a parser are lines of symbols.
+    """
+    written = translator.symbols or translator.tokenizer
+    sources = translator.source_ids([pair.source for pair in pairs])
+    targets = written.encode_targets([pair.target for pair in pairs])
+    return [
+        EncodedPair(source=source, target=target)
+        for source, target in zip(sources, targets, strict=True)
+    ]
 
 
 def maps_of(
@@ -168,9 +176,9 @@ def survey_annotated(
     none is left.
     """
     model, tokenizer = translator.torch_model.transformer(TASK), translator.tokenizer
-    pairs = encode_pairs(
-        translator,
-        [SentencePair(source=each.source, target=each.target) for each in sentences],
+    # Without tags, which are no words.
+    pairs = PairEncoder(tokenizer=tokenizer).encode(
+        [SentencePair(source=each.source, target=each.target) for each in sentences]
     )
     read = [
         (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)

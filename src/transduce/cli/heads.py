@@ -12,6 +12,7 @@ from transduce.analysis.head_survey import (
     survey_heads,
     tree_pairs,
 )
+from transduce.cli.lines import into_language_of
 from transduce.cli.options import require_both
 from transduce.cli.terminal import (
     Files,
@@ -64,7 +65,8 @@ def heads(
     source
         Text files, one sentence per line.
     target
-        Their translations, line by line.
+        Their translations, line by line. A model of several target languages
+        translates into the one that their ending names (.de, .zh).
     trees
         Treebanks, for a parser.
     sentences
@@ -76,6 +78,8 @@ def heads(
     require_both(source, target)
     require_new_folder(out, force=force, made_by="heads")
     translator = load(model, device=device)
+    if target:
+        translator = into_language_of(translator, target)
     annotated = None
     with error_console().status("Reading...") as status:
         if translator.symbols is not None:
