@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,13 @@ from transduce.cli.terminal import (
     open_closed_streams,
     print_message,
 )
-from transduce.errors import TransduceError, counted, missing_in, missing_package
+from transduce.errors import (
+    ConfigError,
+    TransduceError,
+    counted,
+    missing_in,
+    missing_package,
+)
 from transduce.files import is_disk_full
 from transduce.interruption import signals_after_imports, unwound_on_termination
 from transduce.machine import respect_cpu_quota
@@ -131,6 +138,14 @@ EXTRAS = {
     "serve": "serve",
 }
 """Extras that some commands need; the others need "train" at most."""
+TOO_LITTLE_MEMORY = (
+    "There is not enough memory; close other programs, raise the limit of memory "
+    "(ulimit -v), or give less text at once."
+)
+NO_MEMORY = re.compile(
+    "failed to map segment|can(no|')t allocate memory", re.IGNORECASE
+)
+"""Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
@@ -257,19 +272,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         try:
             _run(arguments)
-        except ImportError as error:
-            if (package := missing_in(error)) is None:
-                raise
+        except (ImportError, EOFError, MemoryError, RuntimeError) as error:
             command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-            _fail(_missing_package(command, package))
-        except EOFError as error:
-            if TRUNCATED_BYTECODE not in str(error):
+            if (message := _explained(error, command)) is None:
                 raise
-            _fail(
-                f"Python's compiled modules are cut short ({error}), as a full disk "
-                "leaves them; free space, and delete the __pycache__ folders in "
-                f"{sys.prefix} and {Path(transduce.__file__).parent}."
-            )
+            _fail(message)
+
+
+def _explained(error: Exception, command: str) -> str | None:
+    """Describe a fault of the machine or of the installation; None for any other."""
+    if _lacks_memory(error):
+        return TOO_LITTLE_MEMORY
+    if isinstance(error, ImportError) and (package := missing_in(error)) is not None:
+        return _missing_package(command, package)
+    if isinstance(error, EOFError) and TRUNCATED_BYTECODE in str(error):
+        return (
+            f"Python's compiled modules are cut short ({error}), as a full disk "
+            "leaves them; free space, and delete the __pycache__ folders in "
+            f"{sys.prefix} and {Path(transduce.__file__).parent}."
+        )
+    return None
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it comes from, is of too little memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _run(arguments: Sequence[str] | None) -> None:
@@ -292,6 +323,8 @@ def _run(arguments: Sequence[str] | None) -> None:
                 "Standard output must be open, but is closed; send it to a file, or to "
                 f"{os.devnull}."
             )
+        if function.__module__.startswith(f"{__name__}."):  # not the help
+            _require_current_folder()
         respect_cpu_quota()
         with lasting_streams(is_output_display=is_output_display):
             function(*given.args, **given.kwargs)
@@ -311,6 +344,20 @@ def _run(arguments: Sequence[str] | None) -> None:
         what = error.filename or "The output"
         remedy = "; free some space and try again" if is_disk_full(error) else ""
         _fail(f"{what}: cannot be read or written ({error.strerror or error}){remedy}.")
+
+
+def _require_current_folder() -> None:
+    """Raise `ConfigError` if the current folder was removed.
+
+    Relative paths lead nowhere then, and libraries may end the process.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "The current folder must exist, but was removed; change to another (cd) "
+            "and try again."
+        ) from None
 
 
 def _missing_package(command: str, package: str) -> str:

@@ -367,7 +367,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = _from_text(text)
         tokenizer.encode_sources(TRIED)
         tokenizer.pieces(range(len(SPECIAL_PIECES)))
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # the library raises bare exceptions, or panics
         raise CheckpointError(
