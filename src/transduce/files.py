@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,10 @@ def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """
     require_file(path)
     with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
+        # A read of `max_bytes` would allocate as much, however small the file is.
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1) if size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content
 
@@ -123,16 +125,21 @@ def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     unknown folder: its file `.made-by` has `made_by`, the words of the command, and it
     has no folders.
     """
-    if not (out.is_symlink() or out.exists()):
-        return
-    if not out.is_dir():
+    is_there = out.is_symlink() or out.exists()
+    if is_there and not out.is_dir():
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is a file; choose "
             "another name."
         )
-    there = sorted(out.iterdir())
-    if not there:
-        return
+    if is_there and (there := sorted(out.iterdir())):
+        _require_own(out, there, force=force, made_by=made_by)
+    require_place(out)
+
+
+def _require_own(
+    out: Path, there: Sequence[Path], *, force: bool, made_by: str
+) -> None:
+    """Raise `ConfigError` unless a folder with files may be overwritten."""
     if not force:
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
@@ -150,6 +157,32 @@ def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     )
 
 
+def require_place(out: Path) -> None:
+    """Raise `ConfigError` if an output could not be put in its place.
+
+    So a long command fails before its work, not after it.
+    """
+    place, here = real_path(out), real_path(Path.cwd())
+    if place.is_mount():
+        raise ConfigError(
+            f"{out}: the output must be in a mounted disk, but this is the mount point "
+            f"itself; name a new folder in it, such as {out / 'new'}."
+        )
+    if place in (here, *here.parents):
+        raise ConfigError(
+            f"{out}: the output must be another folder than the current one, which "
+            "cannot be replaced while it is in use; leave it (cd) and try again."
+        )
+    parent = next((each for each in place.parents if each.exists()), None)
+    if parent is None or not parent.is_dir():  # opening the output gives the reason
+        return
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{out}: the output must be in a folder that can be written, but {parent} "
+            "cannot be; choose another, or change its permissions."
+        )
+
+
 def _described(maker: str | None) -> str:
     """Describe a folder by the content of its file `MADE_BY`; None if it has none."""
     if maker is None:
@@ -162,15 +195,16 @@ def _described(maker: str | None) -> str:
 
 
 @contextmanager
-def named_errors(path: Path) -> Iterator[None]:
+def named_errors(path: Path, new: Path | None = None) -> Iterator[None]:
     """Name the file in the `OSError` of writing to it once it is open.
 
     Only opening a file names it, so that a full disk would be reported without a place.
+    The file's name replaces that of the new file `new`, which the user does not know.
     """
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or str(error.filename) == str(new):
             error.filename = str(path)
         raise
 
@@ -191,8 +225,9 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
-    """Lock a folder against other processes; raise `refusal` if one holds the lock.
+def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+    """Lock a folder or a file against other processes; raise `refusal` if one holds
+    the lock.
 
     Yields the open file descriptors that hold the lock (none on Windows, which cannot
     open a folder). Child processes that inherit them keep the lock until they end.
@@ -200,7 +235,7 @@ def folder_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ..
     if os.name == "nt":
         yield ()
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         lock_file(descriptor, refusal)
         yield (descriptor,)
@@ -227,20 +262,39 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     After an error or a crash, `path` is as it was before. A symbolic link stays, and
     its target is replaced; the permissions of an existing file are kept. Raises
-    `OSError` if the file cannot be written.
+    `OSError` if the file cannot be written, and `ConfigError` if another process is
+    writing it.
     """
     path = real_file(path)
     new = path.with_name(f".{path.name}.transduce-new")
+    refusal = ConfigError(
+        f"{path}: another process is writing this file; wait for it to end, or choose "
+        "another name."
+    )
+    with named_errors(path, new):
+        new.touch()
+        with path_lock(new, refusal) as held:
+            # The other process may have ended between the two lines above.
+            if not all(_is_open_as(descriptor, new) for descriptor in held):
+                raise refusal
+            try:
+                yield new
+                with new.open("rb") as file:
+                    os.fsync(file.fileno())  # so that the rename cannot outrun it
+                with suppress(FileNotFoundError):
+                    new.chmod(stat.S_IMODE(path.stat().st_mode))
+                new.replace(path)
+            except BaseException:
+                new.unlink(missing_ok=True)
+                raise
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is the one of that name."""
     try:
-        with named_errors(path):
-            yield new
-            with new.open("rb") as file:
-                os.fsync(file.fileno())  # so that the rename cannot outrun the content
-            with suppress(FileNotFoundError):
-                new.chmod(stat.S_IMODE(path.stat().st_mode))
-            new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -265,7 +319,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
             f"{folder}: another process is writing this folder; wait for it, or name "
             "another folder."
         )
-        with folder_lock(new, refusal):
+        with path_lock(new, refusal):
             try:
                 _clear(new)  # leftovers of a crash
                 with _system_errors():
@@ -369,10 +423,15 @@ def _system_errors() -> Iterator[None]:
     except (OSError, TransduceError):
         raise
     except Exception as error:
-        hidden = SYSTEM_ERROR.search(str(error))
-        if hidden is None:
+        if (hidden := hidden_system_error(error)) is None:
             raise
-        raise OSError(int(hidden[1]), os.strerror(int(hidden[1]))) from None
+        raise hidden from None
+
+
+def hidden_system_error(error: Exception) -> OSError | None:
+    """Return the system's error that a library in Rust has only in its message."""
+    found = SYSTEM_ERROR.search(str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
 
 
 def _apply_umask(folder: Path) -> None:

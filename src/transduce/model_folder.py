@@ -37,6 +37,7 @@ from transduce.errors import CheckpointError, ConfigError, RequestError, Version
 from transduce.files import (
     atomic_directory,
     atomic_file,
+    hidden_system_error,
     parse_json,
     read_json,
     real_path,
@@ -358,9 +359,8 @@ def _settings_of(config: ArchitectureConfig) -> dict[str, Any]:
 
 def unsaved(error: SafetensorError) -> OSError:
     """Return the error of a safetensors file that cannot be written."""
-    # The library has the system's error only in its message.
-    number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
-    return OSError(number, os.strerror(number))
+    unknown = OSError(errno.EIO, os.strerror(errno.EIO))
+    return hidden_system_error(error) or unknown
 
 
 def quantized_names(config: ModelConfig) -> set[str]:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -411,6 +411,55 @@ def test_an_interruption_is_one_sentence(
     assert refuses("translate", model, stdin=b"one\n") == "Interrupted."
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+        ImportError("libtorch.so: failed to map segment from shared object"),
+    ],
+)
+def test_too_little_memory_is_one_sentence(
+    refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transduce.cli.translate.load", fail)
+    message = refuses("translate", model, stdin=b"one\n")
+    assert message.startswith("There is not enough memory; close other programs")
+
+
+def test_a_removed_current_folder_is_one_sentence(
+    refuses: Callable[..., str], model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any],
+) -> None:  # fmt: skip
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    expected = "The current folder must exist, but was removed; change to another"
+    assert refuses("translate", model, stdin=b"one\n").startswith(expected)
+    assert command("translate", "--help").code == 0
+
+
+def test_the_current_folder_is_refused_for_a_run(
+    refuses: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "folder")
+    files = ("--source", folder / "good", "--target", folder / "good")
+    message = refuses(*TINY, *files, "--out", ".")
+    assert message.startswith(".: the output must be another folder than the current")
+    assert not list(Path().iterdir())
+
+
+def test_control_characters_of_a_name_are_escaped(
+    refuses: Callable[..., str], model: Path
+) -> None:
+    message = refuses("translate", model, "--input", "one\ntwo\x1b[31m")
+    assert message.startswith(r"one\ntwo\x1b[31m: the file cannot be read")
+
+
 @contextmanager
 def disk_for(size_bytes: int) -> Iterator[None]:
     """Limit the size of files, which simulates a full disk."""
@@ -495,7 +544,7 @@ def test_a_disk_too_small_for_an_average_leaves_nothing(
 ) -> None:
     with disk_for(60_000):
         message = refuses("average", run, "--out", tmp_path / "model")
-    assert "cannot be saved (" in message
+    assert "cannot be saved (File too large)" in message
     assert not list(tmp_path.iterdir())
 
 

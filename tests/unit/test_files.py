@@ -6,6 +6,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from transduce.files import (
     atomic_directory,
     atomic_file,
     clear_leftovers,
+    read_bounded,
     remove_folder,
     require_new_folder,
+    require_place,
 )
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -313,6 +316,91 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, is_old):
     with pytest.raises(OSError, match="No space left"):
         write()
     assert contents(tmp_path) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_file_is_written_by_one_process_at_a_time(tmp_path):
+    file = tmp_path / "file"
+    with atomic_file(file) as new:
+        new.write_text("first", encoding="utf-8")
+        with (
+            pytest.raises(ConfigError, match=f"{file}: another process is writing"),
+            atomic_file(file),
+        ):
+            pass
+        assert new.read_text(encoding="utf-8") == "first"
+    assert contents(tmp_path) == {"file": b"first"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_file_that_another_process_just_completed_is_not_written(
+    tmp_path, monkeypatch
+):
+    def complete(_descriptor: int, _refusal: Exception) -> None:
+        (tmp_path / ".file.transduce-new").rename(tmp_path / "file")
+
+    monkeypatch.setattr("transduce.files.lock_file", complete)
+    with (
+        pytest.raises(ConfigError, match="another process is writing"),
+        atomic_file(tmp_path / "file"),
+    ):
+        pass
+    assert contents(tmp_path) == {"file": b""}
+
+
+def test_an_error_of_writing_names_the_file_not_the_new_one(tmp_path):
+    file = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as caught, atomic_file(file):
+        pass
+    assert caught.value.filename == str(file)
+
+
+def test_a_small_file_is_read_with_little_memory(tmp_path):
+    (tmp_path / "file").write_text("text", encoding="utf-8")
+    tracemalloc.start()
+    try:
+        assert read_bounded(tmp_path / "file", 2**26) == "text"
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**20
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path):
+    (tmp_path / "file").write_text("text", encoding="utf-8")
+    assert read_bounded(tmp_path / "file", 4) == "text"
+    with pytest.raises(ValueError, match="more than 3 bytes"):
+        read_bounded(tmp_path / "file", 3)
+
+
+def test_an_output_folder_where_nothing_can_be_written_is_refused(
+    tmp_path, monkeypatch
+):
+    out = tmp_path / "new" / "out"
+    require_new_folder(out, force=False, made_by="split")
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    with pytest.raises(ConfigError, match=f"{out}: .* but {tmp_path} cannot be; cho"):
+        require_new_folder(out, force=False, made_by="split")
+
+
+def test_a_mount_point_is_refused_as_an_output_folder(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    message = "this is the mount point itself; name a new folder in it"
+    with pytest.raises(ConfigError, match=message):
+        require_new_folder(tmp_path / "disk", force=True, made_by="split")
+    require_new_folder(tmp_path / "disk" / "out", force=False, made_by="split")
+
+
+def test_the_current_folder_is_refused_as_an_output_folder(tmp_path, monkeypatch):
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outer" / "inner")
+    for where in (".", ".."):
+        with pytest.raises(ConfigError, match="another folder than the current one"):
+            require_place(Path(where))
+    with pytest.raises(ConfigError, match="another folder than the current one"):
+        require_new_folder(Path(), force=False, made_by="split")
+    require_new_folder(Path("new"), force=False, made_by="split")
 
 
 def test_the_leftover_of_a_file_is_cleared(tmp_path):

@@ -20,7 +20,7 @@ from transduce.errors import (
     RequestError,
     counted,
 )
-from transduce.files import atomic_file
+from transduce.files import atomic_file, is_disk_full
 from transduce.machine import num_threads
 from transduce.model_folder import ModelFolder, find_model, open_model, write_search
 from transduce.search_config import SearchConfig
@@ -194,9 +194,10 @@ def _write(learned: Shortlist, path: Path) -> None:
         with atomic_file(path) as new:
             learned.save(new)
     except OSError as error:
+        remedy = "free some space" if is_disk_full(error) else "correct that"
         raise CheckpointError(
             f"{path}: the shortlist cannot be written ({error.strerror or error}); "
-            "the old one stays, if there is one."
+            f"{remedy} and try again. The old one stays, if there is one."
         ) from None
 
 

@@ -6,11 +6,12 @@ Only --force overwrites an output file.
 import atexit
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from errno import EISDIR
+from errno import EISDIR, ENOENT
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +30,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from transduce.errors import ConfigError, DataError, counted
-from transduce.files import atomic_directory, atomic_file
+from transduce.files import atomic_directory, atomic_file, real_file, require_place
 from transduce.files import require_new_folder as require_new_folder
 from transduce.report.report import Report, as_page, show, write_markdown
 
@@ -214,16 +215,19 @@ def finish_report(
 ) -> None:
     """Print the report, and write it as Markdown, page and JSON.
 
-    The last word of the command names the files.
+    The last word of the command names the files. The report is printed even if it
+    cannot be written, since it may be the work of hours.
     """
     name = command.split()[-1]
-    with atomic_directory(out, command) as folder:
-        write_markdown(report, folder, name)
-        (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
-        text = json.dumps(figures, indent=2) + "\n"
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
     console = table_console()
-    show(report, console)
+    try:
+        with atomic_directory(out, command) as folder:
+            write_markdown(report, folder, name)
+            (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
+            text = json.dumps(figures, indent=2) + "\n"
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    finally:
+        show(report, console)
     console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")
 
 
@@ -236,6 +240,8 @@ Force = Annotated[bool, Parameter(negative="")]
 """Option to overwrite an output that exists."""
 STANDARD_OUTPUT = Path("-")
 """File name that stands for standard output."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Control characters, which a terminal would obey."""
 OUTPUT_LOST = 2
 """Exit code if output could not be written."""
 OUTPUT_DESCRIPTOR, ERROR_DESCRIPTOR = 1, 2
@@ -263,6 +269,10 @@ def require_new(
         )
     if output.is_dir():
         raise DataError(f"{output}: cannot be written ({os.strerror(EISDIR)}).")
+    if not real_file(output).parent.exists():
+        raise DataError(f"{output}: cannot be written ({os.strerror(ENOENT)}).")
+    if replaceable(output) and not is_standard_output(output):
+        require_place(output)
     if not force and _keeps_what_is_written(output) and output.stat().st_size > 0:
         raise ConfigError(
             f"{output}: the output must be new or empty, but is not; choose another "
@@ -368,7 +378,11 @@ def _discard(descriptor: int) -> None:
 
 
 def print_message(message: str) -> None:
-    """Print a final message on standard error, ignoring failures."""
+    """Print a final message on standard error, ignoring failures.
+
+    Control characters, such as a line end in the name of a file, are escaped.
+    """
+    message = CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:

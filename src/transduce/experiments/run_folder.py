@@ -43,9 +43,10 @@ from transduce.files import (
     atomic_directory,
     atomic_file,
     clear_leftovers,
-    folder_lock,
     named_errors,
+    path_lock,
     read_json,
+    require_place,
 )
 from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
@@ -174,7 +175,7 @@ class RunFolder:
             f"{self.path}: a run must be trained by one command at a time, but another "
             "one is training it; wait for it to end, or stop it."
         )
-        return folder_lock(self.path, refusal)
+        return path_lock(self.path, refusal)
 
     def files(self) -> dict[str, list[str]]:
         """Files that the run is trained on, by their option's name."""
@@ -412,6 +413,7 @@ def without_default_patience(config: RunConfig) -> RunConfig:
 def _require_new_run(path: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` unless the path is free, or a run to overwrite."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        require_place(path)
         return
     if not overwrite or not path.is_dir():
         raise ConfigError(
@@ -424,6 +426,7 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
+    require_place(path)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 

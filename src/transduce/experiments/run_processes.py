@@ -26,7 +26,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
-from transduce.files import atomic_file, folder_lock
+from transduce.files import atomic_file, path_lock
 from transduce.interruption import stop_on_signal
 from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
 from transduce.settings import flattened, require_between
@@ -205,7 +205,7 @@ def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
     last of them has ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return folder_lock(
+    return path_lock(
         folder,
         ConfigError(
             f"{folder}: one command at a time may use this folder, but another one, or "

@@ -34,8 +34,8 @@ from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.files import (
     atomic_file,
-    folder_lock,
     named_errors,
+    path_lock,
     read_json,
     write_all,
 )
@@ -418,7 +418,7 @@ def locked_folder(folder: Path, steps: Collection[str]) -> Iterator[None]:
         f"{folder}: another command is writing this folder; wait for it to end, or "
         "choose another."
     )
-    with folder_lock(folder, refusal):
+    with path_lock(folder, refusal):
         is_own = set(_recorded_settings(folder)) == {BEGUN_BY, *steps}
         if any(folder.iterdir()) and not is_own:
             raise _not_own(folder)

@@ -4,12 +4,20 @@ import os
 import re
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from transduce.cli.terminal import BoundedConsole, ProgressDisplay, ProgressLine
+from transduce.cli.terminal import (
+    BoundedConsole,
+    ProgressDisplay,
+    ProgressLine,
+    finish_report,
+)
+from transduce.errors import CheckpointError
+from transduce.report.report import Report, Section
 
 FIGURES = ("loss 5.123", "perplexity 168.0", "12,345 tokens/s")
 
@@ -109,3 +117,14 @@ def test_a_dumb_terminal_gets_lines(
         display.begin(0, 10)
         display.show("step 1/10", ("loss 1.000", "2 tokens/s"), 1)
     assert capsys.readouterr().out == "step 1/10: loss 1.000  2 tokens/s\n"
+
+
+def test_a_report_that_cannot_be_written_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    section = Section(title="Importance", parts=("All of them matter.",))
+    report = Report(title="Heads of a model", sections=(section,))
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        finish_report(report, {}, tmp_path / "file" / "out", "heads")
+    assert "All of them matter." in capsys.readouterr().out
