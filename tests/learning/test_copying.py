@@ -17,12 +17,14 @@ SETTINGS = (
     "batching.source_tokens=600",
     "batching.target_tokens=600",
     "batching.batch_tokens=600",
+    "training.optimizer=muon",
     "training.label_smoothing=0.0",
-    "training.steps=1000",
-    "training.warmup_steps=200",
-    "training.learning_rate_scale=0.2",
-    "training.checkpoint_steps=50",
-    "training.keep_checkpoints=6",
+    "training.steps=400",
+    "training.warmup_steps=50",
+    "training.learning_rate_scale=0.3",
+    "training.cooldown_share=0.5",
+    "training.checkpoint_steps=100",
+    "training.keep_checkpoints=1",
 )
 
 
@@ -46,7 +48,7 @@ def test_a_tiny_model_learns_sequences_of_digits(
     turn: int, decoder: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(5)
-    training = sentences(random, 20_000)
+    training = sentences(random, 10_000)
     known = set(training)
     test = [line for line in sentences(random, 600) if line not in known]
     source = write(tmp_path / "source", training)
