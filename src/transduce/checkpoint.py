@@ -93,7 +93,7 @@ def built(
 
     Raises `CheckpointError` if the weights are of another model.
     """
-    model = _outline(config)
+    model = outline(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if shapes != {name: weight.shape for name, weight in weights.items()}:
         raise CheckpointError(
@@ -121,7 +121,7 @@ class _Uninitialized(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _outline(config: ArchitectureConfig) -> TransductionModel:
+def outline(config: ArchitectureConfig) -> TransductionModel:
     """Build the model on the meta device, without weights.
 
     Drawing random weights takes time and advances the random numbers that dropout uses.

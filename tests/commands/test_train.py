@@ -4,6 +4,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,25 @@ def test_a_run_folder_has_the_documented_files(run: Path) -> None:
     assert names(run / "best") == MODEL_FILES
     assert names(run / "checkpoints") == {"step-00000010", "step-00000020"}
     assert names(run / "checkpoints" / "step-00000020") == MODEL_FILES | STATE_FILES
+
+
+def test_training_does_not_load_the_compiler(
+    corpus_options: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Loading the compiler would take as long as all other imports together."""
+    settings = (
+        *("training.optimizer=muon", "training.schedule=constant"),
+        *("training.learning_rate=0.01", "training.sgd_from_step=2"),
+        *("training.sgd_learning_rate=0.1", "training.steps=2"),
+    )
+    command = (*TINY, *corpus_options, "--out", tmp_path, "--set", *settings)
+    program = (
+        "import sys; from transduce.cli import main\n"
+        f"main({[*map(str, command)]})\n"
+        "assert 'torch' in sys.modules\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_the_log_is_json_lines(run: Path) -> None:

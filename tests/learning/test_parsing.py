@@ -21,12 +21,12 @@ SETTINGS = (
     "treebank.guidance=0.0",
     "treebank.augmentation.copies=0",
     "training.label_smoothing=0.0",
-    "training.warmup_steps=50",
+    "training.warmup_steps=30",
     "training.learning_rate_scale=1.0",
-    "training.steps=300",
-    "training.cooldown_share=0.4",
-    "training.checkpoint_steps=25",
-    "training.keep_checkpoints=4",
+    "training.steps=160",
+    "training.cooldown_share=0.5",
+    "training.checkpoint_steps=160",
+    "training.keep_checkpoints=1",
 )
 
 

@@ -5,6 +5,7 @@ Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in i
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -111,6 +112,8 @@ from transduce.training.trainer import (
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
+DRAWN_SECONDS = 10.0
+"""Least time between two drawings of the learning curve, but for the last."""
 DEV_SET = "dev set"
 """Kind of log entries with the scores of checkpoints on further dev sets."""
 RISE_OF_RATE = 1.5
@@ -508,6 +511,7 @@ class _Run:
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
+        self._drawn_at = time.monotonic()
 
     def close(self) -> None:
         """End the processes that augment the corpus."""
@@ -835,7 +839,9 @@ class _Run:
         for score in scores:
             for observer in self._observers:
                 observer.scored(score)
-        self._draw()
+        # With small models drawing takes as long as ten updates.
+        if time.monotonic() - self._drawn_at >= DRAWN_SECONDS:
+            self._draw()
 
     def _decay_at_plateau(self, trainer: Trainer) -> None:
         """Lower the learning rate if the dev loss of a checkpoint has not fallen.
@@ -994,6 +1000,7 @@ class _Run:
         from transduce.analysis.figures import draw_learning_curve  # slow to import
 
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
+        self._drawn_at = time.monotonic()
 
 
 class RunCheckpoints:

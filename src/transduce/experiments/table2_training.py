@@ -27,6 +27,7 @@ from transduce.architectures.config import (
     scaled,
 )
 from transduce.architectures.models import build
+from transduce.checkpoint import outline
 from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_TARGET
@@ -246,8 +247,7 @@ def training_flops(config: RunConfig) -> float:
     length, training = MEAN_LENGTH, config.training
     if str(config.tokenizer.kind) == "character":
         length *= CHARACTERS_A_PIECE
-    with torch.device("meta"):
-        model = build(_sized(config))
+    model = outline(_sized(config))
     lengths = np.array([length])
     flops = training.steps * model.update_flops(lengths, lengths)
     by_reward = training.steps - training.likelihood_steps

@@ -15,7 +15,6 @@ largest micro-batches that fit in memory, and their time.
 import gc
 import math
 import os
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -30,8 +29,7 @@ from jaxtyping import Integer
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transduce.architectures.config import ArchitectureConfig
-from transduce.architectures.models import build
+from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.batches import Batcher
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
@@ -331,16 +329,12 @@ class MicroBatch:
 
 def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
     """Raise `ConfigError` if weights and optimizer alone exceed the memory."""
-    try:
-        with torch.device("meta"):
-            num_parameters = build(config).num_parameters()
-    except RuntimeError:  # the number overflows
-        num_parameters = sys.maxsize
-    needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
+    count = num_parameters(config)
+    needed, present = BYTES_PER_PARAMETER * count, hardware.memory_bytes()
     if needed > present:
         raise ConfigError(
             f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
-            f"of {num_parameters:,} parameters takes {needed / 1e9:,.0f} GB; make "
+            f"of {count:,} parameters takes {needed / 1e9:,.0f} GB; make "
             f"{_sizes(config)} smaller."
         )
 

@@ -4,6 +4,7 @@ To add a schedule, add its name to `Schedule` in `training/config.py`, and its f
 to `schedule_factor`.
 """
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,30 @@ ADAM_SIZE = 0.2
 """Root mean square of Adam's updates at a learning rate of 1 (Liu et al., 2025)."""
 
 
-class Muon(torch.optim.Optimizer):
+class Uncompiled(torch.optim.Optimizer):
+    """Optimizer that does without PyTorch's compiler; only layers are compiled here.
+
+    PyTorch's own optimizers exclude these methods and `step` from compilation as they
+    are first called, and import the compiler for that, which takes over a second.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class Adam(Uncompiled, torch.optim.Adam):
+    """Adam (section 5.3), without PyTorch's compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class SGD(Uncompiled, torch.optim.SGD):
+    """SGD, with or without momentum, without PyTorch's compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Muon(Uncompiled):
     """Optimizer whose updates are nearly orthogonal matrices (Jordan et al., 2024).
 
     An update is the orthogonal matrix nearest to the mean of gradients. All directions
@@ -127,7 +151,7 @@ class WeightOptimizer:
         self._optimizers = self._first_optimizers(dtype, processes)
         # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016). Off by
         # default: `training.sgd_from_step`.
-        self._last = torch.optim.SGD(self._weights.values(), lr=0.0, fused=True)
+        self._last = SGD(self._weights.values(), lr=0.0, fused=True)
         self._num_steps = 0
 
     def _first_optimizers(
@@ -139,7 +163,7 @@ class WeightOptimizer:
             # Unlike the paper: SGD, for the systems of Table 2. Off by default:
             # `training.optimizer=sgd`, `training.optimizer=nesterov`.
             return [
-                torch.optim.SGD(
+                SGD(
                     self._weights.values(),
                     lr=0.0,
                     momentum=config.momentum,
@@ -147,7 +171,7 @@ class WeightOptimizer:
                     fused=True,
                 )
             ]
-        adam = torch.optim.Adam(
+        adam = Adam(
             [w for name, w in self._weights.items() if name not in self._by_muon],
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,

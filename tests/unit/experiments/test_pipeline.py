@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -583,6 +583,25 @@ def test_the_log_has_the_environment_of_the_run(
 
 def test_the_learning_curve_is_a_picture(run: tuple[Path, RunResult, Notes]) -> None:
     assert run[1].picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("seconds", "drawn"), [(0.0, [4, 8, 12, 12]), (3600.0, [12])])
+def test_the_learning_curve_is_drawn_not_too_often_and_at_the_end(
+    files: CorpusFiles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    drawn: list[int],
+) -> None:
+    found: list[int] = []
+
+    def draw(log: Iterable[dict[str, int]], _: Path) -> None:
+        found.append([*log][-1]["step"])
+
+    monkeypatch.setattr("transduce.analysis.figures.draw_learning_curve", draw)
+    monkeypatch.setattr("transduce.experiments.pipeline.DRAWN_SECONDS", seconds)
+    train(files, TINY, tmp_path / "run", CPU)
+    assert found == drawn
 
 
 def test_resuming_a_finished_run_changes_nothing(
