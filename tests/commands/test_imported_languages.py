@@ -59,6 +59,23 @@ def test_a_model_of_several_languages_is_evaluated_in_that_of_the_ending(
     assert succeeds(*score, "--device", "cpu") == succeeds(*score, *options)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("evaluate", "--reference"), ("score", "--target")]
+)
+def test_an_ending_that_names_no_language_of_the_model_is_warned_of(
+    imported, command, tmp_path, name, option
+):
+    source, target = tmp_path / "test.en", tmp_path / "test.es"
+    for path in (source, target):
+        path.write_text("The dog runs.\n")
+    texts = ("--source", source, option, target, "--device", "cpu")
+    outcome = command(name, imported, *texts)
+    assert outcome.out
+    assert outcome.err.startswith("Warning: ")
+    assert "its target is de and here es" in outcome.err
+    assert outcome.err.count("Warning") == 1
+
+
 def test_the_heads_of_a_model_of_several_languages_are_surveyed_with_its_tags(
     imported, succeeds, tmp_path
 ):

@@ -131,7 +131,7 @@ def evaluate(
             tag=tag,
         )
         if language is None:
-            translator = into_language_of(translator, reference)
+            translator = into_language_of(translator, model, reference)
         elif translator.target_languages:
             translator = translator.into(language)
         warn_of_other_language(model, "source", translator.source_language, source)

@@ -79,7 +79,7 @@ def heads(
     require_new_folder(out, force=force, made_by="heads")
     translator = load(model, device=device)
     if target:
-        translator = into_language_of(translator, target)
+        translator = into_language_of(translator, model, target)
     annotated = None
     with error_console().status("Reading...") as status:
         if translator.symbols is not None:

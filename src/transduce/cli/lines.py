@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -68,17 +68,24 @@ def warn_of_other_language(
         print(f"Warning: {error}", file=sys.stderr)
 
 
-def into_language_of(translator: Translator, targets: Iterable[Path]) -> Translator:
+def into_language_of(
+    translator: Translator, model: Path, targets: Sequence[Path]
+) -> Translator:
     """Return a translator into the language of the targets' endings.
 
     If they name none of the model's several languages, it is the model's own, or else
-    the first. A model of one language stays as it is.
+    the first; a warning is printed if they name another language. A model of one
+    language stays as it is.
     """
     if not (known := translator.target_languages):
         return translator
-    wanted = filter(None, (guess_all(targets), translator.target_language))
-    found = filter(None, (best_match(each, known) for each in wanted))
-    return translator.into(next(found, known[0]))
+    named, own = guess_all(targets), translator.target_language
+    if named is not None and (found := best_match(named, known)):
+        return translator.into(found)
+    chosen = (own and best_match(own, known)) or known[0]
+    if named is not None:
+        warn_of_other_language(model, "target", chosen, targets)
+    return translator.into(chosen)
 
 
 def tags_of(translator: Translator) -> Origin:

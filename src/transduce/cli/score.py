@@ -75,7 +75,7 @@ def score(
     destination.require_usable(*source, *target)
     translator = load(model, device=device, target_language=target_language, tag=tag)
     if target_language is None:
-        translator = into_language_of(translator, target)
+        translator = into_language_of(translator, model, target)
     warn_of_other_language(model, "source", translator.source_language, source)
     # A tag before a line may name another of several languages.
     if target_language is not None or not translator.target_languages:
