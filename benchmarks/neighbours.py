@@ -2,13 +2,14 @@
 
     python benchmarks/neighbours.py [--preset multi30k] [--model MODEL]
         [--input FILE] [--neighbours 1 4] [--turns 20] [--no-peers] [--long-spins]
-        [--without decoding]
+        [--without training|decoding|neighbours|quota ...]
 
 Neighbours are processes that only spin, on the same cores. With C cores and N of them,
 the fair share of a program is C / (C + N) of its undisturbed speed, and the tables have
 the part of the fair share that each system reaches. A CPU quota of one core, by a
-control group where this process may make one, is compared with one pinned core, on
-which there is nothing to wait for.
+control group where this process may make one, is compared by turns with one pinned
+core, on which there is nothing to wait for; a loop in Python shows what the quota
+itself costs.
 
 All systems take turns in each condition: an update of training, or batches of
 translation. Peers are PyTorch and Hugging Face in training and CTranslate2 in decoding,
@@ -35,7 +36,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from machine import describe_machine
@@ -64,6 +65,7 @@ from transduce.machine import (
 )
 
 CPU = torch.device("cpu")
+Key = TypeVar("Key")
 SETTING = decoding.Setting(batch_size=32, beam_size=4, forced_length=25)
 NUM_SENTENCES = 1_000
 WARM_UP_TURNS = 2
@@ -78,6 +80,10 @@ while os.getppid() == parent:  # until it is killed, at the latest
         pass
 """
 """Program of a neighbour."""
+PARTS = ("training", "decoding", "neighbours", "quota")
+"""Parts of the measurement that `--without` leaves out."""
+LOOP_STEPS = 10**7
+"""Steps of a turn of the loop in Python."""
 QUOTA_US = PERIOD_US = 100_000
 """Microseconds of a core's time in a period: a quota of one core."""
 LONG_SPINS = f"{training.OURS}, long spins"
@@ -284,12 +290,9 @@ def remove(group: Path) -> None:
             time.sleep(0.1)
 
 
-Workers = dict[str, Worker[Any]]
-
-
-def start(stack: ExitStack, measured: Measured) -> Workers:
+def start(stack: ExitStack, measured: Measured) -> dict[str, Worker[Any]]:
     """Start a process for each system, which inherits affinity and control group."""
-    workers: Workers = {}
+    workers: dict[str, Worker[Any]] = {}
     for system in measured.systems:
         worker: Worker[Any] = Worker(system.name, system.work, CPU, system.environment)
         workers[system.name] = stack.enter_context(worker)
@@ -298,16 +301,18 @@ def start(stack: ExitStack, measured: Measured) -> Workers:
     return workers
 
 
-def rates(measured: Measured, workers: Workers, num_turns: int) -> dict[str, float]:
-    """Measure each system's amount per second over its turns."""
-    turns: dict[str, list[Turn[Any]]] = {name: [] for name in workers}
+def rates(
+    measured: Measured, workers: Mapping[Key, Worker[Any]], num_turns: int
+) -> dict[Key, float]:
+    """Measure the amount per second of each process over its turns."""
+    turns: dict[Key, list[Turn[Any]]] = {key: [] for key in workers}
     for number in range(num_turns):
-        for name in order_of_turns(list(workers), number):
-            turns[name].append(workers[name].take_turn())
+        for key in order_of_turns(list(workers), number):
+            turns[key].append(workers[key].take_turn())
     return {
-        name: sum(measured.amount(turn.outcome) for turn in done)
+        key: sum(measured.amount(turn.outcome) for turn in done)
         / sum(map(measured.seconds, done))
-        for name, done in turns.items()
+        for key, done in turns.items()
     }
 
 
@@ -336,25 +341,40 @@ def beside_neighbours(
 
 def under_a_quota(measured: Measured, num_turns: int) -> Iterator[str]:
     """Yield a Markdown table of speeds under a quota and on a pinned core."""
-    found: dict[str, dict[str, float]] = {}
     try:
-        with quota_group() as group:
-            for name, confined in (
-                ("pinned", on_one_core()),
-                ("quota", in_group(group)),
-            ):
-                with ExitStack() as stack:
-                    with confined:
-                        workers = start(stack, measured)
-                    found[name] = rates(measured, workers, num_turns)
+        with quota_group() as group, ExitStack() as stack:
+            workers: dict[tuple[str, bool], Worker[Any]] = {}
+            for is_quota, confined in ((False, on_one_core()), (True, in_group(group))):
+                with confined:
+                    started = start(stack, measured)
+                workers |= {(name, is_quota): each for name, each in started.items()}
+            found = rates(measured, workers, num_turns)
     except RequestError as error:
         yield str(error)
         return
     yield f"| {measured.unit} | one pinned core | quota of one core | ratio |"
     yield "|---|---|---|---|"
-    for name, pinned in found["pinned"].items():
-        rate = found["quota"][name]
-        yield f"| {name} | {pinned:,.1f} | {rate:,.1f} | {rate / pinned:.2f} |"
+    for system in measured.systems:
+        pinned, rate = found[system.name, False], found[system.name, True]
+        yield f"| {system.name} | {pinned:,.1f} | {rate:,.1f} | {rate / pinned:.2f} |"
+
+
+def loops(turns: Turns[int]) -> None:
+    """Count to the same number in every turn."""
+    turns.begin()
+    while True:
+        for _ in range(LOOP_STEPS):
+            pass
+        turns.done(LOOP_STEPS)
+
+
+LOOP = Measured(
+    title="A loop in Python",
+    unit="steps/s",
+    systems=[System(name="loop", work=loops, environment={})],
+    amount=lambda steps: steps,
+    seconds=lambda turn: turn.seconds,
+)
 
 
 def main() -> None:
@@ -368,18 +388,18 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--without", choices=["training", "decoding", "quota"])
+    parser.add_argument("--without", nargs="*", default=[], choices=PARTS)
     parser.add_argument("--long-spins", action="store_true")
     given = parser.parse_args()
     # Processes take the turns of all numbers of neighbours; a quota begins new ones.
     num_turns = WARM_UP_TURNS + given.turns * (1 + len(given.neighbours))
     with unwound_on_termination(), tempfile.TemporaryDirectory() as folder:
         found = []
-        if given.without != "training":
+        if "training" not in given.without:
             found.append(
                 training_systems(given.preset, num_turns, long_spins=given.long_spins)
             )
-        if given.without != "decoding":
+        if "decoding" not in given.without:
             found.append(
                 decoding_systems(
                     preset(given.preset),
@@ -391,14 +411,15 @@ def main() -> None:
             )
         if given.no_peers:
             found = [each.without_peers() for each in found]
-        for measured in found:
+        for measured in found if "neighbours" not in given.without else ():
             print(f"## {measured.title}\n", flush=True)
             for line in beside_neighbours(measured, given.neighbours, given.turns):
                 print(line, flush=True)
-            if given.without != "quota":
-                print()
-                for line in under_a_quota(measured, given.turns):
-                    print(line, flush=True)
+            print()
+        for measured in (*found, LOOP) if "quota" not in given.without else ():
+            print(f"## {measured.title}: quota\n", flush=True)
+            for line in under_a_quota(measured, given.turns):
+                print(line, flush=True)
             print()
     print(f"{describe_machine()}- {describe_threads()}")
 

@@ -33,6 +33,7 @@ from transduce.machine import (
 )
 
 Outcome = TypeVar("Outcome")
+Name = TypeVar("Name")
 
 OPENMP_SPINS = "300000"
 """Number of spins of GCC's OpenMP if no variable sets another."""
@@ -98,7 +99,7 @@ class Turns(Generic[Outcome]):
             self._child_bytes = max(self._child_bytes, memory_of_children())
 
 
-def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:
+def order_of_turns(names: Sequence[Name], round_number: int) -> list[Name]:
     """Rotate the order with each round, so that each system is first as often."""
     first = round_number % len(names)
     return [*names[first:], *names[:first]]
