@@ -468,12 +468,12 @@ MATCHED = {
 }
 CURVES = (
     "Likelihood of the dev text after each checkpoint, in bits per character, because "
-    "tokens differ between systems; lower is better. A word vocabulary is not "
-    "comparable: an unknown word costs it one token."
+    "tokens differ between systems; lower is better. Systems with a vocabulary of "
+    "words are left out: an unknown word is one token for them, whatever its letters."
 )
 REACHED = (
     "Cost until the dev text takes at most this many bits per character: the least "
-    "that all systems reach, and what the base Transformer reaches in the end."
+    "that all these systems reach, and what the base Transformer reaches in the end."
 )
 PATHS = (
     "Operations that a signal passes between two positions that are n apart, measured "
@@ -548,34 +548,43 @@ def _row(result: SystemResult) -> tuple[str, ...]:
 
 
 def _curves(results: Sequence[SystemResult]) -> tuple[Part, ...]:
-    common = max(min(point.bits for point in each.curve) for each in results)
-    levels = [common]
-    reference = [each for each in results if each.system == REFERENCE]
-    if reference:
-        levels.append(min(point.bits for point in reference[0].curve))
-    tables = [_reached(results, level) for level in dict.fromkeys(levels)]
-    return (CURVES, *_pictures(results), REACHED, *tables)
+    bits = {each: found for each in results if (found := _bits(each))}
+    least = {each: min(found) for each, found in bits.items()}
+    levels = [max(least.values())] if least else []
+    levels += [lowest for each, lowest in least.items() if each.system == REFERENCE]
+    tables = [_reached(list(bits), level) for level in dict.fromkeys(levels)]
+    costs: tuple[Part, ...] = (REACHED, *tables) if tables else ()
+    return (CURVES, *_pictures(results, bits), *costs)
 
 
-def _pictures(results: Sequence[SystemResult]) -> list[Picture]:
-    likelihood = Chart(
-        name="table2-bits",
-        title="Bits per character of the dev text over training FLOPs",
-        x_label="FLOPs",
-        y_label="bits per character",
-        series=tuple(
-            Series(
-                label=name_of(each),
-                x=[point.flops for point in each.curve],
-                y=[point.bits for point in each.curve],
-                colour=list(SYSTEMS).index(each.system),
-                drawn="curve",
-            )
-            for each in results
-        ),
-        scale="log x",
-    )
-    pictures = [draw(likelihood)]
+def _bits(result: SystemResult) -> list[float]:
+    """Bits per character of all checkpoints; empty with a vocabulary of words."""
+    return [point.bits for point in result.curve if point.bits is not None]
+
+
+def _pictures(
+    results: Sequence[SystemResult], bits: Mapping[SystemResult, Sequence[float]]
+) -> list[Picture]:
+    pictures = []
+    if bits:
+        likelihood = Chart(
+            name="table2-bits",
+            title="Bits per character of the dev text over training FLOPs",
+            x_label="FLOPs",
+            y_label="bits per character",
+            series=tuple(
+                Series(
+                    label=name_of(each),
+                    x=[point.flops for point in each.curve],
+                    y=found,
+                    colour=list(SYSTEMS).index(each.system),
+                    drawn="curve",
+                )
+                for each, found in bits.items()
+            ),
+            scale="log x",
+        )
+        pictures.append(draw(likelihood))
     scored = {
         each: [point for point in each.curve if point.bleu is not None]
         for each in results

@@ -439,8 +439,9 @@ class CurvePoint:
     step: int
     flops: float
     """FLOPs counted up to this checkpoint."""
-    bits: float
-    """Bits per character of the dev text, by its likelihood."""
+    bits: float | None
+    """Bits per character of the dev text, by its likelihood; None with a vocabulary of
+    words, for which an unknown word is one token whatever its letters."""
     bleu: float | None
 
 
@@ -483,7 +484,8 @@ class SystemResult:
 
     def reached(self, bits: float) -> CurvePoint | None:
         """Return the first checkpoint at which a character takes at most these bits."""
-        return next((point for point in self.curve if point.bits <= bits), None)
+        points = ((point, point.bits) for point in self.curve)
+        return next((p for p, own in points if own is not None and own <= bits), None)
 
 
 def results_of(
@@ -609,6 +611,7 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     Tokens differ between systems, so the likelihood is per character.
     """
     folder = RunFolder(run.path)
+    has_bits = run.config.tokenizer.kind != "word"
     flops = {e["step"]: float(e["flops"]) for e in folder.entries("step", "flops")}
     per_step = max(flops.values()) / max(flops)
     dataset = open_dataset(run.path / DEV)
@@ -627,7 +630,7 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
             CurvePoint(
                 step=step,
                 flops=flops.get(step, per_step * step),
-                bits=bits,
+                bits=bits if has_bits else None,
                 bleu=entry.get("bleu"),
             )
         )

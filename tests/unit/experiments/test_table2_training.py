@@ -233,6 +233,24 @@ def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> No
     assert table.results[1].reached(0.1) is None
 
 
+def test_a_vocabulary_of_words_has_no_bits_per_character(
+    tmp_path: Path, tests: tuple[ReferenceText, ...], table: TrainedTable2
+) -> None:
+    config = system_config("deep-att", is_small=True)
+    [run] = system_runs(tmp_path / "words", {"deep-att": config}, [1], tests)
+    write(run, GOOD, 1.5, 10**9)
+    [result] = results_of([run], [], Trials(resamples=50, shuffles=50))
+    assert [point.bits for point in result.curve] == [None, None, None]
+    assert [point.bleu for point in result.curve] == [3.0, 4.0, 5.0]
+    assert result.reached(99.0) is None
+    with_words = replace(table, results=(result, *table.results))
+    before, after = tables(trained_report(table)), tables(trained_report(with_words))
+    assert after[1:3] == before[1:3]  # levels and costs of the others
+    alone = trained_report(replace(table, results=(result,), paths={}))
+    assert {picture.name for picture in alone.pictures()} == {"table2-bleu"}
+    assert not any((each.title or "").startswith("Cost") for each in tables(alone))
+
+
 def test_an_ensemble_costs_all_its_trainings(table: TrainedTable2) -> None:
     _, base, _, ensemble = table.results
     assert ensemble.is_ensemble
