@@ -14,7 +14,7 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -78,7 +78,8 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> st
     tokenizer = _require_expressible(checkpoint)
     with atomic_directory(folder, "export --to marian-npz") as new:
         names = _write_vocabularies(tokenizer, new)
-        (new / WEIGHTS).write_bytes(_npz(checkpoint))
+        options = model_options(checkpoint.transformer_config)
+        (new / WEIGHTS).write_bytes(model_npz(model_arrays(checkpoint), options))
         (new / DECODER).write_text(_decoder_settings(checkpoint, names))
         _require_same(checkpoint, new, sentences)
     return (
@@ -90,15 +91,30 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> st
 def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
     """Raise `RequestError` if Marian lacks something that the model has."""
     require_text(TARGET, checkpoint)
+    tokenizer = checkpoint.tokenizer
+    # First, as a model that is trained anew has none either.
+    if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:
+        raise RequestError(
+            f"A model for {TARGET} must have a tokenizer of SentencePiece without "
+            "added tokens, but has another; it cannot be exported there."
+        )
+    require_weights(checkpoint)
+    return tokenizer
+
+
+def require_weights(checkpoint: Checkpoint) -> None:
+    """Raise `RequestError` unless Marian can compute with the model's weights."""
+    require_text(TARGET, checkpoint)
     config = checkpoint.transformer_config
     require(TARGET, config, positions="sinusoidal")
     require_plain_attention(TARGET, config)
     expected = marian_position_base(config.d_model)
     if abs(config.position_base - expected) > 1e-6 * expected:
         raise RequestError(
-            f"A model for {TARGET} must have `model.position_base` = {expected!r} at "
-            f"this width, but has {config.position_base:g}; it cannot be exported "
-            "there."
+            f"A model for {TARGET} must be trained with Marian's sinusoids, whose "
+            f"base is {expected:.10g} at this width, but has the base "
+            f"{config.position_base:g}; train a model with `--set "
+            f"model.position_base={expected:.10g} --set model.learned_start=false`."
         )
     if config.norm_epsilon > NORM_EPSILON:
         raise RequestError(
@@ -113,13 +129,6 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
             "token, but has others; start a run from it (`train --from`) with `--set "
             "model.learned_start=false`."
         )
-    tokenizer = checkpoint.tokenizer
-    if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:
-        raise RequestError(
-            f"A model for {TARGET} must have a tokenizer of SentencePiece without "
-            "added tokens, but has another; it cannot be exported there."
-        )
-    return tokenizer
 
 
 def _require_same(
@@ -152,13 +161,20 @@ def _require_same(
 # ---- Weights ---------------------------------------------------------------------
 
 
-def _npz(checkpoint: Checkpoint) -> bytes:
-    arrays = {
+def model_arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Return Marian's arrays of the weights by name."""
+    return {
         name: np.ascontiguousarray(array.numpy(), dtype=np.float32)
         for name, array in _arrays(checkpoint)
     }
-    options = _options(checkpoint.transformer_config).encode() + b"\0"
-    stored = {**arrays, OPTIONS: np.frombuffer(options, dtype=np.int8)}
+
+
+def model_npz(arrays: Mapping[str, np.ndarray], options: Mapping[str, object]) -> bytes:
+    """Return the content of model.npz."""
+    lines = [f"{name}: {json.dumps(value)}\n" for name, value in options.items()]
+    text = "".join(lines).encode() + b"\0"
+    # First, as `marian-conv` cannot look for them behind arrays that NumPy has written.
+    stored = {OPTIONS: np.frombuffer(text, dtype=np.int8), **arrays}
     file = io.BytesIO()
     np.savez(file, **stored)  # type: ignore[arg-type]
     return file.getvalue()
@@ -250,13 +266,13 @@ def _norm(
     yield f"{prefix}_ln_bias{ending}", norm.bias[None, order]
 
 
-def _options(config: ModelConfig) -> str:
-    """Return Marian's options of the model, in YAML."""
+def model_options(config: ModelConfig) -> dict[str, object]:
+    """Return Marian's options of the model."""
     is_pre = config.norm == "pre"
     is_recurrent = config.decoder_self_attention == "ssru"
     is_shared = config.target_vocab_size is None
     sizes = (config.vocab_size, config.target_vocab_size or config.vocab_size)
-    options: dict[str, object] = {
+    return {
         "type": "transformer",
         "dim-emb": config.d_model,
         "dim-vocabs": [size - EOS for size in sizes],
@@ -317,7 +333,6 @@ def _options(config: ModelConfig) -> str:
         "dec-cell-high-depth": 1,
         "version": "v1.12.0 by transduce",
     }
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
 
 
 # ---- Vocabularies and search -----------------------------------------------------

@@ -167,12 +167,30 @@ def test_the_file_holds_arrays_of_the_model_alone(
     assert all(isinstance(array, np.ndarray) for array in stored.values())
 
 
-def test_a_trained_model_of_other_positions_is_refused(
+def test_the_options_come_before_the_arrays(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    """`marian-conv` cannot skip arrays that NumPy has written."""
+    export(imported, tmp_path / "out", SENTENCES)
+    with np.load(tmp_path / "out" / "model.npz") as arrays:
+        assert arrays.files[0] == "special:model.yml"
+
+
+def test_other_positions_are_refused(imported: Checkpoint, tmp_path: Path) -> None:
+    config = replace(imported.config, position_base=10_000.0)
+    with pytest.raises(RequestError) as refusal:
+        export(replace(imported, config=config), tmp_path / "out", SENTENCES)
+    told = "must be trained with Marian's sinusoids, whose base is 37275.9372 at this"
+    assert told in str(refusal.value)
+    assert "--set model.position_base=37275.9372 " in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_our_own_is_refused(
     trained_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    with pytest.raises(RequestError, match=r"must have `model.position_base` = \d+"):
+    with pytest.raises(RequestError, match="must have a tokenizer of SentencePiece"):
         export(trained_checkpoint, tmp_path / "out", SENTENCES)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_learned_start_is_refused(imported: Checkpoint, tmp_path: Path) -> None:
