@@ -207,7 +207,10 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent, signal.SIGKILL)  # nothing to save
     with suppress(EOFError, BrokenPipeError):
-        work(Turns(connection, device))
+        try:
+            work(Turns(connection, device))
+        except TransduceError as error:
+            raise SystemExit(str(error)) from None  # one sentence, and exit code 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

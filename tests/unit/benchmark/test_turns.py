@@ -11,7 +11,7 @@ import torch
 from transduce.benchmark import measurement
 from transduce.benchmark import measurement as turns_module
 from transduce.benchmark.measurement import Turns, Worker
-from transduce.errors import TransduceError
+from transduce.errors import RequestError, TransduceError
 from transduce.machine import respect_cpu_quota
 
 CPU = torch.device("cpu")
@@ -131,3 +131,14 @@ def test_a_failing_worker_prints_its_error(capfd):
     with pytest.raises(TransduceError, match=message):
         worker.__enter__()
     assert "has no attribute 'no_such_method'" in capfd.readouterr().err
+
+
+def refuse(_turns: Turns[None]) -> None:
+    raise RequestError("The program ended with exit code 1.")
+
+
+def test_a_worker_that_refuses_prints_one_sentence(capfd):
+    message = "The process of the refusing system ended with exit code 1 during"
+    with pytest.raises(TransduceError, match=message):
+        Worker("the refusing system", refuse, CPU).__enter__()
+    assert capfd.readouterr().err == "The program ended with exit code 1.\n"
