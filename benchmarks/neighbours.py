@@ -41,7 +41,7 @@ from typing import Any, TypeVar
 import torch
 from machine import describe_machine
 
-from transduce.benchmark import decoding, training
+from transduce.benchmark import decoding, peers, training
 from transduce.benchmark.measurement import (
     OPENMP_SPINS,
     Turn,
@@ -66,7 +66,7 @@ from transduce.machine import (
 
 CPU = torch.device("cpu")
 Key = TypeVar("Key")
-SETTING = decoding.Setting(batch_size=32, beam_size=4, forced_length=25)
+SETTING = peers.Setting(batch_size=32, beam_size=4, forced_length=25)
 NUM_SENTENCES = 1_000
 WARM_UP_TURNS = 2
 """Turns in which memory is allocated, before all conditions."""
@@ -153,18 +153,18 @@ def decoding_systems(
         else load_model(model)
     )
     save_model(checkpoint, folder / "ours")
-    setting = SETTING if model is None else decoding.Setting(batch_size=32, beam_size=4)
-    task = decoding.DecodingTask(
+    setting = SETTING if model is None else peers.Setting(batch_size=32, beam_size=4)
+    task = peers.DecodingTask(
         models=folder,
         sentences=tuple(sentences),
         settings=(setting,),
         rounds=num_turns,
         device=CPU,
     )
-    prepared = [(training.OURS, partial(decoding.ours, "int8", False), "transduce")]
+    prepared = [(training.OURS, partial(peers.ours, "int8", False), "transduce")]
     if find_spec("ctranslate2") is not None:
         ctranslate2_export.export(checkpoint, folder / "ctranslate2", sentences[:10])
-        prepare = partial(decoding.ctranslate2, "int8", 1, False)
+        prepare = partial(peers.ctranslate2, "int8", 1, False)
         prepared.append(("CTranslate2", prepare, "ctranslate2"))
     systems = [
         System(

@@ -320,11 +320,11 @@ def _train_beside_peers(task: Task, name: str) -> None:
 def decode_beside_peers(task: Task) -> None:
     """Run `transduce benchmark decoding` for base at beam 4."""
     from transduce.benchmark.decoding import (
-        Setting,
         decoding_table,
         measure_decoding,
         random_checkpoint,
     )
+    from transduce.benchmark.peers import Setting
 
     started = time.monotonic()
     count, length = (1_000, 3) if task.is_small else (NUM_SENTENCES, WORDS_PER_SENTENCE)

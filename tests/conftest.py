@@ -220,18 +220,46 @@ def trained_checkpoint(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Checkpoint:
     """Checkpoint of a tiny model, trained for some seconds."""
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=1, d_model=32, d_ff=64,
+        num_heads=4, d_k=8, d_v=8,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("dataset")
+    return trained(config, corpus, tokenizer, cpu, folder)
+
+
+@pytest.fixture(scope="session")
+def marian_checkpoint(
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    cpu: Hardware,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Checkpoint:
+    """Trained like `trained_checkpoint`, with what Marian can compute in 8 bits too."""
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=1, d_model=64, d_ff=64,
+        num_heads=4, d_k=16, d_v=16, learned_start=False,
+        position_base=10_000.0 ** (64 / 62),
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("dataset")
+    return trained(config, corpus, tokenizer, cpu, folder)
+
+
+def trained(
+    model_config: ModelConfig,
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    cpu: Hardware,
+    folder: Path,
+) -> Checkpoint:
+    """Train a model on the corpus for some seconds."""
     torch.manual_seed(1)
     pairs = (
         EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
         for source, target in zip(*corpus, strict=True)
     )
-    dataset = write_dataset(pairs, tmp_path_factory.mktemp("dataset"))
-    model = Transformer(
-        ModelConfig(
-            vocab_size=tokenizer.vocab_size, num_layers=1, d_model=32, d_ff=64,
-            num_heads=4, d_k=8, d_v=8,
-        )
-    )  # fmt: skip
+    dataset = write_dataset(pairs, folder)
+    model = Transformer(model_config)
     config = TrainingConfig(steps=80, warmup_steps=40, learning_rate_scale=0.5)
     batcher = Batcher(
         dataset, BatchingConfig(source_tokens=150, target_tokens=150), seed=1

@@ -122,14 +122,16 @@ def test_decoding_is_measured_beside_the_peers(
 ) -> None:
     # One precision of each system, as each takes a process that loads its library:
     # tests of `measure_decoding` run all of them.
-    monkeypatch.setattr("transduce.benchmark.decoding.available", lambda _: ["fp32"])
+    monkeypatch.setattr("transduce.benchmark.peers.available", lambda _: ["fp32"])
     monkeypatch.setattr(
         ctranslate2, "get_supported_compute_types", lambda _: {"float32"}
     )
+    monkeypatch.setattr("transduce.interop.marian_program.DECODER", "no-such-program")
     options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
     lines = succeeds("benchmark", "decoding", model, *options).splitlines()
     assert lines[0].startswith("Machine: ")
     assert "vocabulary of" in lines[1]
+    assert any(line.startswith("Marian takes part if `marian-dec") for line in lines)
     head = next(line for line in lines if line.startswith("tokens/s"))
     assert head.split() == ["tokens/s", "b2", "k1", "b2", "k2"]
     place = next(i for i, line in enumerate(lines) if line.startswith("sentences/s"))

@@ -1,30 +1,20 @@
 """Speed and memory of decoding: transduce and other systems, on the same sentences.
 
-All systems take turns, one setting at a time, each in a process of its own. They get
-text, and tokenize it the same way.
+All systems take turns, one setting at a time, each in a process of its own.
 """
 
 import math
 import os
 import tempfile
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,136 +30,35 @@ from transduce.benchmark.measurement import (
     describe_machine,
     load_warning,
     order_of_turns,
-    peer_environment,
     within_quota,
 )
-from transduce.checkpoint import Checkpoint, save_model
-from transduce.data.tensors import pad_rows
-from transduce.decoding.native_model import DecodingPrecision
-from transduce.decoding.processes import default_processes
-from transduce.decoding.torch_model import available
-from transduce.decoding.translations import MAX_SOURCE_TOKENS
-from transduce.decoding.translator import load
-from transduce.errors import ConfigError, RequestError, missing_package
-from transduce.experiments.presets import RunConfig
-from transduce.interop.export import Proof
-from transduce.interop.portable_tokenizer import portable_pieces
-from transduce.model.transformer import Transformer
-from transduce.search_config import MAX_BEAM_SIZE, MAX_TOKENS, SearchConfig
-from transduce.settings import require_between
-from transduce.text.sentence_pieces import SPACE
-from transduce.text.tokenizer import (
-    TOKENIZER_FILE,
-    Tokenizer,
-    learn_tokenizer,
-    load_tokenizer,
+from transduce.benchmark.peers import (
+    REFERENCE,
+    DecodingTask,
+    LoadedSystem,
+    Prepare,
+    Setting,
+    System,
+    convert,
+    fitting,
+    systems_on,
 )
-from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
+from transduce.checkpoint import Checkpoint
+from transduce.errors import ConfigError
+from transduce.experiments.presets import RunConfig
+from transduce.model.transformer import Transformer
+from transduce.settings import require_between
+from transduce.text.tokenizer import learn_tokenizer
 
-SENTENCES_OF_ONE = 12
-"""Sentences per turn with a batch size of 1."""
-SENTENCES_OF_SEVERAL = 256
-"""Approximate sentences per turn with larger batches, rounded to whole batches."""
-MOST_SENTENCES = 100_000
-"""Largest batch in sentences, as the text is held in memory."""
-MOST_BATCHES = 8
-"""Most batches per turn."""
 WARM_UP_SENTENCES = 32
 """Most sentences translated at the start of a turn without being measured, as the
 caches hold another system's data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Batch size and search settings of one measurement."""
-
-    batch_size: int
-    """Sentences per batch."""
-    beam_size: int
-    forced_length: int | None = None
-    """Length that every translation is forced to, with the end token; None for the
-    model's own lengths."""
-
-    def __post_init__(self) -> None:
-        require_between("batch_size", self.batch_size, 1, MOST_SENTENCES)
-        require_between("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
-        require_between("length", self.forced_length, 2, MAX_TOKENS)
-
-    @property
-    def num_sentences(self) -> int:
-        """Sentences per turn."""
-        if self.batch_size == 1:
-            return SENTENCES_OF_ONE
-        batches = SENTENCES_OF_SEVERAL // self.batch_size
-        return min(max(batches, 1), MOST_BATCHES) * self.batch_size
-
-    def __str__(self) -> str:
-        length = f", {self.forced_length} tokens" if self.forced_length else ""
-        return f"batch {self.batch_size}, beam {self.beam_size}{length}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingTask:
-    """Sentences and settings that every system translates."""
-
-    models: Path
-    """Folder with the model of each library: `ours`, `ctranslate2`, `marian`."""
-    sentences: tuple[str, ...]
-    settings: tuple[Setting, ...]
-    rounds: int
-    """Rounds over all settings; the first is a warm-up."""
-    device: torch.device
-
-    def jobs(self) -> Iterator[Setting]:
-        """Setting of each turn."""
-        for _ in range(self.rounds):
-            yield from self.settings
-
-    def batches(self, setting: Setting) -> list[list[str]]:
-        """Batches of a turn; the sentences are repeated if there are too few."""
-        tokenizer = load_tokenizer(self.models / "ours" / TOKENIZER_FILE)
-        chosen = fitting(self.sentences, setting, tokenizer)
-        texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
-        starts = range(0, len(texts), setting.batch_size)
-        return [texts[start : start + setting.batch_size] for start in starts]
 
 
 def warm_up(batches: Sequence[list[str]]) -> list[list[str]]:
     """Batches to translate before the measurement."""
     count = max(WARM_UP_SENTENCES // len(batches[0]), 1)
     return [texts[:WARM_UP_SENTENCES] for texts in batches[:count]]
-
-
-def fitting(
-    sentences: Sequence[str], setting: Setting, tokenizer: Tokenizer
-) -> list[str]:
-    """Sentences that no system truncates or translates in parts.
-
-    With a forced length, only shorter ones, as our translations may be as long as the
-    source. Raises `ConfigError` if there are none.
-    """
-    longest = (setting.forced_length or MAX_SOURCE_TOKENS) - 1
-    ids = tokenizer.encode_sources(sentences)
-    chosen = [
-        text
-        for text, source in zip(sentences, ids, strict=True)
-        if 0 < len(source) <= longest
-    ]
-    if not chosen:
-        raise ConfigError(
-            f"At least one sentence must have at most {longest} tokens, but none has."
-        )
-    return chosen
-
-
-LENGTH_PENALTY = 0.6
-EXTRA_LENGTH = 50
-"""Most tokens of a translation beyond the length of its source."""
-
-Translate = Callable[[list[str], Setting], list[list[int]]]
-"""Translates texts to token ids without special tokens."""
-Prepare = Callable[[DecodingTask], Translate]
-"""Loads a system's model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,187 +90,45 @@ def _take_turns(
 ) -> None:
     import_module(module)  # not counted in the loading time
     started = time.perf_counter()
-    translate = prepare(task)
+    system = prepare(task)
     load_seconds = time.perf_counter() - started
     batches = {setting: task.batches(setting) for setting in task.settings}
-    turns.begin()
-    for setting in task.jobs():
-        for texts in warm_up(batches[setting]):
-            translate(texts, setting)
-        seconds, found = [], []
-        for texts in batches[setting]:
-            started = time.perf_counter()
-            found += translate(texts, setting)
-            seconds.append(time.perf_counter() - started)
-        forced = setting.forced_length
-        turns.done(
-            DecodingOutcome(
-                num_tokens=sum(forced or len(ids) + 1 for ids in found),
-                num_words=sum(len(text.split()) for text in chain(*batches[setting])),
-                batch_seconds=tuple(seconds),
-                translations=tuple(map(tuple, found)),
-                load_seconds=load_seconds,
-            )
-        )
+    with closing(system):
+        turns.begin()
+        for setting in task.jobs():
+            turns.done(_outcome(system, setting, batches[setting], load_seconds))
 
 
-def ours(
-    precision: DecodingPrecision, shortlist: bool, task: DecodingTask
-) -> Translate:
-    """Translate as `transduce translate` does, with or without the shortlist."""
-    translator = load(
-        task.models / "ours",
-        device=task.device.type,
-        precision=precision,
-        num_processes=None,
+def _outcome(
+    system: LoadedSystem,
+    setting: Setting,
+    batches: Sequence[list[str]],
+    load_seconds: float,
+) -> DecodingOutcome:
+    """Translate the batches of a turn."""
+    for texts in warm_up(batches):
+        system.translate(texts, setting)
+    seconds: list[float] = []
+    found: list[list[int]] = []
+    for texts in batches:
+        system.get_ready(texts, setting)
+        started = time.perf_counter()
+        found += system.translate(texts, setting)
+        seconds.append(time.perf_counter() - started)
+    forced = setting.forced_length
+    return DecodingOutcome(
+        num_tokens=sum(forced or len(ids) + 1 for ids in found),
+        num_words=sum(len(text.split()) for text in chain(*batches)),
+        batch_seconds=tuple(seconds),
+        translations=tuple(map(tuple, found)),
+        load_seconds=load_seconds,
     )
-    translator.get_ready()
-    pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
-    ids = {piece: i for i, piece in enumerate(pieces)}
-
-    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        forced = setting.forced_length
-        search = SearchConfig(
-            beam_size=setting.beam_size,
-            # As in the peers.
-            patience=1,
-            penalty="power",
-            length_penalty=LENGTH_PENALTY,
-            min_length=forced - 1 if forced else 0,
-            extra_length=0 if forced else EXTRA_LENGTH,
-            shortlist=shortlist,
-        )
-        found = translator.translate_stream(texts, search)
-        return [[ids[piece] for piece in each.hypotheses[0].tokens] for each in found]
-
-    return translate
-
-
-def ctranslate2(
-    compute_type: str, num_workers: int, use_vmap: bool, task: DecodingTask
-) -> Translate:
-    """`ctranslate2.Translator` on all cores, with our search settings.
-
-    Its workers share the cores. Each gets a part of every batch with short and long
-    sentences, as CTranslate2 does not split a batch by itself. `use_vmap` is its form
-    of a shortlist: all sentences of a batch choose among the candidates of all.
-    """
-    import ctranslate2 as library
-
-    translator = library.Translator(
-        str(task.models / "ctranslate2"),
-        device=task.device.type,
-        compute_type=compute_type,
-        inter_threads=num_workers,
-        intra_threads=max(torch.get_num_threads() // num_workers, 1),
-    )
-    tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
-    pieces = portable_pieces(tokenizer, SPACE)
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    never = [[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]]
-
-    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        sources = tokenizer.encode_sources(texts)
-        forced = setting.forced_length
-        texts_of_pieces = [[pieces[i] for i in source] for source in sources]
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        shares = [order[i::num_workers] for i in range(num_workers)]
-        running = [
-            translator.translate_batch(
-                [texts_of_pieces[i] for i in share],
-                asynchronous=True,
-                beam_size=setting.beam_size,
-                length_penalty=LENGTH_PENALTY,
-                min_decoding_length=forced or 0,
-                max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
-                suppress_sequences=never,
-                use_vmap=use_vmap,
-            )
-            for share in shares
-        ]
-        found: list[list[int]] = [[] for _ in sources]
-        for share, results in zip(shares, running, strict=True):
-            for i, result in zip(share, results, strict=True):
-                found[i] = [ids[piece] for piece in result.result().hypotheses[0]]
-        return found
-
-    return translate
-
-
-def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
-    """`MarianMTModel.generate` of Hugging Face."""
-    from transformers import MarianMTModel
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model: Any = MarianMTModel.from_pretrained(task.models / "marian", dtype=dtype)
-    model.to(task.device).eval()
-    tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
-
-    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        source = pad_rows([[*ids, EOS] for ids in tokenizer.encode_sources(texts)])
-        source = source.to(task.device)
-        forced = setting.forced_length
-        with torch.inference_mode():
-            found = model.generate(
-                source,
-                attention_mask=(source != PAD).long(),
-                num_beams=setting.beam_size,
-                length_penalty=LENGTH_PENALTY,
-                early_stopping=True,
-                max_length=None,
-                min_new_tokens=forced or 0,
-                max_new_tokens=forced or source.size(1) + EXTRA_LENGTH,
-            )
-        return [[i for i in row if i > EOS] for row in found.tolist()]
-
-    return translate
 
 
 BENCHMARK = "The benchmark of decoding"
 WARM_UP_ROUNDS = 1
 SEED = 1
-OURS = "transduce"
-REFERENCE = f"{OURS} fp32"
-CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
-CT2_MODULE, HF_MODULE = "ctranslate2", "transformers.models.marian.modeling_marian"
-CT2_TYPES = (
-    "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
-)  # fmt: skip
-"""Compute types of CTranslate2, of which a device supports some."""
-NUM_PROVEN = 4
-"""Sentences with which the exported model is compared with ours."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class System:
-    """A library that translates, in one precision and form."""
-
-    library: str
-    form: str
-    """Precision and what else distinguishes it from others of the library."""
-    prepare: Prepare
-    module: str
-    """Module that is imported before the model is loaded."""
-    has_shortlist: bool = False
-    """Whether it chooses among a shortlist's candidates."""
-
-    @property
-    def name(self) -> str:
-        """Name in tables."""
-        return f"{self.library} {self.form}"
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is transduce."""
-        return self.library == OURS
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Variables of its process."""
-        return {} if self.is_ours else peer_environment()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,7 +250,7 @@ def measure_decoding(
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         on_turn("exporting the model")
-        proofs, left_out = _convert(checkpoint, Path(folder), sentences)
+        peers = convert(checkpoint, Path(folder), sentences, settings, device)
         task = DecodingTask(
             models=Path(folder),
             sentences=tuple(sentences),
@@ -513,8 +260,8 @@ def measure_decoding(
         )
         systems = [
             each
-            for each in _systems_on(
-                device, set(proofs), has_shortlist=checkpoint.shortlist is not None
+            for each in systems_on(
+                device, peers, has_shortlist=checkpoint.shortlist is not None
             )
             if names is None or each.name in {REFERENCE, *names}
         ]
@@ -526,85 +273,14 @@ def measure_decoding(
         num_parameters=checkpoint.build().num_parameters(),
         vocab_size=checkpoint.config.vocab_size,
         rounds=rounds,
-        proofs=tuple(f"{peer}: {proof}" for peer, proof in proofs.items()),
-        left_out=left_out,
+        proofs=tuple(f"{peer}: {proof}" for peer, proof in peers.proofs.items()),
+        left_out=peers.left_out,
         decoders=tuple(
             _decoder_speed(each, task, turns[each.name][first:], reference[first:])
             for each in systems
         ),
         load=load,
     )
-
-
-def _convert(
-    checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]
-) -> tuple[dict[str, Proof], tuple[str, ...]]:
-    """Export the model to each peer.
-
-    Returns the proof that the export is right by peer, and sentences on those that
-    cannot have the model.
-    """
-    save_model(checkpoint, folder / "ours")
-    setting = Setting(batch_size=1, beam_size=1)
-    sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]
-    proofs: dict[str, Proof] = {}
-    left_out: list[str] = []
-    for peer, target, package, module in (
-        (CTRANSLATE2, "ctranslate2", "ctranslate2", "ctranslate2"),
-        (MARIAN, "marian", "transformers", "marian_export"),
-    ):
-        if find_spec(package) is None:
-            left_out.append(missing_package(peer, package, "benchmark"))
-            continue
-        export = import_module(f"transduce.interop.{module}").export
-        try:
-            proofs[peer] = export(checkpoint, folder / target, sample)
-        except RequestError as error:
-            left_out.append(f"{peer} is left out: {error}")
-    if not proofs:
-        raise RequestError(" ".join(left_out))
-    return proofs, tuple(left_out)
-
-
-def _systems_on(
-    device: torch.device, peers: Collection[str], *, has_shortlist: bool
-) -> Iterator[System]:
-    """Systems that a device has, with the peers that have the model.
-
-    A model with a shortlist is measured both with it and without it, on a CPU.
-    """
-    ready = available(device)
-    shortlists = (False, True) if has_shortlist and device.type == "cpu" else (False,)
-    for precision, shortlist in product(ready, shortlists):
-        yield System(
-            library=OURS,
-            form=f"{precision}, shortlist" if shortlist else precision,
-            prepare=partial(ours, precision, shortlist),
-            module="transduce",
-            has_shortlist=shortlist,
-        )
-    if CTRANSLATE2 in peers:
-        known = import_module(CT2_MODULE).get_supported_compute_types(device.type)
-        numbers = sorted({1, default_processes(str(device))})
-        kinds = [kind for kind in CT2_TYPES if kind in known]
-        for kind, number, use_vmap in product(kinds, numbers, shortlists):
-            several = f", {number} workers" if number > 1 else ""
-            yield System(
-                library=CTRANSLATE2,
-                form=f"{kind}{several}{', vmap' if use_vmap else ''}",
-                prepare=partial(ctranslate2, kind, number, use_vmap),
-                module=CT2_MODULE,
-                has_shortlist=use_vmap,
-            )
-    if MARIAN in peers:
-        for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-            if precision in ready:
-                yield System(
-                    library=MARIAN,
-                    form=precision,
-                    prepare=partial(marian, dtype),
-                    module=HF_MODULE,
-                )
 
 
 def _measure_turns(

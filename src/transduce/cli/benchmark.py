@@ -9,11 +9,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.benchmark.decoding import (
-    Setting,
     decoding_table,
     measure_decoding,
     random_checkpoint,
 )
+from transduce.benchmark.peers import Setting
 from transduce.benchmark.training import (
     WARM_UP_ROUNDS,
     measure_training,
@@ -108,10 +108,12 @@ def decoding(
 ) -> None:
     """Measure speed and memory of decoding beside other libraries.
 
-    CTranslate2 and Hugging Face's `generate` translate the same sentences with the same
-    model, whose export is proven equal, in each precision that the machine supports.
-    A model with a shortlist is measured with and without it; CTranslate2 uses its vmap.
-    Each runs in its own process; they take turns, one setting each.
+    CTranslate2, Hugging Face's `generate` and Marian, if `marian-decoder` and
+    `marian-conv` built for this machine are on the PATH, translate the same sentences
+    with the same model, whose export is proven equal, in each precision that the
+    machine supports. A model with a shortlist is measured with and without it;
+    CTranslate2 uses its vmap. Each runs in its own process; they take turns, one
+    setting each.
 
     For example:
 

@@ -42,7 +42,7 @@ from transduce.interop.export import (
     embedding_names,
     encoder,
     prove,
-    prove_candidates,
+    prove_choices,
     require,
     require_plain_attention,
     require_short,
@@ -87,7 +87,8 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
         proof = prove(exported, tokenizer, checkpoint, sentences)
         if shortlist is not None:
             chosen = partial(exported.greedy_ids, max_length=MAX_LENGTH)
-            prove_candidates(chosen, shortlist, checkpoint, sentences)
+            among = partial(shortlist.candidates, base=shortlist.base())
+            prove_choices(chosen, checkpoint, sentences, among)
         return proof
 
 

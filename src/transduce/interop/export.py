@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -21,7 +22,6 @@ from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.errors import DataError, RequestError, TransduceError, counted
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -308,27 +308,31 @@ def prove(
 
 
 @torch.no_grad()
-def prove_candidates(
+def prove_choices(
     greedy_ids: Callable[[list[int]], list[int]],
-    shortlist: Shortlist,
     checkpoint: Checkpoint,
     sentences: Sequence[str],
-) -> None:
-    """Raise `ProofError` unless another library chooses among a shortlist's candidates.
+    candidates: Callable[[list[int]], list[int] | np.ndarray] | None = None,
+) -> int:
+    """Raise `ProofError` unless another library chooses the tokens that we choose.
 
     `greedy_ids` translates a source there: each token must be the first choice of this
-    package's model among the candidates.
+    package's model, among those that `candidates` returns of the source if it is given.
+    Returns the number of tokens.
     """
     ours = checkpoint.build_transformer()
-    base = shortlist.base()
+    num_tokens = 0
     for sentence in sentences:
         source = checkpoint.tokenizer.encode(sentence)
         ids = greedy_ids(source)
         logits = _logits(ours, source, ids)
-        is_left_out = torch.ones(logits.size(-1), dtype=torch.bool)
-        is_left_out[torch.as_tensor(shortlist.candidates(source, base))] = False
-        logits[:, is_left_out] = -torch.inf
+        if candidates is not None:
+            is_left_out = torch.ones(logits.size(-1), dtype=torch.bool)
+            is_left_out[torch.as_tensor(candidates(source))] = False
+            logits[:, is_left_out] = -torch.inf
         _require_first_choices(ids, logits, sentence)
+        num_tokens += len(ids)
+    return num_tokens
 
 
 def _logits(

@@ -11,21 +11,25 @@ import torch
 
 from transduce.architectures.config import ByteNetConfig
 from transduce.benchmark import decoding as decoding_speed
+from transduce.benchmark import peers as known_peers
 from transduce.benchmark.decoding import (
-    MOST_BATCHES,
-    SENTENCES_OF_SEVERAL,
     DecodingOutcome,
-    DecodingTask,
-    Setting,
     decoding_table,
     measure_decoding,
     random_checkpoint,
     warm_up,
 )
 from transduce.benchmark.measurement import Turn, within_quota
+from transduce.benchmark.peers import (
+    MOST_BATCHES,
+    SENTENCES_OF_SEVERAL,
+    DecodingTask,
+    Setting,
+)
 from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
+from transduce.interop import marian_program
 from transduce.model.transformer import Transformer
 from transduce.text.shortlist import encode_pairs, learn_shortlist
 
@@ -64,6 +68,11 @@ class KnownWorker:
             load_seconds=1.0,
         )
         return Turn(outcome=outcome, seconds=1.0, peak_bytes=1)
+
+
+@pytest.fixture(autouse=True)
+def _without_marian(monkeypatch):
+    monkeypatch.setattr(marian_program.shutil, "which", lambda _: None)
 
 
 @pytest.fixture
@@ -222,7 +231,7 @@ def test_ctranslate2_is_measured_in_all_types_and_forms(
 ):
     known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
     monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda _: known)
-    monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
+    monkeypatch.setattr(known_peers, "default_processes", lambda _: num_cores)
     measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
     names = [name for name in environments if name.startswith("CTranslate2")]
     assert names == [
@@ -242,18 +251,19 @@ def test_peers_decode_with_openmps_own_settings(
 
 
 def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
-    monkeypatch.setattr(decoding_speed, "find_spec", lambda name: None)
+    monkeypatch.setattr(known_peers, "find_spec", lambda name: None)
     with pytest.raises(RequestError) as refusal:
         measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
     for package in ("ctranslate2", "transformers"):
         assert f"needs the package `{package}`, which is not" in str(refusal.value)
+    assert str(refusal.value).endswith(marian_program.ABSENT)
 
 
 @pytest.mark.usefixtures("environments")
 def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
-    find = decoding_speed.find_spec
+    find = known_peers.find_spec
     monkeypatch.setattr(
-        decoding_speed,
+        known_peers,
         "find_spec",
         lambda name: None if name == "ctranslate2" else find(name),
     )
@@ -261,8 +271,9 @@ def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
     names = [decoder.name for decoder in speed.decoders]
     assert not any(name.startswith("CTranslate2") for name in names)
     assert any(name.startswith("Hugging Face") for name in names)
-    [reason] = speed.left_out
+    reason, of_marian = speed.left_out
     assert reason.startswith("CTranslate2 needs the package `ctranslate2`")
+    assert of_marian == marian_program.ABSENT
 
 
 def test_at_least_one_round_is_measured(trained_checkpoint):
@@ -313,7 +324,7 @@ def test_a_peer_that_lacks_the_models_features_is_left_out(trained_checkpoint):
     checkpoint = replace(trained_checkpoint, config=config, weights=weights)
     speed = measure_decoding(checkpoint, ["one two"], [FORCED], 1, CPU, print)
     assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
-    [reason] = speed.left_out
+    reason, _ = speed.left_out
     assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
     # The only setting is neither greedy nor without a forced length.
     assert speed.decoders[0].greedy_agreement is None
