@@ -1,6 +1,7 @@
-"""Scripts name tests that exist."""
+"""Scripts name tests that exist, and versions of all packages."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,22 @@ SCRIPTS = [
 def test_the_tests_that_a_script_runs_exist(script: Path) -> None:
     names = re.findall(r"(?<!\S)tests/[\w./]+", script.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_tested_versions_include_all_packages_for_development() -> None:
+    """Otherwise `scripts/test-newest` takes the missing one for a newer version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        *project["dependencies"],
+        *(each for one in extras.values() for each in one),
+    }
+    names = {plain(re.split(r"[\[<>=]", each)[0]) for each in needed}
+    constraints = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    known = {plain(line.partition("==")[0]) for line in constraints}
+    assert names - known == {"transduce"}
+
+
+def plain(name: str) -> str:
+    """Name of a package in the spelling of indexes."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -52,15 +52,14 @@ class RecurrentMemory:
 def use_up_projection_warning() -> None:
     """Suppress PyTorch's warning that oneDNN has no LSTM with a projection.
 
-    PyTorch gives it once a process, and no user can act on it. The layer here has no
-    first weights, so the random generator stays as it is.
+    PyTorch gives it once a process, and no user can act on it. The random generator
+    stays as it is.
     """
-    with warnings.catch_warnings():
+    cpu, fp32 = torch.device("cpu"), torch.float32
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
         warnings.simplefilter("ignore")
-        layer = nn.LSTM(1, 2, proj_size=1, device="meta", dtype=torch.float32)
-        layer.to_empty(device="cpu")(
-            torch.zeros(1, 1, 1, device="cpu", dtype=torch.float32)
-        )
+        layer = nn.LSTM(1, 2, proj_size=1, device=cpu, dtype=fp32)
+        layer(torch.zeros(1, 1, 1, device=cpu, dtype=fp32))
 
 
 class RecurrentLayer(nn.Module):

@@ -55,6 +55,16 @@ def compiling(unchecked_types, monkeypatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def capturing(compiling, monkeypatch) -> None:
+    """PyTorch's compiler that runs the graphs of the forward pass as they are.
+
+    That is enough where only matters which layers are compiled, and takes half as long.
+    """
+    compile_ = partialmethod(COMPILE, backend="eager")
+    monkeypatch.setattr(nn.Module, "compile", compile_)
+
+
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch) -> None:
     """Attention and dropout by PyTorch's own operators."""
@@ -108,10 +118,11 @@ def losses_at_rest(batch_loss: BatchLoss, batcher: Batcher) -> list[Tensor]:
         return [batch_loss(each).smoothed for each in batches]
 
 
-def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
+def test_compiled_layers_compute_the_same_and_each_kind_is_compiled_once(
     batch_loss, batcher, cpu
 ):
     expected = losses_and_gradients(batch_loss, batcher)
+    expected_at_rest = losses_at_rest(batch_loss, batcher)
     assert compile_layers(batch_loss, batcher, cpu) is None
     assert counters["stats"]["unique_graphs"] == NUM_KINDS
     actual = losses_and_gradients(batch_loss, batcher)
@@ -122,6 +133,11 @@ def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
     num_graphs = counters["stats"]["unique_graphs"]
     losses_and_gradients(batch_loss, batcher)
     assert counters["stats"]["unique_graphs"] == num_graphs
+    # In evaluation, too.
+    actual = losses_at_rest(batch_loss, batcher)
+    torch.testing.assert_close(actual, expected_at_rest, rtol=1e-9, atol=1e-12)
+    assert counters["stats"]["unique_graphs"] > num_graphs
+    assert not counters["graph_break"]
 
 
 def test_compiled_layers_leave_the_scan_of_recurrent_units_uncompiled(
@@ -134,14 +150,6 @@ def test_compiled_layers_leave_the_scan_of_recurrent_units_uncompiled(
     actual = losses_and_gradients(batch_loss, batcher)
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     assert counters["graph_break"]
-
-
-def test_compiled_layers_compute_the_same_in_evaluation(batch_loss, batcher, cpu):
-    expected = losses_at_rest(batch_loss, batcher)
-    assert compile_layers(batch_loss, batcher, cpu) is None
-    actual = losses_at_rest(batch_loss, batcher)
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-    assert not counters["graph_break"]
 
 
 def test_layers_stay_uncompiled_if_pytorch_cannot_compile_them(
@@ -177,6 +185,7 @@ def test_a_later_compilation_failure_falls_back_to_plain_layers(
     assert losses_at_rest(batch_loss, batcher) == expected
 
 
+@pytest.mark.usefixtures("capturing")
 def test_no_process_compiles_if_one_cannot(batch_loss, batcher, cpu):
     class WithOther(Processes):
         def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
@@ -191,6 +200,7 @@ def test_no_process_compiles_if_one_cannot(batch_loss, batcher, cpu):
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
+@pytest.mark.usefixtures("capturing")
 def test_the_trial_batch_shrinks_until_it_fits_in_memory(
     batch_loss, batcher, cpu, monkeypatch
 ):
