@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,7 +19,7 @@ from transduce.architectures.config import ArchitectureConfig, require_transform
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.models import build
 from transduce.errors import CheckpointError, RequestError
-from transduce.files import atomic_directory, require_file
+from transduce.files import atomic_directory, is_utf8, require_file
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
@@ -185,6 +185,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read safetensors; raise `CheckpointError` if the file is missing or damaged."""
     try:
         require_file(path)
+        if not is_utf8(str(path)):  # PyTorch cannot map a file of such a name
+            return load(path.read_bytes())
         # Copies, because the library maps the file, which may be overwritten.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError) as error:

@@ -85,6 +85,15 @@ def real_file(path: Path) -> Path:
     return real_path(path) if path.is_symlink() else path
 
 
+def is_utf8(name: str) -> bool:
+    """Return whether the name of a file, as Python decodes it, is UTF-8."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def require_file(path: Path) -> None:
     """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device.
 

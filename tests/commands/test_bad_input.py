@@ -1,9 +1,11 @@
 """User errors give one sentence, exit code 2, and no partial output."""
 
 import json
+import os
 import re
 import resource
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -451,6 +453,16 @@ def test_the_current_folder_is_refused_for_a_run(
     message = refuses(*TINY, *files, "--out", ".")
     assert message.startswith(".: the output must be another folder than the current")
     assert not list(Path().iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Names are Unicode elsewhere")
+def test_a_library_that_needs_a_name_in_utf8_is_one_sentence(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    message = refuses("export", model, "--to", "ctranslate2", "--out", out)
+    assert "the names of files must be UTF-8 here" in message
+    assert not list(tmp_path.iterdir())
 
 
 def test_control_characters_of_a_name_are_escaped(

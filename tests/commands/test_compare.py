@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,3 +237,16 @@ def test_characters_are_marked_in_text_without_spaces() -> None:
     assert [word for word, is_marked in marked.words if is_marked] == ["本"]
     assert "".join(word for word, _ in marked.words) == "老师买三本书。"
     assert marked.separator == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Names are Unicode elsewhere")
+def test_the_name_of_a_file_that_is_not_utf8_is_escaped(
+    succeeds: Callable[..., str], files: dict[str, Path], tmp_path: Path
+) -> None:
+    system = tmp_path / os.fsdecode(b"caf\xe9")
+    system.write_bytes(files["last"].read_bytes())
+    page = tmp_path / "page.html"
+    options = ("--reference", files["reference"], "--html", page, *FEW)
+    out = succeeds("compare", system, files["second"], *options)
+    assert r"caf\udce9" in out
+    assert r"caf\udce9" in page.read_text(encoding="utf-8")

@@ -615,3 +615,12 @@ def test_loaded_weights_do_not_depend_on_their_file(trained_checkpoint, tmp_path
         file.truncate(0)
     for name, weight in trained_checkpoint.weights.items():
         assert torch.equal(loaded.weights[name], weight)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Names are Unicode elsewhere")
+def test_tensors_are_read_from_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}
+    save_file(tensors, folder / WEIGHTS)
+    torch.testing.assert_close(load_tensors(folder / WEIGHTS), tensors, atol=0, rtol=0)

@@ -41,8 +41,9 @@ from transduce.errors import (
     counted,
     missing_in,
     missing_package,
+    shortened,
 )
-from transduce.files import is_disk_full
+from transduce.files import is_disk_full, is_utf8
 from transduce.interruption import signals_after_imports, unwound_on_termination
 from transduce.machine import respect_cpu_quota
 
@@ -272,7 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         try:
             _run(arguments)
-        except (ImportError, EOFError, MemoryError, RuntimeError) as error:
+        except (
+            *(ImportError, EOFError, MemoryError, RuntimeError),
+            UnicodeEncodeError,
+        ) as error:
             command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
             if (message := _explained(error, command)) is None:
                 raise
@@ -290,6 +294,11 @@ def _explained(error: Exception, command: str) -> str | None:
             f"Python's compiled modules are cut short ({error}), as a full disk "
             "leaves them; free space, and delete the __pycache__ folders in "
             f"{sys.prefix} and {Path(transduce.__file__).parent}."
+        )
+    if isinstance(error, UnicodeEncodeError) and not is_utf8(error.object):
+        return (
+            f"{shortened(error.object)}: the names of files must be UTF-8 here, as a "
+            "library or a format needs them, but this one is not; rename it."
         )
     return None
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EISDIR, ENOENT
+from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -228,7 +229,9 @@ def finish_report(
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
     finally:
         show(report, console)
-    console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")
+    plain_console().print(
+        f"The report is in {out}: {name}.md, {name}.html, {name}.json."
+    )
 
 
 Files = Annotated[
@@ -351,7 +354,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def open_closed_streams() -> bool:
     """Open closed standard streams on the null device; return whether output was
-    closed.
+    closed. Output of characters that its encoding lacks is escaped.
 
     Python sets a closed stream to None. The next opened file would get the stream's
     descriptor, and libraries would write into it.
@@ -361,6 +364,9 @@ def open_closed_streams() -> bool:
         sys.stderr = _nowhere(ERROR_DESCRIPTOR)
     if is_closed:
         sys.stdout = _nowhere(OUTPUT_DESCRIPTOR)
+    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of files need not be UTF-8, nor need the terminal be.
+        sys.stdout.reconfigure(errors="backslashreplace")
     return is_closed
 
 

@@ -25,6 +25,7 @@ from transduce.report.report import (
     Table,
     as_page,
     columns,
+    encodable,
     write_markdown,
 )
 from transduce.search_config import SearchConfig
@@ -301,7 +302,7 @@ def write_report(
         write_markdown(shown, folder, NAME)
         (folder / f"{NAME}.html").write_text(as_page(shown), encoding="utf-8")
         text = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"
-        (folder / f"{NAME}.json").write_text(text, encoding="utf-8")
+        (folder / f"{NAME}.json").write_text(encodable(text), encoding="utf-8")
         for name, lines in translations.items():
             write_lines(folder / f"{name}.txt", lines)
 

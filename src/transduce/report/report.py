@@ -110,7 +110,12 @@ def as_markdown(report: Report) -> str:
     for section in report.sections:
         blocks.append(f"## {_escaped(section.title)}")
         blocks.extend(_block(part) for part in section.parts)
-    return "\n\n".join(blocks) + "\n"
+    return encodable("\n\n".join(blocks) + "\n")
+
+
+def encodable(text: str) -> str:
+    """Escape the bytes of file names that are not UTF-8, which no page can have."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def write_markdown(report: Report, folder: Path, name: str) -> None:
@@ -183,7 +188,7 @@ def whole_page(
     common = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
     body = "\n".join(parts)
     ending = f"\n<script>\n{script}</script>" if script else ""
-    return f"""<!doctype html>
+    page = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -202,6 +207,7 @@ def whole_page(
 </body>
 </html>
 """
+    return encodable(page)
 
 
 def as_html(section: Section) -> str:
