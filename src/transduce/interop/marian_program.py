@@ -455,26 +455,18 @@ class Decoder:
         self.close()
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Translate at most a batch of lines; `RequestError` if the program ends."""
-        self.send(lines)
-        return self.receive(len(lines))
-
-    def send(self, lines: Sequence[str]) -> None:
-        """Send at most a batch of lines, repeated if it is smaller."""
-        batch = islice(cycle(lines), self._batch_size)
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `receive` says why
-            self._process.stdin.write("".join(f"{each}\n" for each in batch).encode())
-            self._process.stdin.flush()
-
-    def receive(self, number: int) -> list[str]:
-        """Receive the translations of a batch, and return a number of them.
+        """Translate at most a batch of lines; they are repeated up to a whole one.
 
         Raises `RequestError` if the program has ended.
         """
+        batch = islice(cycle(lines), self._batch_size)
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        lines = [self._process.stdout.readline() for _ in range(self._batch_size)]
-        if not lines[-1].endswith(b"\n"):
+        with suppress(BrokenPipeError):  # its end is noticed below
+            self._process.stdin.write("".join(f"{each}\n" for each in batch).encode())
+            self._process.stdin.flush()
+        found = [self._process.stdout.readline() for _ in range(self._batch_size)]
+        if not found[-1].endswith(b"\n"):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._process.kill()
@@ -482,7 +474,7 @@ class Decoder:
             self._messages.seek(0)
             output = self._messages.read().decode(errors="replace")
             raise RequestError(_end(self._program, code, output))
-        return [line.decode() for line in lines[:number]]
+        return [line.decode() for line in found[: len(lines)]]
 
     def close(self) -> None:
         """End the program."""

@@ -83,6 +83,29 @@ def test_workers_share_a_batch(task, stand_in, num_workers, corpus, stack):
         assert system.translate(texts[:1], setting)[0][:11] == expected[0]
 
 
+def test_large_parts_are_cut_into_mini_batches(
+    task, stand_in, corpus, stack, monkeypatch
+):
+    monkeypatch.setattr(peers, "MARIAN_BATCH", 2)
+    system = marian(find_programs(), Form(), 1, task)
+    stack.enter_context(closing(system))
+    ours = peers.ours("fp32", False, task)
+    before = len(calls(stand_in))
+    texts = corpus[0][:4]
+    assert system.translate(texts, GREEDY) == ours.translate(texts, GREEDY)
+    [started] = calls(stand_in)[before:]
+    assert "--mini-batch 2 " in started
+    # Mini-batches of other lengths need programs with limits of their own.
+    by_length = {len(text.split()): text for text in corpus[0]}
+    texts = [by_length[length] for length in (1, 6, 3, 1, 3)]
+    system.get_ready(texts, FORCED)
+    started = calls(stand_in)[before + 1 :]
+    assert len(set(started)) == len(started) == 3
+    found, expected = system.translate(texts, FORCED), ours.translate(texts, FORCED)
+    assert [ids[:11] for ids in found] == [ids[:11] for ids in expected]
+    assert [len(ids) for ids in found] == [12] * 5
+
+
 def test_the_death_of_a_program_ends_a_turn_with_its_reason(task, stand_in, stack):
     system = marian(find_programs(), Form(), 1, task)
     stack.enter_context(closing(system))
