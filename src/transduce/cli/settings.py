@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cache
 from textwrap import wrap
 from typing import Annotated, Any, Literal
 
@@ -154,10 +155,9 @@ def changed_settings(config: RunConfig, default: RunConfig) -> Iterator[Setting]
 
 def field_meanings(config: type) -> dict[str, str]:
     """Docstring below each field of a dataclass; empty where there is none."""
-    tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
     [body] = [
         node.body
-        for node in tree.body
+        for node in _parsed(config.__module__).body
         if isinstance(node, ast.ClassDef) and node.name == config.__name__
     ]
     meanings = {}
@@ -169,6 +169,11 @@ def field_meanings(config: type) -> dict[str, str]:
                 case _:
                     meanings[node.target.id] = ""
     return meanings
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[module]))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
