@@ -95,12 +95,15 @@ def is_utf8(name: str) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device.
+    """Raise `OSError` if there is no file or it cannot be read, `ValueError` if it is a
+    pipe or a device.
 
     Opening a pipe that has no writer would block forever.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
+    with path.open("rb"):  # libraries take an unreadable file for a missing one
+        pass
 
 
 def parse_json(text: str) -> Any:
@@ -154,9 +157,7 @@ def _require_own(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another, or overwrite it with --force."
         )
-    maker = None
-    with suppress(OSError, ValueError):  # without the file, or damaged
-        maker = read_bounded(out / MADE_BY).strip()
+    maker = _maker(out)
     if maker == made_by and not any(each.is_dir() for each in there):
         return
     found = "has folders in it" if maker == made_by else _described(maker)
@@ -164,6 +165,29 @@ def _require_own(
         f"{out}: --force overwrites only a folder that the same command wrote, but "
         f"this one {found}; choose another."
     )
+
+
+def _maker(out: Path) -> str | None:
+    """Return the words of the command that wrote a folder; None if it is unknown."""
+    try:
+        return read_bounded(out / MADE_BY).strip()
+    except (OSError, ValueError):  # without the file, or damaged
+        return None
+
+
+def _require_untouched(folder: Path, made_by: str) -> None:
+    """Raise `ConfigError` if another command has written the folder meanwhile.
+
+    `require_new_folder` found it free, perhaps hours ago.
+    """
+    if not folder.is_dir():
+        return
+    has_folders = any(each.is_dir() for each in folder.iterdir())
+    if has_folders or _maker(folder) not in {None, made_by}:
+        raise ConfigError(
+            f"{folder}: another command has written this folder meanwhile; choose "
+            "another and try again."
+        )
 
 
 def require_place(out: Path) -> None:
@@ -317,7 +341,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
     exchange two directories at once, a crash between two renames leaves the old one
     under a hidden name, from which `clear_leftovers` restores it.) Raises
     `CheckpointError` if the disk is full, or if another process is writing the same
-    folder.
+    folder, and `ConfigError` if one of another command has done so.
     """
     folder = real_path(folder)  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -334,6 +358,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
                 with _system_errors():
                     yield new
                 if made_by is not None:
+                    _require_untouched(folder, made_by)
                     (new / MADE_BY).write_text(f"{made_by}\n", encoding="utf-8")
                 _apply_umask(new)
                 sync(new)

@@ -18,6 +18,7 @@ from transduce.files import (
     clear_leftovers,
     read_bounded,
     remove_folder,
+    require_file,
     require_new_folder,
     require_place,
 )
@@ -299,6 +300,35 @@ def test_a_file_is_replaced_with_its_permissions_and_its_link_stays(tmp_path):
     assert file.read_text(encoding="utf-8") == "new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+
+
+@pytest.mark.parametrize("maker", ["export --to onnx", None])
+def test_a_folder_that_another_command_wrote_meanwhile_is_kept(tmp_path, maker):
+    out = tmp_path / "out"
+
+    def write_twice() -> None:
+        with atomic_directory(out, "average") as new:
+            (new / WEIGHTS).touch()
+            # Another command of another kind, or a run, is faster.
+            (out / "corpus").mkdir(parents=True)
+            if maker is not None:
+                (out / "corpus").rmdir()
+                (out / ".made-by").write_text(maker, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=f"{out}: another command has written"):
+        write_twice()
+    assert WEIGHTS not in {each.name for each in out.iterdir()}
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+
+    def refuse(path: Path, _mode: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError):
+        require_file(tmp_path / "file")
 
 
 @pytest.mark.parametrize("is_old", [False, True])
