@@ -169,5 +169,5 @@ def test_a_model_that_marian_cannot_express_is_refused(
 ) -> None:
     out = tmp_path / "out"
     message = refuses("export", model, "--to", "marian-npz", "--out", out)
-    assert message.startswith(f"{model}: A model for Marian must have `model.position")
+    assert message.startswith(f"{model}: A model for Marian must have a tokenizer of")
     assert not out.exists()
