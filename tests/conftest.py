@@ -1,5 +1,8 @@
 """Shared fixtures: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
+import transduce  # noqa: F401 # first: then idle threads of OpenMP hardly spin
+
+# isort: split
 import gc
 import signal
 import sys
