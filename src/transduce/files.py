@@ -64,9 +64,11 @@ def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     require_file(path)
     with path.open("rb") as file:
         # A read of `max_bytes` would allocate as much, however small the file is.
-        size = os.fstat(file.fileno()).st_size
-        content = file.read(size + 1) if size <= max_bytes else None
-    if content is None or len(content) > max_bytes:
+        size = min(os.fstat(file.fileno()).st_size, max_bytes)
+        content = file.read(size + 1)
+        if len(content) > size:  # it has grown, or its file system tells no size
+            content += file.read(max_bytes + 1 - len(content))
+    if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content
 
@@ -197,9 +199,10 @@ def require_place(out: Path) -> None:
     """
     place, here = real_path(out), real_path(Path.cwd())
     if place.is_mount():
+        other = f"a new folder in it, such as {out / 'new'}"
         raise ConfigError(
-            f"{out}: the output must be in a mounted disk, but this is the mount point "
-            f"itself; name a new folder in it, such as {out / 'new'}."
+            f"{out}: the output must be something that can be replaced, but this is a "
+            f"mount point; name {other if place.is_dir() else 'another file'}."
         )
     if place in (here, *here.parents):
         raise ConfigError(
@@ -207,8 +210,13 @@ def require_place(out: Path) -> None:
             "cannot be replaced while it is in use; leave it (cd) and try again."
         )
     parent = next((each for each in place.parents if each.exists()), None)
-    if parent is None or not parent.is_dir():  # opening the output gives the reason
+    if parent is None:  # a drive of Windows; opening the output gives the reason
         return
+    if not parent.is_dir():
+        raise ConfigError(
+            f"{out}: the output must be in a folder, but {parent} is a file; choose "
+            "another name."
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{out}: the output must be in a folder that can be written, but {parent} "
@@ -259,8 +267,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 @contextmanager
 def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
-    """Lock a folder or a file against other processes; raise `refusal` if one holds
-    the lock.
+    """Lock a folder or a file; raise `refusal` if another process holds the lock.
 
     Yields the open file descriptors that hold the lock (none on Windows, which cannot
     open a folder). Child processes that inherit them keep the lock until they end.

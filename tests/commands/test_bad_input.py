@@ -217,7 +217,7 @@ def test_a_missing_device_is_refused(
     [
         ("full", "the output folder must be new or empty, but is not; continue"),
         ("good", "the output folder must be new or empty"),
-        ("good/x", "cannot be saved (Not a directory)"),
+        ("good/x", "good is a file; choose another name."),
         ("x" * 300, "File name too long"),
     ],
 )

@@ -396,6 +396,19 @@ def test_a_small_file_is_read_with_little_memory(tmp_path):
     assert most < 2**20
 
 
+@pytest.mark.parametrize("told", [0, 2])
+def test_a_file_that_is_larger_than_its_told_size_is_read_whole(
+    tmp_path, monkeypatch, told
+):
+    """As one that grows, or one of a file system that tells no size."""
+    (tmp_path / "file").write_text("a longer text", encoding="utf-8")
+    size = os.stat_result((0, 0, 0, 0, 0, 0, told, 0, 0, 0))
+    monkeypatch.setattr("transduce.files.os.fstat", lambda _: size)
+    assert read_bounded(tmp_path / "file", 13) == "a longer text"
+    with pytest.raises(ValueError, match="more than 12 bytes"):
+        read_bounded(tmp_path / "file", 12)
+
+
 def test_a_file_above_the_limit_is_not_read(tmp_path):
     (tmp_path / "file").write_text("text", encoding="utf-8")
     assert read_bounded(tmp_path / "file", 4) == "text"
@@ -416,10 +429,25 @@ def test_an_output_folder_where_nothing_can_be_written_is_refused(
 def test_a_mount_point_is_refused_as_an_output_folder(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
-    message = "this is the mount point itself; name a new folder in it"
+    new = tmp_path / "disk" / "new"
+    message = f"this is a mount point; name a new folder in it, such as {new}"
     with pytest.raises(ConfigError, match=message):
         require_new_folder(tmp_path / "disk", force=True, made_by="split")
     require_new_folder(tmp_path / "disk" / "out", force=False, made_by="split")
+
+
+def test_a_file_that_is_mounted_is_refused_as_an_output(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "file")
+    with pytest.raises(ConfigError, match="is a mount point; name another file"):
+        require_place(tmp_path / "file")
+
+
+def test_an_output_under_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "new" / "out"
+    with pytest.raises(ConfigError, match=f"{out}: .* {tmp_path / 'file'} is a file"):
+        require_new_folder(out, force=False, made_by="split")
 
 
 def test_the_current_folder_is_refused_as_an_output_folder(tmp_path, monkeypatch):

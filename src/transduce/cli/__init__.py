@@ -30,6 +30,7 @@ from transduce.cli.help import PLAIN_HELP, PlainHelp, described
 from transduce.cli.terminal import (
     BoundedConsole,
     discard_output,
+    escape_output,
     exiting_at_once_if_distributed,
     lasting_streams,
     open_closed_streams,
@@ -147,6 +148,8 @@ NO_MEMORY = re.compile(
     "failed to map segment|can(no|')t allocate memory", re.IGNORECASE
 )
 """Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
+FAULTS = (EOFError, ImportError, MemoryError, RuntimeError, UnicodeEncodeError)
+"""Errors by which faults of the machine or of the installation appear."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
@@ -271,12 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         unwound_on_termination(),
         signals_after_imports(),
     ):
+        escape_output()
         try:
             _run(arguments)
-        except (
-            *(ImportError, EOFError, MemoryError, RuntimeError),
-            UnicodeEncodeError,
-        ) as error:
+        except FAULTS as error:
             command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
             if (message := _explained(error, command)) is None:
                 raise

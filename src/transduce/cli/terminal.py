@@ -354,7 +354,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def open_closed_streams() -> bool:
     """Open closed standard streams on the null device; return whether output was
-    closed. Output of characters that its encoding lacks is escaped.
+    closed.
 
     Python sets a closed stream to None. The next opened file would get the stream's
     descriptor, and libraries would write into it.
@@ -364,10 +364,16 @@ def open_closed_streams() -> bool:
         sys.stderr = _nowhere(ERROR_DESCRIPTOR)
     if is_closed:
         sys.stdout = _nowhere(OUTPUT_DESCRIPTOR)
-    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        # Names of files need not be UTF-8, nor need the terminal be.
-        sys.stdout.reconfigure(errors="backslashreplace")
     return is_closed
+
+
+def escape_output() -> None:
+    """Let standard output escape the characters that its encoding lacks.
+
+    The names of files need not be UTF-8, nor need the terminal be.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _nowhere(descriptor: int) -> TextIO:

@@ -110,6 +110,7 @@ class RunFolder:
         the block it is at `path`. The corpus of a run beside this one is shared if
         it would be the same. An older run is replaced only with `overwrite`.
         """
+        require_place(path)
         sibling_runs = sorted(path.absolute().parent.glob("[!.]*"))
         with atomic_directory(path) as new:
             _require_new_run(path, overwrite=overwrite)
@@ -413,7 +414,6 @@ def without_default_patience(config: RunConfig) -> RunConfig:
 def _require_new_run(path: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` unless the path is free, or a run to overwrite."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        require_place(path)
         return
     if not overwrite or not path.is_dir():
         raise ConfigError(
@@ -426,7 +426,6 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
-    require_place(path)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 

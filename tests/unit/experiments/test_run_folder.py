@@ -103,13 +103,16 @@ def test_a_faulty_corpus_leaves_no_files(tmp_path: Path, files: CorpusFiles) -> 
     assert not list(tmp_path.glob("a/*"))
 
 
-def test_the_current_folder_may_hold_a_new_run(
+def test_a_new_run_does_not_replace_the_current_folder(
     tmp_path: Path, files: CorpusFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its relative paths would lead to the folder that was replaced."""
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
-    create(Path(), files)
-    assert (tmp_path / "run" / "config.json").is_file()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="another folder than the current one"):
+        create(Path(), files)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
