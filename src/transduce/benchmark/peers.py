@@ -234,6 +234,16 @@ def ours(
     return LoadedSystem(translate)
 
 
+def parts_of_batch(sources: Sequence[list[int]], num_workers: int) -> list[list[int]]:
+    """Divide a batch among workers; return the places of each one's sources.
+
+    Each worker gets short and long ones, in order of length; a worker that would get
+    none is left out.
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    return [order[i::num_workers] for i in range(min(num_workers, len(order)))]
+
+
 def ctranslate2(
     compute_type: str, num_workers: int, use_vmap: bool, task: DecodingTask
 ) -> LoadedSystem:
@@ -261,8 +271,7 @@ def ctranslate2(
         sources = tokenizer.encode_sources(texts)
         forced = setting.forced_length
         texts_of_pieces = [[pieces[i] for i in source] for source in sources]
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        shares = [order[i::num_workers] for i in range(num_workers)]
+        shares = parts_of_batch(sources, num_workers)
         running = [
             translator.translate_batch(
                 [texts_of_pieces[i] for i in share],
@@ -416,13 +425,11 @@ class _MarianWorkers:
     ) -> list[list[tuple[ProgramSettings, list[int]]]]:
         """Return each worker's mini-batches: their settings, and places of sources."""
         number = len(self._running)
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         parts = []
-        for worker in range(min(number, len(order))):
+        for worker, places in enumerate(parts_of_batch(sources, number)):
             # A warm-up has fewer sentences than a batch, and the same settings.
             share = len(range(worker, setting.batch_size, number))
             size = math.ceil(share / math.ceil(share / MARIAN_BATCH))
-            places = order[worker::number]
             batches = [places[i : i + size] for i in range(0, len(places), size)]
             parts.append(
                 [

@@ -92,7 +92,8 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
     """Raise `RequestError` if Marian lacks something that the model has."""
     require_text(TARGET, checkpoint)
     tokenizer = checkpoint.tokenizer
-    # First, as a model that is trained anew has none either.
+    # Before the weights: if those are refused, another model must be trained, and that
+    # would have no such tokenizer either.
     if not isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.added:
         raise RequestError(
             f"A model for {TARGET} must have a tokenizer of SentencePiece without "
@@ -103,8 +104,9 @@ def _require_expressible(checkpoint: Checkpoint) -> SentencePieceTokenizer:
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
-    """Raise `RequestError` unless Marian can compute with the model's weights."""
-    require_text(TARGET, checkpoint)
+    """Raise `RequestError` unless Marian can compute with the weights of a model that
+    translates into text.
+    """
     config = checkpoint.transformer_config
     require(TARGET, config, positions="sinusoidal")
     require_plain_attention(TARGET, config)

@@ -21,7 +21,7 @@ import numpy as np
 
 from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError, counted
-from transduce.interop.export import prove_choices, require
+from transduce.interop.export import prove_choices, require, require_text
 from transduce.interop.marian_npz_export import (
     model_arrays,
     model_npz,
@@ -201,6 +201,7 @@ def export(
     Raises `RequestError` if Marian cannot have the model or its program fails, and
     `ProofError` if it translates otherwise.
     """
+    require_text("Marian", checkpoint)
     require_weights(checkpoint)
     config = checkpoint.transformer_config
     # The program computes norms before sub-layers otherwise than Marian's training.
@@ -225,7 +226,7 @@ def export(
         content = model_npz({**arrays, OUTPUT_BIAS: bias}, options)
         Form(may_end=False).weights(folder).write_bytes(content)
     if checkpoint.shortlist is not None:
-        _write_shortlist(programs, checkpoint.shortlist, folder)
+        write_shortlist(programs, checkpoint.shortlist, folder)
     num_tokens = _prove(programs, checkpoint, folder, sentences)
     return (
         f"{programs.build}: {counted(num_tokens, 'token')} of "
@@ -292,7 +293,7 @@ def _row_files(folder: Path) -> tuple[str, str]:
     return str(folder / names[0]), str(folder / names[1])
 
 
-def _write_shortlist(programs: Programs, shortlist: Shortlist, folder: Path) -> None:
+def write_shortlist(programs: Programs, shortlist: Shortlist, folder: Path) -> None:
     """Write a shortlist in Marian's binary form.
 
     Candidates of all sentences become those of the end token, which all sources have.
@@ -304,7 +305,8 @@ def _write_shortlist(programs: Programs, shortlist: Shortlist, folder: Path) -> 
     }
     candidates[EOS] = [*shortlist.frequent.tolist(), *shortlist.always.tolist()]
     # Marian takes a file for damaged whose last row has no candidates.
-    candidates[EOS + _padded(shortlist.vocab_size - EOS) - 1] = [EOS]
+    last = EOS + _padded(shortlist.vocab_size - EOS) - 1
+    candidates[last] = candidates.get(last) or [EOS]
     with (folder / SHORTLIST_TEXT).open("w") as file:
         for piece, targets in candidates.items():
             file.writelines(

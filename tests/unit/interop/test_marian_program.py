@@ -348,6 +348,26 @@ def test_a_shortlist_has_the_same_candidates(
     assert {ids_of(line.split()[0])[0] for line in lines if "</s> 1" in line} == of_all
 
 
+@pytest.mark.parametrize("targets", [[], [4, 7]])
+def test_the_last_piece_keeps_its_candidates_where_no_row_is_filled_up(
+    on_path, tmp_path, targets
+):
+    on_path()
+    size = EOS + 8
+    shortlist = Shortlist(
+        frequent=np.array([3], dtype=np.int32),
+        always=np.array([EOS], dtype=np.int32),
+        ends=np.array([0] * (size - 1) + [len(targets)]),
+        target_vocab_size=size,
+        targets=np.array(targets, dtype=np.int32),
+        tokenizer="",
+    )
+    marian_program.write_shortlist(find_programs(), shortlist, tmp_path)
+    lines = (tmp_path / "shortlist.txt").read_text().splitlines()
+    last = [line.split()[0] for line in lines if line.split()[1] == "7"]
+    assert [ids_of(name)[0] for name in last] == (targets or [EOS])
+
+
 def small_shortlist(
     checkpoint: Checkpoint, corpus: tuple[list[str], list[str]]
 ) -> Shortlist:
