@@ -348,7 +348,7 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
     exchange two directories at once, a crash between two renames leaves the old one
     under a hidden name, from which `clear_leftovers` restores it.) Raises
     `CheckpointError` if the disk is full, or if another process is writing the same
-    folder, and `ConfigError` if one of another command has done so.
+    folder, and `ConfigError` if another command has written it meanwhile.
     """
     folder = real_path(folder)  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]

@@ -400,7 +400,7 @@ def test_a_small_file_is_read_with_little_memory(tmp_path):
 def test_a_file_that_is_larger_than_its_told_size_is_read_whole(
     tmp_path, monkeypatch, told
 ):
-    """As one that grows, or one of a file system that tells no size."""
+    """A file that grows has this, and any on a file system that tells no sizes."""
     (tmp_path / "file").write_text("a longer text", encoding="utf-8")
     size = os.stat_result((0, 0, 0, 0, 0, 0, told, 0, 0, 0))
     monkeypatch.setattr("transduce.files.os.fstat", lambda _: size)
