@@ -357,10 +357,10 @@ ProgramSettings = tuple[Form, Search]
 
 
 class _MarianWorkers:
-    """Workers that each translate by one program of Marian at a time.
+    """Workers that translate by programs of Marian, each by one at a time.
 
-    A worker has another program for each mini-batch that needs other settings, as it
-    may with a forced length.
+    A worker has a program for each of the settings that its mini-batches need: several
+    with a forced length, otherwise one.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ def model_npz(arrays: Mapping[str, np.ndarray], options: Mapping[str, object]) -
     """Return the content of model.npz."""
     lines = [f"{name}: {json.dumps(value)}\n" for name, value in options.items()]
     text = "".join(lines).encode() + b"\0"
-    # First, as `marian-conv` cannot look for them behind arrays that NumPy has written.
+    # The options come first: `marian-conv` does not find them behind NumPy's arrays.
     stored = {OPTIONS: np.frombuffer(text, dtype=np.int8), **arrays}
     file = io.BytesIO()
     np.savez(file, **stored)  # type: ignore[arg-type]

@@ -304,7 +304,7 @@ def write_shortlist(programs: Programs, shortlist: Shortlist, folder: Path) -> N
         for piece in range(EOS + 1, shortlist.vocab_size)
     }
     candidates[EOS] = [*shortlist.frequent.tolist(), *shortlist.always.tolist()]
-    # Marian takes a file for damaged whose last row has no candidates.
+    # Marian refuses a file in which the last row has no candidates.
     last = EOS + _padded(shortlist.vocab_size - EOS) - 1
     candidates[last] = candidates.get(last) or [EOS]
     with (folder / SHORTLIST_TEXT).open("w") as file:
@@ -398,8 +398,8 @@ class Search:
     length_penalty: float = 0.0
     """Exponent of the length by which the score is divided."""
     length_factor: float = USUAL_FACTOR
-    """Limit of the length of translations, in lengths of the longest source of a batch
-    with its end token."""
+    """Limit of the length of translations, as a multiple of the longest source of a
+    batch, both with their end tokens."""
 
 
 def decoder_command(
