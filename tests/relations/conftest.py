@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -45,8 +46,13 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 
 
 @pytest.fixture(scope="module")
-def no_pictures() -> Iterator[None]:
-    """Draw no learning curves, which would take longer than training."""
+def quick_runs() -> Iterator[None]:
+    """Draw no learning curves and check no types, which takes longer than training.
+
+    Other tests check the same functions; here each is called thousands of times.
+    """
+    jaxtyping.config.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transduce.analysis.figures.draw_learning_curve", lambda *_: None)
         yield
+    jaxtyping.config.update("jaxtyping_disable", False)

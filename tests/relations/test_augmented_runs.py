@@ -21,7 +21,7 @@ from transduce.experiments.run_folder import RunFolder
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 TINY = PRESETS["tiny"]

@@ -24,7 +24,7 @@ from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 # An untrained model does not end its translations.

@@ -14,7 +14,7 @@ import torch
 from transduce.checkpoint import load_model
 from transduce.cli import main
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 STAGES = "stages=[{steps=6, weights={a=3, b=1}}, {weights={a=1, b=1}}]"
 SETTINGS = (

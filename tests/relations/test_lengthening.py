@@ -28,7 +28,7 @@ from transduce.training.config import TrainingConfig
 from transduce.training.hardware import Processes
 from transduce.training.trainer import TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 

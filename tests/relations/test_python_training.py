@@ -14,7 +14,7 @@ from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.errors import ConfigError, DataError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 SETTINGS = {
     "training.steps": 6,

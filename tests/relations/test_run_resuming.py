@@ -30,7 +30,7 @@ from transduce.grammar.corpus import training_trees
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 STEPS, CHECKPOINT_STEPS = 20, 5

@@ -30,7 +30,7 @@ from transduce.training.config import TrainingConfig
 from transduce.training.hardware import Processes
 from transduce.training.trainer import StepReport, Trainer
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from transduce.experiments.start_model import StartModel, open_start, settings_f
 from transduce.text.vocabulary import BOS
 from transduce.training.trainer import TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 

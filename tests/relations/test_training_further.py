@@ -27,7 +27,7 @@ from transduce.interop.marian_npz_import import import_marian
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 TRANSFORMER = ModelConfig(
     num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8, dropout=0.1
