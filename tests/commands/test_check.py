@@ -1,6 +1,7 @@
 """Output and exit codes of `transduce check`."""
 
 import json
+import os
 from io import StringIO
 from pathlib import Path
 
@@ -257,3 +258,11 @@ def test_check_without_a_preset_chooses_one_that_fits(corpus_files, capsys):
         "  preset                      multi30k, which fits a corpus of this size\n"
         in output
     )
+
+
+def test_a_pipe_is_refused_since_a_check_reads_several_times(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit) as exit_:
+        _check((tmp_path / "pipe", tmp_path / "pipe"), "--preset", "tiny")
+    assert exit_.value.code == 2
+    assert "pipe: a corpus must be a file, since it is read" in capsys.readouterr().err

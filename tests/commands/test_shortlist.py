@@ -1,6 +1,7 @@
 """`transduce shortlist`, and the commands that use what it makes."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -242,6 +243,15 @@ def test_wrong_options_are_refused(
 ) -> None:
     assert message in refuses("shortlist", plain, *options)
     assert not (plain / SHORTLIST_FILE).exists()
+
+
+def test_aligned_text_must_be_in_files(
+    plain: Path, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    files = ("--source", tmp_path / "pipe", "--target", tmp_path / "pipe")
+    message = refuses("shortlist", plain, *files, "--alignments", "x")
+    assert message.startswith(f"{tmp_path}/pipe: a corpus must be a file, since it is")
 
 
 def test_text_without_usable_pairs_is_refused(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.data.corpus_files import CorpusFiles, DevSet
+from transduce.data.corpus_files import CorpusFiles, DevSet, require_files
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
@@ -101,7 +101,7 @@ def dev_sets_of(words: tuple[str, ...]) -> tuple[DevSet, ...]:
         for name, source, target in triples
     )
     for each in sets:
-        _refuse_standard_input(each.source, each.target)
+        _require_files(each.source, each.target)
         refuse_trees(each.source, each.target, option="--dev-trees")
     return sets
 
@@ -230,7 +230,7 @@ def text_files(
     """Return the text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
     require_both(dev_source, dev_target)
-    _refuse_standard_input(*source, *target, *dev_source, *dev_target)
+    _require_files(*source, *target, *dev_source, *dev_target)
     refuse_trees(*source, *target)
     refuse_trees(*dev_source, *dev_target, option="--dev-trees")
     return CorpusFiles(
@@ -242,12 +242,14 @@ def text_files(
     )
 
 
-def _refuse_standard_input(*paths: Path) -> None:
+def _require_files(*paths: Path) -> None:
+    """Raise `ConfigError` or `DataError` for standard input, folders and pipes."""
     if STANDARD_INPUT in paths:
         raise ConfigError(
             "A corpus must be in files, as it is read several times, but `-` is "
             "standard input; write it to a file first."
         )
+    require_files(paths)
 
 
 def refuse_trees(*paths: Path, option: str = "--trees") -> None:
@@ -285,7 +287,7 @@ def _beginning(path: Path) -> str:
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
     """Return the given files of text or trees, or None."""
-    _refuse_standard_input(*treebanks.trees, *treebanks.dev_trees)
+    _require_files(*treebanks.trees, *treebanks.dev_trees)
     if any(text.absolute_names().values()):
         if treebanks.trees or treebanks.dev_trees:
             raise ConfigError(

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from transduce.cli.options import require_both
 from transduce.cli.terminal import Files, plain_console
 from transduce.data.batches import open_dataset, require_ids_below
+from transduce.data.corpus_files import require_files
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import (
     CheckpointError,
@@ -151,6 +152,7 @@ def _require_usable(source: Files, target: Files, alignments: Path | None) -> No
             "Standard input can be read once, but aligned text is read twice; give "
             "files."
         )
+    require_files((*source, *target))
 
 
 def _require_languages(
