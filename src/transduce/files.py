@@ -197,6 +197,12 @@ def require_place(out: Path) -> None:
 
     So a long command fails before its work, not after it.
     """
+    for i, part in enumerate(out.parts):
+        if part == ".." and not Path(*out.parts[:i]).is_dir():
+            raise ConfigError(
+                f"{out}: the output must be in a folder that is there, but "
+                f"{Path(*out.parts[:i])} is not; leave it out of the name."
+            )
     place, here = real_path(out), real_path(Path.cwd())
     if place.is_mount():
         other = f"a new folder in it, such as {out / 'new'}"

@@ -450,6 +450,14 @@ def test_an_output_under_a_file_is_refused(tmp_path):
         require_new_folder(out, force=False, made_by="split")
 
 
+def test_a_name_that_leads_through_a_missing_folder_is_refused(tmp_path):
+    # The system cannot find it, although its real path may be written.
+    with pytest.raises(ConfigError, match=f"in a folder that is there, but {tmp_path}"):
+        require_place(tmp_path / "missing" / ".." / "out")
+    (tmp_path / "there").mkdir()
+    require_place(tmp_path / "there" / ".." / "out")
+
+
 def test_the_current_folder_is_refused_as_an_output_folder(tmp_path, monkeypatch):
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "outer" / "inner")
