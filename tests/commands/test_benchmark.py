@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import ctranslate2
 import pytest
 import torch
 
@@ -120,29 +119,36 @@ def test_parts_of_the_command_are_listed(succeeds: Callable[..., str]) -> None:
 def test_decoding_is_measured_beside_the_peers(
     succeeds: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One precision of each system, as each takes a process that loads its library:
-    # tests of `measure_decoding` run all of them.
-    monkeypatch.setattr("transduce.benchmark.peers.available", lambda _: ["fp32"])
-    monkeypatch.setattr(
-        ctranslate2, "get_supported_compute_types", lambda _: {"float32"}
-    )
     monkeypatch.setattr("transduce.interop.marian_program.DECODER", "no-such-program")
     options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
+    # Each system takes a process that loads its library: tests of `measure_decoding`
+    # run all of them.
+    options += ["--systems", "CTranslate2 float32", "no such"]
     lines = succeeds("benchmark", "decoding", model, *options).splitlines()
     assert lines[0].startswith("Machine: ")
     assert "vocabulary of" in lines[1]
     assert any(line.startswith("Marian takes part if `marian-dec") for line in lines)
+    assert any(line.startswith("There is no system 'no such' here;") for line in lines)
     head = next(line for line in lines if line.startswith("tokens/s"))
     assert head.split() == ["tokens/s", "b2", "k1", "b2", "k2"]
     place = next(i for i, line in enumerate(lines) if line.startswith("sentences/s"))
     assert lines[place].split()[1:] == head.split()[1:]
     ours = lines[place + 1].split()
     assert ours[:2] == ["transduce", "fp32"]
+    assert lines[place + 2].split()[:2] == ["CTranslate2", "float32"]
+    assert not lines[place + 3]
     assert all(float(rate.replace(",", "")) > 0 for rate in ours[2:])
     for i, end in ((-2, "beam 1"), (-1, "beam 2")):
         assert re.fullmatch(
             rf"batch 2, {end}: [0-9.]+ x the best other system", lines[i]
         ), lines[i]
+
+
+def test_names_of_no_system_are_refused(
+    refuses: Callable[..., str], model: Path
+) -> None:
+    said = refuses("benchmark", "decoding", model, "--systems", "CTranslate2 fp64")
+    assert "There is no system 'CTranslate2 fp64' here; there are 'transduce " in said
 
 
 def test_random_weights_must_have_a_length(refuses: Callable[..., str]) -> None:

@@ -44,7 +44,7 @@ from transduce.benchmark.peers import (
     systems_on,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
@@ -236,7 +236,8 @@ def measure_decoding(
     `names` restricts the systems, for example to "CTranslate2 float16"; our fp32, with
     which translations are compared, always takes part. Calls `on_turn` with the name
     of each step before it. Raises `ConfigError` if there is no setting, and
-    `RequestError` if the model is no Transformer, or if there is no peer.
+    `RequestError` if the model is no Transformer, if there is no peer, or if no system
+    has one of the names.
     """
     require_transformer(checkpoint.config, BENCHMARK)
     require_between("rounds", rounds, 1, MOST_ROUNDS)
@@ -258,13 +259,12 @@ def measure_decoding(
             rounds=WARM_UP_ROUNDS + rounds,
             device=device,
         )
-        systems = [
-            each
-            for each in systems_on(
-                device, peers, has_shortlist=checkpoint.shortlist is not None
-            )
-            if names is None or each.name in {REFERENCE, *names}
-        ]
+        systems = list(
+            systems_on(device, peers, has_shortlist=checkpoint.shortlist is not None)
+        )
+        missing = _missing_names(names or (), systems)
+        if names is not None:
+            systems = [each for each in systems if each.name in {REFERENCE, *names}]
         turns = _measure_turns(task, systems, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[REFERENCE]
@@ -274,13 +274,29 @@ def measure_decoding(
         vocab_size=checkpoint.config.vocab_size,
         rounds=rounds,
         proofs=tuple(f"{peer}: {proof}" for peer, proof in peers.proofs.items()),
-        left_out=peers.left_out,
+        left_out=(*peers.left_out, *missing),
         decoders=tuple(
             _decoder_speed(each, task, turns[each.name][first:], reference[first:])
             for each in systems
         ),
         load=load,
     )
+
+
+def _missing_names(names: Collection[str], systems: Sequence[System]) -> list[str]:
+    """Return a sentence about each name that no system has.
+
+    Raises `RequestError` if no name is that of a system.
+    """
+    known = [each.name for each in systems]
+    missing = [
+        f"There is no system {name!r} here; there are {', '.join(map(repr, known))}."
+        for name in names
+        if name not in known
+    ]
+    if missing and len(missing) == len(names):
+        raise RequestError(missing[0])
+    return missing
 
 
 def _measure_turns(

@@ -31,6 +31,10 @@ from transduce.text.corpus import read_text
 NUM_SENTENCES = 2_000
 """Number of sentences of the built-in corpus."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Names = Annotated[
+    tuple[str, ...],
+    Parameter(consume_multiple=True, negative="", show_default=False),
+]
 
 
 def training(
@@ -102,6 +106,7 @@ def decoding(
     batch_sizes: Sizes = (1, 32, 128),
     beam_sizes: Sizes = (1, 4),
     length: int | None = None,
+    systems: Names = (),
     rounds: int = 3,
     device: str = "auto",
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -137,6 +142,9 @@ def decoding(
         Beam sizes.
     length
         Fixed length of translations in tokens; by default each ends by itself.
+    systems
+        Names of systems as in the table, such as "CTranslate2 int8": only these, and
+        transduce in fp32, with which translations are compared. By default all.
     rounds
         Number of measured turns of each setting, after one warm-up turn.
     device
@@ -166,6 +174,7 @@ def decoding(
             rounds,
             choose_hardware(device).device,
             on_turn=status.update,
+            names=systems or None,
         )
     if json_output:
         print(json.dumps(asdict(speed), indent=2))
