@@ -243,7 +243,12 @@ def test_scores_are_of_the_chosen_language(several, succeeds):
     found = succeeds(*options, "--target-language", "fr")
     same = ("--source", tagged, "--target", several / "fr.fr", "--device", "cpu")
     assert found == succeeds("score", several / "run", *same)
-    assert found != succeeds(*options)
+    # The file's ending names the language, too; without either it is the model's own.
+    assert found == succeeds(*options)
+    unnamed = several / "unnamed"
+    unnamed.write_text((several / "fr.fr").read_text())
+    files = ("--source", several / "fr.en", "--target", unnamed)
+    assert found != succeeds("score", several / "run", *files, "--device", "cpu")
 
 
 def test_a_dev_corpus_has_the_tag_of_its_language(several, succeeds, tmp_path):
