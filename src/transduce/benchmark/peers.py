@@ -352,14 +352,14 @@ def marian(
     return LoadedSystem(translate, get_ready, workers.close)
 
 
-ProgramSettings = tuple[Form, Search]
-"""Settings of a program of Marian, which it has until it ends."""
+ProgramOptions = tuple[Form, Search]
+"""Options of a program of Marian, which it has until it ends."""
 
 
 class _MarianWorkers:
     """Workers that translate by programs of Marian, each by one at a time.
 
-    A worker has a program for each of the settings that its mini-batches need: several
+    A worker has a program for each set of options that its mini-batches need: several
     with a forced length, otherwise one.
     """
 
@@ -369,9 +369,7 @@ class _MarianWorkers:
         self._programs = programs
         self._folder = folder
         self._form = form
-        self._running: list[dict[ProgramSettings, Decoder]] = [
-            {} for _ in range(number)
-        ]
+        self._running: list[dict[ProgramOptions, Decoder]] = [{} for _ in range(number)]
         self._threads = ThreadPoolExecutor(number)
 
     def start(self, sources: Sequence[list[int]], setting: Setting) -> None:
@@ -380,13 +378,13 @@ class _MarianWorkers:
             self._running, self._parts(sources, setting), strict=False
         ):
             needed = dict(parts)
-            for settings in running.keys() - needed.keys():
-                running.pop(settings).close()
-            for settings in needed.keys() - running.keys():
-                decoder = Decoder(self._programs, self._folder, *settings)
-                running[settings] = decoder
+            for options in running.keys() - needed.keys():
+                running.pop(options).close()
+            for options in needed.keys() - running.keys():
+                decoder = Decoder(self._programs, self._folder, *options)
+                running[options] = decoder
                 try:
-                    decoder.translate([line_of(sources[i]) for i in needed[settings]])
+                    decoder.translate([line_of(sources[i]) for i in needed[options]])
                 except RequestError:
                     self.close()
                     raise
@@ -399,11 +397,11 @@ class _MarianWorkers:
         found: list[list[int]] = [[] for _ in sources]
 
         def work(
-            running: Mapping[ProgramSettings, Decoder],
-            parts: Sequence[tuple[ProgramSettings, list[int]]],
+            running: Mapping[ProgramOptions, Decoder],
+            parts: Sequence[tuple[ProgramOptions, list[int]]],
         ) -> None:
-            for settings, places in parts:
-                lines = running[settings].translate(
+            for options, places in parts:
+                lines = running[options].translate(
                     [line_of(sources[i]) for i in places]
                 )
                 for i, line in zip(places, lines, strict=True):
@@ -422,26 +420,26 @@ class _MarianWorkers:
 
     def _parts(
         self, sources: Sequence[list[int]], setting: Setting
-    ) -> list[list[tuple[ProgramSettings, list[int]]]]:
-        """Return each worker's mini-batches: their settings, and places of sources."""
+    ) -> list[list[tuple[ProgramOptions, list[int]]]]:
+        """Return each worker's mini-batches: their options, and places of sources."""
         number = len(self._running)
         parts = []
         for worker, places in enumerate(parts_of_batch(sources, number)):
-            # A warm-up has fewer sentences than a batch, and the same settings.
+            # A warm-up has fewer sentences than a batch, and the same options.
             share = len(range(worker, setting.batch_size, number))
             size = math.ceil(share / math.ceil(share / MARIAN_BATCH))
             batches = [places[i : i + size] for i in range(0, len(places), size)]
             parts.append(
                 [
-                    (self._settings([sources[i] for i in batch], size, setting), batch)
+                    (self._options([sources[i] for i in batch], size, setting), batch)
                     for batch in batches
                 ]
             )
         return parts
 
-    def _settings(
+    def _options(
         self, sources: Sequence[list[int]], size: int, setting: Setting
-    ) -> ProgramSettings:
+    ) -> ProgramOptions:
         """Return the form and search of the program for a mini-batch."""
         forced = setting.forced_length
         search = Search(
