@@ -254,6 +254,16 @@ def test_aligned_text_must_be_in_files(
     assert message.startswith(f"{tmp_path}/pipe: a corpus must be a file, since it is")
 
 
+def test_a_model_that_cannot_be_written_is_refused_before_the_work(
+    plain: Path, text: tuple[Path, Path], refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("os.access", lambda path, _: path != plain)
+    monkeypatch.delattr("transduce.cli.shortlist.learn_shortlist")
+    message = refuses("shortlist", plain, "--source", text[0], "--target", text[1])
+    assert message.startswith(f"{plain / SHORTLIST_FILE}: the output must be in a")
+
+
 def test_text_without_usable_pairs_is_refused(
     plain: Path, tmp_path: Path, refuses: Callable[..., str]
 ) -> None:

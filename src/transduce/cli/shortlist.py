@@ -21,7 +21,7 @@ from transduce.errors import (
     RequestError,
     counted,
 )
-from transduce.files import atomic_file, is_disk_full
+from transduce.files import atomic_file, is_disk_full, require_place
 from transduce.machine import num_threads
 from transduce.model_folder import ModelFolder, find_model, open_model, write_search
 from transduce.search_config import SearchConfig
@@ -91,6 +91,8 @@ def shortlist(
     _require_usable(source, target, alignments)
     require_sizes(frequent, per_piece)
     folder = find_model(model)
+    path = folder / SHORTLIST_FILE
+    require_place(path)
     opened = open_model(folder, with_shortlist=False)
     if opened.symbols is not None:
         raise RequestError(
@@ -125,7 +127,6 @@ def shortlist(
             frequent=frequent,
             per_piece=per_piece,
         )
-    path = folder / SHORTLIST_FILE
     _write(learned, path)
     if make_default:
         search = opened.search or SearchConfig()
