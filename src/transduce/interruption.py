@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 REPEATED_SECONDS = 2.0
 """Seconds within which a second signal to end counts as a repetition of the first."""
@@ -221,6 +223,30 @@ def _send_again(number: int) -> None:
     timer = threading.Timer(POSTPONED_SECONDS, signal.pthread_kill, (main, number))
     timer.daemon = True
     timer.start()
+
+
+def call_interruptibly(function: Callable[[], Result]) -> Result:
+    """Call a long native function in a thread, so that signals act meanwhile.
+
+    Python runs handlers of signals in the main thread, between two of its own
+    instructions. If a handler raises an exception, the function goes on until it or the
+    process ends, and its result is lost.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:

@@ -14,6 +14,7 @@ from importlib import import_module
 import pytest
 
 from transduce.interruption import (
+    call_interruptibly,
     signals_after_imports,
     signals_held,
     stop_on_signal,
@@ -373,3 +374,31 @@ def test_handlers_of_c_code_stay(monkeypatch, held):
         pass
     assert signal.SIGTERM not in changed
     assert signal.SIGHUP in changed
+
+
+def test_an_exception_of_a_handler_does_not_wait_for_a_native_function() -> None:
+    ready, callers = threading.Event(), list[threading.Thread]()
+
+    def function() -> None:
+        callers.append(threading.current_thread())
+        os.kill(os.getpid(), signal.SIGUSR1)
+        ready.wait()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call_interruptibly(function)
+        [caller] = callers
+        assert caller.is_alive()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+        ready.set()
+
+
+def test_a_native_function_in_a_thread_has_its_result_and_its_errors() -> None:
+    assert call_interruptibly(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        call_interruptibly(lambda: 1 // 0)

@@ -22,6 +22,7 @@ from jaxtyping import Float32, Float64, Int32, Int64
 
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
+from transduce.interruption import call_interruptibly
 from transduce.native import check, ffi, library, pointer
 from transduce.settings import shown
 from transduce.text.corpus import SentencePair
@@ -177,28 +178,33 @@ def likeliest_targets(
     best = min(best, target_vocab)
     tokens = np.empty((source_vocab + 1, best), dtype=np.int32)
     probabilities = np.empty((source_vocab + 1, best), dtype=np.float32)
-    query = ffi.new(
-        "td_sentence_pairs *",
-        {
-            "pairs": len(pairs),
-            "source_vocab": source_vocab,
-            "target_vocab": target_vocab,
-            "sources": pointer(pairs.sources, "int32_t *"),
-            "targets": pointer(pairs.targets, "int32_t *"),
-            "source_ends": pointer(pairs.source_ends, "int64_t *"),
-            "target_ends": pointer(pairs.target_ends, "int64_t *"),
-        },
-    )
-    check(
-        native.td_learn_lexicon(
-            query,
-            iterations,
-            best,
-            num_threads,
-            pointer(tokens, "int32_t *"),
-            pointer(probabilities, "float *"),
+
+    def learn() -> None:
+        # It holds the arrays until the call ends, even if a signal ends the caller.
+        query = ffi.new(
+            "td_sentence_pairs *",
+            {
+                "pairs": len(pairs),
+                "source_vocab": source_vocab,
+                "target_vocab": target_vocab,
+                "sources": pointer(pairs.sources, "int32_t *"),
+                "targets": pointer(pairs.targets, "int32_t *"),
+                "source_ends": pointer(pairs.source_ends, "int64_t *"),
+                "target_ends": pointer(pairs.target_ends, "int64_t *"),
+            },
         )
-    )
+        check(
+            native.td_learn_lexicon(
+                query,
+                iterations,
+                best,
+                num_threads,
+                pointer(tokens, "int32_t *"),
+                pointer(probabilities, "float *"),
+            )
+        )
+
+    call_interruptibly(learn)  # minutes for millions of pairs
     return _table(tokens, probabilities)
 
 

@@ -1,11 +1,13 @@
 """IBM model 1 against a hand-computed example and the sum over all alignments."""
 
+import threading
 from itertools import product
 from math import log
 
 import numpy as np
 import pytest
 
+from transduce.native import library
 from transduce.text import alignment
 from transduce.text.alignment import (
     NULL,
@@ -146,6 +148,25 @@ def test_encoded_pairs_are_read_back_in_both_directions() -> None:
     assert list(encoded) == pairs
     assert list(encoded.swapped()) == [(target, source) for source, target in pairs]
     assert len(EncodedPairs.of([])) == 0
+
+
+def test_signals_act_while_likeliest_targets_are_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    native, threads = library(), list[threading.Thread]()
+    if native is None:
+        pytest.skip("there is no native library")
+
+    class Watched:
+        @staticmethod
+        def td_learn_lexicon(*arguments: object) -> int:
+            threads.append(threading.current_thread())
+            return native.td_learn_lexicon(*arguments)
+
+    monkeypatch.setattr("transduce.text.alignment.library", Watched)
+    likeliest_targets(EncodedPairs.of([([1], [2])]), 1)
+    assert threading.main_thread() not in threads
+    assert threads
 
 
 @pytest.mark.usefixtures("is_native")
