@@ -16,14 +16,6 @@ from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
 
 
-@pytest.fixture(autouse=True)
-def _no_type_checks(unchecked_types: None) -> None:
-    """Run commands without checks of types, as users do: they take most of the time.
-
-    Unit tests check the same functions.
-    """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     code: int
