@@ -547,68 +547,60 @@ def _row(result: SystemResult) -> tuple[str, ...]:
     )
 
 
+Curve = Sequence[tuple[float, float]]
+"""FLOPs of each checkpoint, and a value."""
+
+
 def _curves(results: Sequence[SystemResult]) -> tuple[Part, ...]:
-    bits = {each: found for each in results if (found := _bits(each))}
-    least = {each: min(found) for each, found in bits.items()}
+    bits = {
+        each: [(p.flops, p.bits) for p in each.curve if p.bits is not None]
+        for each in results
+    }
+    bleu = {
+        each: [(p.flops, p.bleu) for p in each.curve if p.bleu is not None]
+        for each in results
+    }
+    compared = {each: curve for each, curve in bits.items() if curve}
+    pictures = []
+    if compared:
+        title = "Bits per character of the dev text over training FLOPs"
+        pictures.append(_picture("table2-bits", title, "bits per character", compared))
+    if all(bleu.values()):
+        title = "Greedy BLEU of the dev text over training FLOPs"
+        pictures.append(_picture("table2-bleu", title, "BLEU", bleu))
+    return (CURVES, *pictures, *_costs_to_levels(compared))
+
+
+def _picture(
+    name: str, title: str, unit: str, curves: Mapping[SystemResult, Curve]
+) -> Picture:
+    chart = Chart(
+        name=name,
+        title=title,
+        x_label="FLOPs",
+        y_label=unit,
+        series=tuple(
+            Series(
+                label=name_of(each),
+                x=[flops for flops, _ in curve],
+                y=[value for _, value in curve],
+                colour=list(SYSTEMS).index(each.system),
+                drawn="curve",
+            )
+            for each, curve in curves.items()
+        ),
+        scale="log x",
+    )
+    return draw(chart)
+
+
+def _costs_to_levels(bits: Mapping[SystemResult, Curve]) -> tuple[Part, ...]:
+    """Tables of the cost to a likelihood, for systems that have bits per character."""
+    least = {each: min(value for _, value in curve) for each, curve in bits.items()}
     levels = [max(least.values())] if least else []
     levels += [lowest for each, lowest in least.items() if each.system == REFERENCE]
     tables = [_reached(list(bits), level) for level in dict.fromkeys(levels)]
-    costs: tuple[Part, ...] = (REACHED, *tables) if tables else ()
-    return (CURVES, *_pictures(results, bits), *costs)
-
-
-def _bits(result: SystemResult) -> list[float]:
-    """Bits per character of all checkpoints; empty with a vocabulary of words."""
-    return [point.bits for point in result.curve if point.bits is not None]
-
-
-def _pictures(
-    results: Sequence[SystemResult], bits: Mapping[SystemResult, Sequence[float]]
-) -> list[Picture]:
-    pictures = []
-    if bits:
-        likelihood = Chart(
-            name="table2-bits",
-            title="Bits per character of the dev text over training FLOPs",
-            x_label="FLOPs",
-            y_label="bits per character",
-            series=tuple(
-                Series(
-                    label=name_of(each),
-                    x=[point.flops for point in each.curve],
-                    y=found,
-                    colour=list(SYSTEMS).index(each.system),
-                    drawn="curve",
-                )
-                for each, found in bits.items()
-            ),
-            scale="log x",
-        )
-        pictures.append(draw(likelihood))
-    scored = {
-        each: [point for point in each.curve if point.bleu is not None]
-        for each in results
-    }
-    if all(scored.values()):
-        bleu = Chart(
-            name="table2-bleu",
-            title="Greedy BLEU of the dev text over training FLOPs",
-            x_label="FLOPs",
-            y_label="BLEU",
-            series=tuple(
-                Series(
-                    label=name_of(each),
-                    x=[point.flops for point in points],
-                    y=[point.bleu or 0.0 for point in points],
-                    colour=list(SYSTEMS).index(each.system),
-                    drawn="curve",
-                )
-                for each, points in scored.items()
-            ),
-            scale="log x",
-        )
-        pictures.append(draw(bleu))
-    return pictures
+    return (REACHED, *tables) if tables else ()
 
 
 def _reached(results: Sequence[SystemResult], bits: float) -> Table:
