@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import shlex
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import transduce
+from file_size import limited_file_size
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
 from transduce.decoding.translator import Translator
@@ -181,12 +181,8 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(
 ) -> None:
     arguments = ("back-translate", teacher, "--input", mono, "--device", "cpu")
     succeeds(*arguments, "--out", "whole")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, hard))
-    try:
+    with limited_file_size(1_500):
         message = refuses(*arguments, "--out", "cut")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message == (
         "cut/translations.jsonl: cannot be read or written (File too large). What is "
         "done is kept in cut: the same command continues."

@@ -3,11 +3,9 @@
 import json
 import os
 import re
-import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from file_size import limited_file_size
 from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.cli.export import Target
@@ -472,17 +471,6 @@ def test_control_characters_of_a_name_are_escaped(
     assert message.startswith(r"one\ntwo\x1b[31m: the file cannot be read")
 
 
-@contextmanager
-def disk_for(size_bytes: int) -> Iterator[None]:
-    """Limit the size of files, which simulates a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.fixture
 def stopped_run(
     command: Callable[..., object],
@@ -518,7 +506,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(
 ) -> None:
     checkpoints = stopped_run / "checkpoints"
     before = load_file(checkpoints / "step-00000010" / "model.safetensors")
-    with disk_for(60_000):
+    with limited_file_size(60_000):
         message = refuses(*resume(stopped_run))
     assert message.startswith(f"{checkpoints}/step-00000020: cannot be saved (")
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000010"]
@@ -532,7 +520,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(
 def test_a_disk_that_fills_up_while_logging_is_one_sentence(
     refuses: Callable[..., str], succeeds: Callable[..., str], stopped_run: Path
 ) -> None:
-    with disk_for(100):
+    with limited_file_size(100):
         message = refuses(*resume(stopped_run))
     log = stopped_run / "log.jsonl"
     assert message == f"{log}: cannot be read or written (File too large)."
@@ -545,7 +533,7 @@ def test_a_disk_too_small_for_a_run_leaves_nothing(
 ) -> None:
     source, target = corpus_files
     files = ("--source", source, "--target", target)
-    with disk_for(1_000):
+    with limited_file_size(1_000):
         message = refuses(*TINY, *files, "--out", tmp_path / "run")
     assert message.startswith(f"{tmp_path}/run: cannot be saved (")
     assert not list(tmp_path.iterdir())
@@ -554,7 +542,7 @@ def test_a_disk_too_small_for_a_run_leaves_nothing(
 def test_a_disk_too_small_for_an_average_leaves_nothing(
     refuses: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
-    with disk_for(60_000):
+    with limited_file_size(60_000):
         message = refuses("average", run, "--out", tmp_path / "model")
     assert "cannot be saved (File too large)" in message
     assert not list(tmp_path.iterdir())
@@ -566,7 +554,7 @@ def test_a_disk_too_small_for_an_average_leaves_nothing(
 def test_a_disk_too_small_for_an_export_leaves_nothing(
     refuses: Callable[..., str], model: Path, tmp_path: Path, target: str
 ) -> None:
-    with disk_for(60_000):
+    with limited_file_size(60_000):
         message = refuses("export", model, "--to", target, "--out", tmp_path / "new")
     assert message.startswith(f"{tmp_path}/new: cannot be saved (")
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from file_size import limited_file_size
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
@@ -360,12 +360,8 @@ def test_one_command_at_a_time_writes_an_output(
 
 
 def test_a_disk_that_is_full_at_once_leaves_nothing(refuses, model) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
+    with limited_file_size(10):
         message = refuses("translate", model, "--input", LINES, "--output", OUTPUT)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message == "output: cannot be written (File too large)."
     assert not list(Path().glob("output*"))
 
@@ -373,12 +369,8 @@ def test_a_disk_that_is_full_at_once_leaves_nothing(refuses, model) -> None:
 def test_a_disk_that_fills_up_keeps_whole_lines(refuses, succeeds, model) -> None:
     arguments = ("translate", model, "--input", LINES, "--jsonl", "--device", "cpu")
     expected = succeeds(*arguments)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(expected) // 2, hard))
-    try:
+    with limited_file_size(len(expected) // 2):
         message = refuses(*arguments, "--output", OUTPUT)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(
         "output: cannot be written (File too large). The results of"
     )

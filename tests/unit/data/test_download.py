@@ -1,7 +1,6 @@
 """A file is downloaded over HTTP from a server of the test."""
 
 import hashlib
-import resource
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from file_size import limited_file_size
 from transduce.data import download
 from transduce.data.download import RemoteFile, fetch
 from transduce.errors import ConfigError, DataError
@@ -330,13 +330,11 @@ def test_a_log_in_page_is_not_taken_for_the_file(
 def test_a_full_disk_is_reported_and_the_next_call_continues(
     file, path, observer, server
 ):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
-    try:
-        with pytest.raises(DataError, match=r"\.part: cannot be written \(File too la"):
-            fetch(file, path, observer)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        limited_file_size(3_000),
+        pytest.raises(DataError, match=r"\.part: cannot be written \(File too la"),
+    ):
+        fetch(file, path, observer)
     fetch(file, path, observer)
     assert path.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=3000-"]

@@ -5,13 +5,13 @@ import hashlib
 import io
 import json
 import re
-import resource
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from file_size import limited_file_size
 from transduce.data.download import RemoteFile
 from transduce.data.named_corpora import (
     NAMED_CORPORA,
@@ -299,13 +299,11 @@ def test_a_failed_download_leaves_no_texts_and_can_be_continued(
 
 def test_a_full_disk_keeps_the_downloads(make, out, observer, server, listed):
     corpus = make(train=(b"a\n" * 9_000, b"b\n" * 9_000), dev=(b"a\n", b"b\n"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
-    try:
-        with pytest.raises(DataError, match="out: the texts cannot be written .File"):
-            assemble(corpus, out, observer)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        limited_file_size(5_000),
+        pytest.raises(DataError, match="out: the texts cannot be written .File"),
+    ):
+        assemble(corpus, out, observer)
     assert len(listed()) == 4
     assert all(name.startswith("out/downloads/") for name in listed())
     assemble(corpus, out, observer)
