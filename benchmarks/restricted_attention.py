@@ -19,7 +19,7 @@ import torch
 
 from transduce.benchmark.measurement import describe_machine
 from transduce.model.attention import MultiHeadAttention, RestrictedSelfAttention
-from transduce.model.sizes import Band
+from transduce.model.config import Band
 from transduce.nn.fuse import fuse
 
 LENGTHS = (512, 1024, 2048, 4096)

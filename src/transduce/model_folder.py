@@ -46,8 +46,7 @@ from transduce.files import (
     require_new_folder,
 )
 from transduce.foreign_models import describe, foreign_type, is_pointer
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import parameter_shapes
+from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary

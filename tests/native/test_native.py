@@ -11,7 +11,7 @@ import pytest
 from transduce import native, native_header
 from transduce.errors import RequestError
 from transduce.native import HEADER, INTERFACE, LIBRARY
-from transduce.nn.native_operators import nn_api
+from transduce.nn.operators import nn_api
 
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="there is no native library"

@@ -8,8 +8,8 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.layers import FeedForward, ResidualConnection
 from transduce.model.transformer import Transformer
-from transduce.nn.dropout import Dropout, RowDropout
 from transduce.nn.fuse import fuse
+from transduce.nn.operators import Dropout, RowDropout
 from transduce.text.vocabulary import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])

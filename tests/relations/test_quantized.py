@@ -16,8 +16,7 @@ from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.translator import Translator
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import parameter_shapes
+from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
     SCALES,

@@ -20,10 +20,12 @@ from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import check
-from transduce.nn.dropout import Dropout, new_masking, rows_of
-from transduce.nn.native_operators import (
+from transduce.nn.operators import (
+    Dropout,
     loaded_nn_api,
+    new_masking,
     nn_api,
+    rows_of,
     tensor_pointer,
 )
 from transduce.training.config import TrainingConfig

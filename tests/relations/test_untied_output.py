@@ -17,8 +17,7 @@ from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian_export as to_marian
 from transduce.interop import onnx as to_onnx
 from transduce.interop.export import Proof
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import parameter_shapes
+from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.nn.fuse import fuse

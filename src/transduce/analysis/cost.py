@@ -1,6 +1,6 @@
 """Cost of layers (section 4, Table 1) and of training (Table 2), and its measurement.
 
-The formulas and estimates are the paper's; `model.sizes` counts the FLOPs of a model.
+The formulas and estimates are the paper's; `model.config` counts the FLOPs of a model.
 The layers of Table 1 are also modules, of which three properties are measured: the
 maximum path length, the number of sequential operations, and the growth of the running
 time with each size.

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transduce.architectures.convolutional import scaled_gradient
 from transduce.architectures.deep_att import FastForwardLayer
 from transduce.architectures.interface import TransductionModel
-from transduce.model.recurrence import SSRU
+from transduce.model.layers import SSRU
 from transduce.text.vocabulary import NUM_RESERVED
 
 EPSILONS = (1e-6, 1e-7)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transduce.architectures.config import ByteNetConfig
 from transduce.architectures.convolutional import past_name, windows
 from transduce.architectures.interface import CachedState, num_matrix_elements
-from transduce.model.sizes import PASSES
+from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
 
 

@@ -22,8 +22,7 @@ from typing import (
 )
 
 from transduce.errors import ConfigError, RequestError
-from transduce.model.config import MAX, ModelConfig, Norm, Positions
-from transduce.model.sizes import count_parameters
+from transduce.model.config import MAX, ModelConfig, Norm, Positions, count_parameters
 from transduce.settings import require_between, shown
 
 TRANSFORMER = "transformer"

@@ -19,7 +19,7 @@ from torch.nn import functional
 from transduce.architectures.config import Convolution, ConvolutionalConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.model.attention import attention_weights, padding_mask
-from transduce.model.sizes import PASSES
+from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
 
 HALF = math.sqrt(0.5)

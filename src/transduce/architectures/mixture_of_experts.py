@@ -32,13 +32,13 @@ from transduce.architectures.recurrent_layers import (
     reversed_order,
 )
 from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
+from transduce.model.config import PASSES, forward_flops
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
     SinusoidalPositions,
 )
 from transduce.model.layers import ResidualConnection
-from transduce.model.sizes import PASSES, forward_flops
 from transduce.model.transformer import Memory
 from transduce.text.vocabulary import PAD
 

@@ -37,7 +37,7 @@ from transduce.architectures.recurrent_layers import (
     joined,
 )
 from transduce.model.attention import padding_mask
-from transduce.model.sizes import PASSES
+from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
 
 

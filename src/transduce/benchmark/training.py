@@ -49,9 +49,8 @@ from transduce.device import Hardware
 from transduce.errors import missing_package
 from transduce.experiments.presets import RunConfig
 from transduce.machine import keep_freed_memory
-from transduce.model.config import ModelConfig
+from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
-from transduce.model.sizes import count_parameters, update_flops
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.vocabulary import EOS, PAD

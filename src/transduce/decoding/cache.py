@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer
-from transduce.model.recurrence import initial_cell
+from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer, initial_cell
 from transduce.model.transformer import Memory, Transformer
 
 STEPS_AHEAD = 16

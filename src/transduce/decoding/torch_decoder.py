@@ -36,14 +36,14 @@ from transduce.decoding.cache import (
 from transduce.decoding.sampling import sample
 from transduce.model.attention import MultiHeadAttention, additive_mask
 from transduce.model.layers import (
+    SSRU,
     DecoderLayer,
     RecurrentDecoderLayer,
     ResidualConnection,
 )
-from transduce.model.recurrence import SSRU
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import head_major
-from transduce.nn.linear import linear
+from transduce.nn.operators import linear
 from transduce.search_config import SamplingConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 

@@ -31,8 +31,7 @@ from transduce.experiments.run_processes import (
 from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.config import ModelConfig, Scores
-from transduce.model.sizes import count_parameters
+from transduce.model.config import ModelConfig, Scores, count_parameters
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import Part, Picture, Report, Section, Table, columns
 from transduce.settings import require_between

@@ -41,8 +41,7 @@ from transduce.metrics.scores import (
     corpus_bleu,
     paper_bleu,
 )
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import ForwardFlops, forward_flops
+from transduce.model.config import ForwardFlops, ModelConfig, forward_flops
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import (
     Column,

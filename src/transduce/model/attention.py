@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.config import Scores
-from transduce.model.sizes import Band
+from transduce.model.config import Band, Scores
 
 
 def padding_mask(

@@ -1,7 +1,16 @@
-"""Sizes and variants of a Transformer (section 3; Table 3)."""
+"""Settings and sizes of a Transformer (section 3; Table 3), without PyTorch.
 
-from dataclasses import dataclass
+The sizes follow from the settings: shapes and number of parameters, FLOPs of training,
+and the table of sinusoids.
+"""
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from math import prod
 from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float, Integer
 
 from transduce.errors import ConfigError
 from transduce.settings import require_between
@@ -152,3 +161,276 @@ class ModelConfig:
             raise ConfigError(
                 f'`model.{name}` must be one of {known}, but is "{value}".'
             )
+
+
+Shape = tuple[int, ...]
+Parameters = Iterator[tuple[str, Shape]]
+
+PASSES = 3
+"""Products of an update for each forward one: itself and its factors' two gradients."""
+MIN_BLOCK = 32
+"""Fewest queries of a block of restricted attention: products of few rows are slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Blocks of queries of restricted self-attention, and the keys that they reach.
+
+    The window of a block begins `before` positions before it and ends `after` positions
+    after it (section 4; `model.attention.RestrictedSelfAttention`).
+    """
+
+    block: int
+    """Queries of a block."""
+    before: int
+    after: int
+
+    @staticmethod
+    def of(neighbourhood: int, *, is_causal: bool) -> "Band":
+        """Return the blocks for positions that reach `neighbourhood` to either side.
+
+        If `is_causal`, positions reach back only.
+        """
+        return Band(
+            # Blocks of r queries: smaller ones share fewer keys, larger ones have more
+            # masked scores.
+            block=max(neighbourhood, MIN_BLOCK),
+            before=neighbourhood,
+            after=0 if is_causal else neighbourhood,
+        )
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether positions reach back only."""
+        return self.after == 0
+
+    @property
+    def window(self) -> int:
+        """Keys of a block's window."""
+        return self.before + self.block + self.after
+
+    def covers(self, length: int) -> bool:
+        """Whether blocks save nothing, as one window is as long as the sequence."""
+        return length <= self.window
+
+    def num_scores(self, lengths: Integer[np.ndarray, " pairs"]) -> int:
+        """Number of scores that are computed for sequences of these lengths."""
+        lengths = lengths.astype(np.int64)
+        in_blocks = -(-lengths // self.block) * self.block * self.window
+        return int(np.where(lengths <= self.window, lengths**2, in_blocks).sum())
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the names and shapes of the parameters of a `Transformer`."""
+    return dict(_all(config))
+
+
+def _all(config: ModelConfig) -> Parameters:
+    own = config.target_vocab_size
+    is_tied = config.tied_output
+    is_output = is_tied and own is None
+    yield from _embedding("embedding", config.vocab_size, config, is_output=is_output)
+    if own is not None:
+        yield from _embedding("target_embedding", own, config, is_output=is_tied)
+    if not is_tied:
+        num_outputs = own or config.vocab_size
+        yield from _embedding("output", num_outputs, config, is_output=True)
+    if config.positions == "learned":
+        yield "positions.weight", (config.max_positions, config.d_model)
+    for number in range(config.num_layers):
+        yield from _layer(f"encoder_layers.{number}", config, is_decoder=False)
+    for number in range(config.num_decoder_layers):
+        yield from _layer(f"decoder_layers.{number}", config, is_decoder=True)
+    if config.norm == "pre":
+        yield from _affine("encoder_norm", (config.d_model,))
+        yield from _affine("decoder_norm", (config.d_model,))
+
+
+def _embedding(
+    name: str, vocab_size: int, config: ModelConfig, *, is_output: bool
+) -> Parameters:
+    yield f"{name}.weight", (vocab_size, config.d_model)
+    if config.output_bias and is_output:
+        yield f"{name}.bias", (vocab_size,)
+
+
+def _layer(name: str, config: ModelConfig, *, is_decoder: bool) -> Parameters:
+    if is_decoder and config.decoder_self_attention == "ssru":
+        square = (config.d_model, config.d_model)
+        yield from _affine(f"{name}.recurrence.forget_gate", square)
+        yield f"{name}.recurrence.candidate.weight", square
+        yield from _affine(f"{name}.after_recurrence.norm", (config.d_model,))
+    else:
+        yield from _attention(f"{name}.self_attention", config)
+        yield from _affine(f"{name}.after_self_attention.norm", (config.d_model,))
+    if is_decoder:
+        yield from _attention(f"{name}.cross_attention", config)
+        yield from _affine(f"{name}.after_cross_attention.norm", (config.d_model,))
+    inner, outer = (config.d_ff, config.d_model), (config.d_model, config.d_ff)
+    yield from _affine(f"{name}.feed_forward.inner", inner)
+    yield from _affine(f"{name}.feed_forward.outer", outer)
+    yield from _affine(f"{name}.after_feed_forward.norm", (config.d_model,))
+
+
+def _attention(name: str, config: ModelConfig) -> Parameters:
+    heads, width = config.num_heads, config.d_model
+    key_value = heads * (config.d_k + config.d_v)
+    yield from _affine(f"{name}.project_query", (heads * config.d_k, width))
+    yield from _affine(f"{name}.project_key_value", (key_value, width))
+    yield from _affine(f"{name}.project_output", (width, heads * config.d_v))
+    if config.scores == "additive":
+        yield f"{name}.additive_weight", (heads, config.d_k)
+
+
+def _affine(name: str, weight: Shape) -> Parameters:
+    """Yield a weight and a bias of as many elements as the weight has rows."""
+    yield f"{name}.weight", weight
+    yield f"{name}.bias", weight[:1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Number of parameters by purpose."""
+
+    embedding: int
+    """Matrices of source, target and output, and the bias of the output."""
+    positions: int
+    self_attention: int
+    """Self-attention of encoder and decoder."""
+    recurrence: int
+    """Recurrent units of the decoder, which models without self-attention there have.
+    """
+    cross_attention: int
+    feed_forward: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """Number of all parameters."""
+        return sum(astuple(self))
+
+
+def count_parameters(config: ModelConfig) -> ParameterCounts:
+    """Count the parameters of a `Transformer`."""
+    sizes = {name: prod(shape) for name, shape in parameter_shapes(config).items()}
+
+    def count(part: str) -> int:
+        return sum(size for name, size in sizes.items() if part in name)
+
+    return ParameterCounts(
+        embedding=count("embedding."),
+        positions=count("positions."),
+        self_attention=count(".self_attention."),
+        recurrence=count(".recurrence."),
+        cross_attention=count(".cross_attention."),
+        feed_forward=count(".feed_forward."),
+        norms=count("norm."),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFlops:
+    """FLOPs of one forward pass by purpose.
+
+    A multiply-add is two FLOPs. Only matrix products are counted: norms, softmax,
+    dropout and sums are a small part. Masked scores count if they are computed;
+    restricted attention computes those within its windows (`Band`).
+    """
+
+    projections: int
+    """Projections of queries, keys, values and outputs of attention, and the matrices
+    of recurrent units in its place."""
+    attention: int
+    """Scores, and sums of values weighted by them."""
+    feed_forward: int
+    output: int
+    """Logits of all target tokens."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all FLOPs."""
+        return sum(astuple(self))
+
+
+def forward_flops(
+    config: ModelConfig,
+    source_lengths: Integer[np.ndarray, " pairs"],
+    target_lengths: Integer[np.ndarray, " pairs"],
+) -> ForwardFlops:
+    """Count the FLOPs for sentence pairs of these lengths, including end tokens.
+
+    For a padded batch, pass its widths as the lengths of all pairs.
+    """
+    num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
+    encoder, decoder = config.num_layers, config.num_decoder_layers
+    attending = 0 if config.decoder_self_attention == "ssru" else decoder
+    num_scores = (
+        encoder * _own_scores(config, source_lengths, is_causal=False)
+        + attending * _own_scores(config, target_lengths, is_causal=True)
+        + decoder * _dot(target_lengths, source_lengths)
+    )
+    # Tokens times layers, and tokens times layers of self-attention.
+    tokens = encoder * num_source + decoder * num_target
+    own = encoder * num_source + attending * num_target
+    d_model = config.d_model
+    recurrent = (decoder - attending) * num_target
+    num_outputs = config.target_vocab_size or config.vocab_size
+    heads_width = config.num_heads * (config.d_k + config.d_v)
+    return ForwardFlops(
+        # Two FLOPs a token for each element of the four projection matrices. In
+        # cross-attention, queries and outputs are of target tokens, keys and values of
+        # source tokens.
+        projections=(4 * own + 2 * decoder * (num_source + num_target))
+        * (d_model * heads_width)
+        + 4 * recurrent * d_model**2,
+        attention=2 * num_scores * heads_width,
+        feed_forward=4 * tokens * d_model * config.d_ff,
+        output=2 * num_target * d_model * num_outputs,
+    )
+
+
+def update_flops(
+    config: ModelConfig,
+    source_lengths: Integer[np.ndarray, " pairs"],
+    target_lengths: Integer[np.ndarray, " pairs"],
+) -> int:
+    """Count the FLOPs of one training update, lengths as in `forward_flops`.
+
+    Adam has no matrix products. Those of Muon are left out: about a sixth of the total
+    in the preset `multi30k`, negligible for large updates.
+    """
+    return PASSES * forward_flops(config, source_lengths, target_lengths).total
+
+
+def _own_scores(
+    config: ModelConfig, lengths: Integer[np.ndarray, " pairs"], *, is_causal: bool
+) -> int:
+    """Return the number of scores of self-attention in one layer and head."""
+    if config.neighbourhood is None:
+        return _dot(lengths, lengths)
+    return Band.of(config.neighbourhood, is_causal=is_causal).num_scores(lengths)
+
+
+def _dot(
+    queries: Integer[np.ndarray, " pairs"], keys: Integer[np.ndarray, " pairs"]
+) -> int:
+    """Return the number of scores of all pairs."""
+    return int((queries.astype(np.int64) * keys).sum())
+
+
+def sinusoid_array(
+    length: int, d_model: int, base: float = 10_000.0
+) -> Float[np.ndarray, "{length} {d_model}"]:
+    """Return the encodings of positions 0, 1, 2, ... (section 3.5).
+
+        PE(pos, 2i)     = sin(pos / base^(2i / d_model))
+        PE(pos, 2i + 1) = cos(pos / base^(2i / d_model))
+
+    The paper's base is 10,000. Computed in double precision, so that far positions are
+    exact.
+    """
+    even = np.arange(0, d_model, 2, dtype=np.float64)
+    position = np.arange(length, dtype=np.float64)
+    angle = position[:, None] / base ** (even / d_model)
+    pairs = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
+    return pairs.reshape(length, d_model).astype(np.float32)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.sizes import sinusoid_array
+from transduce.model.config import sinusoid_array
 
 
 class SharedEmbedding(nn.Module):

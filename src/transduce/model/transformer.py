@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import causal_mask, padding_mask
-from transduce.model.config import ModelConfig
+from transduce.model.config import ModelConfig, update_flops
 from transduce.model.embedding import (
     LearnedPositions,
     OutputLayer,
@@ -24,7 +24,6 @@ from transduce.model.layers import (
     EncoderStack,
     RecurrentDecoderLayer,
 )
-from transduce.model.sizes import update_flops
 from transduce.text.vocabulary import BOS, PAD
 
 

@@ -11,11 +11,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from transduce.native import check, ffi
-from transduce.nn.linear import in_blocks, is_in_blocks
-from transduce.nn.native_operators import (
+from transduce.nn.operators import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     has_bf16_products,
+    in_blocks,
+    is_in_blocks,
     loaded_nn_api,
     nn_api,
     packed_once,

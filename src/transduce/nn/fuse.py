@@ -25,6 +25,7 @@ from transduce.model.attention import (
 )
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.layers import (
+    SSRU,
     DecoderLayer,
     DecoderStack,
     EncoderLayer,
@@ -33,15 +34,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
     ResidualConnection,
 )
-from transduce.model.recurrence import SSRU
 from transduce.model.transformer import Memory
-from transduce.nn.dropout import (
-    Dropout,
-    RowDropout,
-    dropout_in_use,
-    has_normalized_sum,
-    normalized_sum,
-)
 from transduce.nn.layers import (
     Heads,
     StackSettings,
@@ -50,8 +43,16 @@ from transduce.nn.layers import (
     layer_stack,
     native_attention,
 )
-from transduce.nn.linear import Linear, linear
-from transduce.nn.recurrence import FusedSSRU
+from transduce.nn.operators import (
+    Dropout,
+    FusedSSRU,
+    Linear,
+    RowDropout,
+    dropout_in_use,
+    has_normalized_sum,
+    linear,
+    normalized_sum,
+)
 
 Model = TypeVar("Model")
 

@@ -17,11 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from transduce.model.transformer import Memory
 from transduce.native import check, ffi
-from transduce.nn.dropout import MASK_MULTIPLE, draw_dropout, draw_seeds, dropout_rate
-from transduce.nn.native_operators import (
+from transduce.nn.operators import (
+    MASK_MULTIPLE,
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     ROW_MULTIPLE,
+    draw_dropout,
+    draw_seeds,
+    dropout_rate,
     has_bf16_products,
     has_sgemm,
     loaded_nn_api,

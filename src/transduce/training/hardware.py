@@ -35,7 +35,7 @@ from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
 from transduce.model.transformer import Transformer
-from transduce.nn.recurrence import FusedSSRU
+from transduce.nn.operators import FusedSSRU
 from transduce.training.loss import BatchLoss
 
 TIMEOUT = timedelta(days=1)

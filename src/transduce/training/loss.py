@@ -30,7 +30,7 @@ from transduce.data.tensors import Batch, pad_rows
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.metrics.scores import gleu_of_counts, n_grams
-from transduce.model.sizes import PASSES
+from transduce.model.config import PASSES
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.text.vocabulary import BOS, EOS, PAD
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
-from transduce.nn.orthogonalization import orthogonalized
+from transduce.nn.operators import orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import ALONE, Processes
 

@@ -26,7 +26,7 @@ from transduce.files import atomic_directory, read_json
 from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
-from transduce.nn.native_operators import unchanged_weights
+from transduce.nn.operators import unchanged_weights
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (

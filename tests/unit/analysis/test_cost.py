@@ -22,7 +22,7 @@ from transduce.analysis.cost import (
 )
 from transduce.experiments.presets import PRESETS
 from transduce.model.attention import neighbourhood_mask
-from transduce.model.sizes import update_flops
+from transduce.model.config import update_flops
 
 
 @pytest.mark.parametrize(

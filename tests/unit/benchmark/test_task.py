@@ -6,7 +6,7 @@ import pytest
 
 from transduce.benchmark.training import TrainingTask
 from transduce.experiments.presets import PRESETS
-from transduce.model.sizes import update_flops
+from transduce.model.config import update_flops
 from transduce.text.vocabulary import EOS
 
 

@@ -16,7 +16,7 @@ from transduce.benchmark.training import (
     measure_training,
 )
 from transduce.errors import ConfigError
-from transduce.model.sizes import count_parameters
+from transduce.model.config import count_parameters
 
 SECONDS = {
     OURS: [9.0, 9.0, 1.0, 2.0, 4.0],

@@ -15,7 +15,7 @@ from transduce.experiments.presets import (
     preset,
     require_task,
 )
-from transduce.model.sizes import count_parameters
+from transduce.model.config import count_parameters
 from transduce.model.transformer import Transformer
 from transduce.training.optimizer import scheduled_rate
 

@@ -28,7 +28,7 @@ from transduce.experiments.table3 import (
     row_runs,
     scaled_base,
 )
-from transduce.model.sizes import count_parameters
+from transduce.model.config import count_parameters
 from transduce.settings import apply_assignments
 
 HOLDER = """

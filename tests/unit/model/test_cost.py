@@ -12,8 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transduce.architectures.config import num_parameters
 from transduce.architectures.models import build
 from transduce.experiments.presets import PRESETS, TABLE_3
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import count_parameters, forward_flops, update_flops
+from transduce.model.config import (
+    ModelConfig,
+    count_parameters,
+    forward_flops,
+    update_flops,
+)
 from transduce.model.transformer import Transformer
 
 

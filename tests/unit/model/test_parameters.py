@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import parameter_shapes
+from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.model.transformer import Transformer
 
 VARIANTS = [

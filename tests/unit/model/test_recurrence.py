@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
-from transduce.model.recurrence import SSRU
+from transduce.model.layers import SSRU
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 

@@ -16,8 +16,7 @@ from transduce.model.attention import (
     neighbourhood_mask,
     padding_mask,
 )
-from transduce.model.config import ModelConfig
-from transduce.model.sizes import Band, forward_flops, update_flops
+from transduce.model.config import Band, ModelConfig, forward_flops, update_flops
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import PAD

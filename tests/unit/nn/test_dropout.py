@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from transduce.nn.dropout import Dropout
+from transduce.nn.operators import Dropout
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]

@@ -12,10 +12,9 @@ from instruction_sets import chosen_isa, runnable_isas
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, DecoderStack
 from transduce.nn.cross_entropy import smoothed_cross_entropy
-from transduce.nn.dropout import Dropout, normalized_sum
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import Heads, native_attention
-from transduce.nn.orthogonalization import orthogonalized
+from transduce.nn.operators import Dropout, normalized_sum, orthogonalized
 
 pytestmark = pytest.mark.skipif(
     len(runnable_isas()) < 2, reason="there are no two instruction sets to compare"

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from transduce.nn.linear import BLOCK, Linear, in_blocks, linear
+from transduce.nn.operators import BLOCK_ROWS, Linear, in_blocks, linear
 
-ROWS = [(1,), (3,), (2, 4), (BLOCK,), (5, 13), (3, 2, 50), (0,)]
+ROWS = [(1,), (3,), (2, 4), (BLOCK_ROWS,), (5, 13), (3, 2, 50), (0,)]
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

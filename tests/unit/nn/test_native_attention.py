@@ -15,7 +15,7 @@ from transduce.nn.layers import (
     has_native_attention,
     native_attention,
 )
-from transduce.nn.native_operators import nn_api
+from transduce.nn.operators import nn_api
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 

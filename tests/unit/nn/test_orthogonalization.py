@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from instruction_sets import chosen_isa
-from transduce.nn import orthogonalization as module
-from transduce.nn.native_operators import nn_api
-from transduce.nn.orthogonalization import (
-    MAX_COLUMNS,
-    MAX_ROWS,
+from transduce.nn import operators as module
+from transduce.nn.operators import (
+    MAX_CACHED_COLUMNS,
+    MAX_CACHED_ROWS,
+    nn_api,
     orthogonalized,
 )
 
@@ -62,8 +62,8 @@ def test_the_kernel_equals_plain_products(shape):
     [
         torch.zeros(2, 5, 12),
         torch.zeros(2, 16, 24),
-        torch.zeros(1, 16, MAX_COLUMNS + 16),
-        torch.zeros(1, MAX_ROWS + 16, MAX_ROWS + 16),
+        torch.zeros(1, 16, MAX_CACHED_COLUMNS + 16),
+        torch.zeros(1, MAX_CACHED_ROWS + 16, MAX_CACHED_ROWS + 16),
         torch.zeros(2, 16, 16, dtype=torch.float64),
         torch.zeros(2, 16, 16, dtype=torch.bfloat16),
     ],

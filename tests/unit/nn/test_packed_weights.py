@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.nn.native_operators import packed_once, unchanged_weights
+from transduce.nn.operators import packed_once, unchanged_weights
 
 
 @pytest.fixture

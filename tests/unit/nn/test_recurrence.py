@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from transduce.model.attention import padding_mask
 from transduce.model.config import ModelConfig
-from transduce.model.layers import DecoderStack, RecurrentDecoderLayer
-from transduce.model.recurrence import SSRU
-from transduce.nn import recurrence
+from transduce.model.layers import SSRU, DecoderStack, RecurrentDecoderLayer
+from transduce.nn import operators
 from transduce.nn.fuse import fuse
-from transduce.nn.native_operators import has_sgemm
-from transduce.nn.recurrence import FusedSSRU, scan
+from transduce.nn.operators import FusedSSRU, has_sgemm, scan
 
 NATIVE = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 CONFIG = ModelConfig(
@@ -134,7 +132,7 @@ def test_one_call_computes_what_the_layers_compute_one_by_one(
     assert "LayerStack" in found[0].grad_fn.name()
     stack[0].register_forward_hook(lambda *_: None)  # a hook reads what is between
     assert_alike(found, run_all())
-    monkeypatch.setattr(recurrence, "has_native_recurrence", lambda *_: False)
+    monkeypatch.setattr(operators, "has_native_recurrence", lambda *_: False)
     assert_alike(found, run_all())
 
 

@@ -11,13 +11,13 @@ from instruction_sets import chosen_isa, runnable_isas
 from transduce.model import attention as attention_module
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.layers import FeedForward
-from transduce.nn.dropout import (
+from transduce.nn.fuse import fuse
+from transduce.nn.layers import Heads, native_attention
+from transduce.nn.operators import (
     RowDropout,
     dropout_scale,
     num_dropped,
 )
-from transduce.nn.fuse import fuse
-from transduce.nn.layers import Heads, native_attention
 
 pytestmark = [
     pytest.mark.skipif(not runnable_isas(), reason="there is no native library"),

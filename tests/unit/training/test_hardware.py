@@ -16,8 +16,8 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.model.transformer import Transformer
 from transduce.nn.cross_entropy import Loss
-from transduce.nn.dropout import Dropout, dropout_in_use
 from transduce.nn.fuse import FusedAttention, fuse
+from transduce.nn.operators import Dropout, dropout_in_use
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
     MIN_UPDATES,

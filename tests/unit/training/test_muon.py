@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.nn import orthogonalization
+from transduce.nn import operators
 from transduce.training.hardware import Processes
 from transduce.training.optimizer import Muon
 
@@ -20,7 +20,7 @@ MANY = 20
 )
 def test_muon_makes_the_updates_of_torchs_muon(dtype, tolerance, monkeypatch):
     """PyTorch's Muon multiplies in bf16, so the tolerance is wide."""
-    monkeypatch.setattr(orthogonalization, "POLYNOMIALS", (CONVERGING,) * MANY)
+    monkeypatch.setattr(operators, "POLYNOMIALS", (CONVERGING,) * MANY)
     ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
     ours.append(nn.Parameter(torch.randn(3, 7)))
     ours.append(nn.Parameter(torch.randn(32, 16)))

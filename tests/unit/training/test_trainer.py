@@ -14,7 +14,7 @@ from torch.nn import functional
 from transduce.data.batches import Batcher, BatchingConfig, Dataset
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.pipeline import refinement_of
-from transduce.model.sizes import update_flops
+from transduce.model.config import update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import hardware as fitting_module
 from transduce.training.config import TrainingConfig
