@@ -46,7 +46,7 @@ GROUPS = {
         modules=tuple(
             f"model/{name}.py"
             for name in (
-                "attention", "config", "embedding", "layers", "sizes", "transformer",
+                "attention", "config", "embedding", "layers", "transformer",
             )
         ),
         tests=("unit/model", "relations/test_cached_decoding.py"),

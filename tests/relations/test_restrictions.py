@@ -22,8 +22,7 @@ from transduce.decoding import native_search, search
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_search import start_search
-from transduce.decoding.restrictions import restrictions_after
-from transduce.decoding.search import Hypothesis, run_search
+from transduce.decoding.search import Hypothesis, restrictions_after, run_search
 from transduce.decoding.torch_model import find_by_torch
 from transduce.errors import ConfigError
 from transduce.interop.marian_import import read_settings, read_weights

@@ -12,7 +12,7 @@ from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import translator as translators
 from transduce.decoding.native_model import DecodingPrecision
-from transduce.decoding.shortlisted import ShortlistedDecoder
+from transduce.decoding.search import ShortlistedDecoder
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig

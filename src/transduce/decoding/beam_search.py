@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from transduce.decoding.restrictions import Restrictions, restrictions_after
 from transduce.decoding.search import (
     NOT_FORCED,
     Candidates,
@@ -30,8 +29,10 @@ from transduce.decoding.search import (
     Decoder,
     Excluded,
     Hypothesis,
+    Restrictions,
     Sentence,
     find_candidates,
+    restrictions_after,
     run_search,
 )
 from transduce.search_config import SearchConfig

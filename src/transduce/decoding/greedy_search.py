@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transduce.decoding.restrictions import restrictions_after
 from transduce.decoding.search import (
     NOT_FORCED,
     Decoder,
@@ -18,6 +17,7 @@ from transduce.decoding.search import (
     Hypothesis,
     Sentence,
     find_candidates,
+    restrictions_after,
     run_search,
 )
 from transduce.search_config import SearchConfig

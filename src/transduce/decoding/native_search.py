@@ -11,12 +11,13 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.beam_search import ENDLESS, BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.restrictions import Restrictions, RowTokens
 from transduce.decoding.search import (
     Candidates,
     Coverage,
     Excluded,
     Hypothesis,
+    Restrictions,
+    RowTokens,
     Search,
     Sentence,
     find_candidates,

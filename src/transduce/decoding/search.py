@@ -6,6 +6,11 @@ several sentences with a group of hypotheses each; all groups have the same size
 Finished sentences leave the batch and new ones can join it. Token ids and row numbers
 are numpy arrays; logits are an array or a tensor on any device.
 
+The next token can be restricted by the tokens that a hypothesis has (`Restrictions`:
+`no_repeat_ngram`, `repetition_penalty` and `bad_words` of `SearchConfig`; the native
+library has the same in csrc/decode/restrictions.c), and by a shortlist
+(`with_candidates`).
+
 Continuations and probabilities of arrays are computed by the native library or numpy,
 those of tensors by `torch_model`. All sums run in the order of the vocabulary, or of
 falling probability, so that equal logits always give equal results.
@@ -13,17 +18,101 @@ falling probability, so that equal logits always give equal results.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
-from transduce.decoding.restrictions import Restrictions
 from transduce.errors import CheckpointError
 from transduce.metrics.scores import TargetScore
 from transduce.native import api, check, ffi, pointer
-from transduce.search_config import SamplingConfig
+from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.shortlist import Shortlist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTokens:
+    """Tokens of each of several rows, stored one row after another."""
+
+    offsets: Int64[np.ndarray, " rows_and_one"]
+    """Place of each row's first token; at the end, the number of tokens."""
+    tokens: Int64[np.ndarray, " tokens"]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "RowTokens":
+        """Store the tokens of rows."""
+        return cls(
+            offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+            tokens=np.array([i for row in rows for i in row], dtype=np.int64),
+        )
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " tokens"]:
+        """Row of each token."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restrictions:
+    """Restrictions of the next token of hypotheses, one row for each."""
+
+    banned: RowTokens
+    """Tokens that must not follow."""
+    repeated: RowTokens
+    """Tokens that the hypothesis has already, in ascending order."""
+    penalty: float
+    """Factor of the log-probability of repeated tokens."""
+
+    @property
+    def native(self) -> Any:
+        """The same as a `td_restrictions`, which borrows the arrays."""
+        arrays = {
+            "banned_offsets": self.banned.offsets,
+            "banned_tokens": self.banned.tokens,
+            "repeated_offsets": self.repeated.offsets,
+            "repeated_tokens": self.repeated.tokens,
+        }
+        pointers = {k: pointer(v, "int64_t *") for k, v in arrays.items()}
+        fields = {**pointers, "repetition_penalty": self.penalty}
+        return ffi.new("td_restrictions *", fields)
+
+
+def restrictions_after(
+    hypotheses: Sequence[Sequence[int] | None], config: SearchConfig
+) -> Restrictions | None:
+    """Return the restrictions after hypotheses; None if the config has none.
+
+    A hypothesis of None stands for one whose next token is forced, and is free.
+    """
+    if not config.has_restrictions:
+        return None
+    has_penalty = config.repetition_penalty != 1
+    return Restrictions(
+        banned=RowTokens.of(
+            [[] if ids is None else _banned(list(ids), config) for ids in hypotheses]
+        ),
+        repeated=RowTokens.of(
+            [sorted(set(ids)) if has_penalty and ids else [] for ids in hypotheses]
+        ),
+        penalty=config.repetition_penalty,
+    )
+
+
+def _banned(ids: list[int], config: SearchConfig) -> list[int]:
+    """Return the tokens that would end a repeated n-gram or a bad word."""
+    banned = [word[-1] for word in config.bad_words if _ends_with(ids, word[:-1])]
+    if n := config.no_repeat_ngram:
+        ngrams = (ids[end - n : end] for end in range(n, len(ids) + 1))
+        banned += [ngram[-1] for ngram in ngrams if _ends_with(ids, ngram[:-1])]
+    return banned
+
+
+def _ends_with(ids: Sequence[int], ending: Sequence[int]) -> bool:
+    return list(ids[len(ids) - len(ending) :]) == list(ending) and (
+        len(ending) <= len(ids)
+    )
+
 
 NOT_FORCED = -1
 """Forced token of a sentence that may continue with any token."""
@@ -362,6 +451,17 @@ class MultiStepDecoder(Decoder, Protocol):
 
 
 @runtime_checkable
+class ShortlistDecoder(JoinableDecoder, Protocol):
+    """A decoder that computes the logits of each sentence's candidates only."""
+
+    def set_shortlists(
+        self, shortlists: Sequence[Int32[np.ndarray, " _"] | None]
+    ) -> None:
+        """Restrict each sentence to its tokens, by rising id; None allows all."""
+        ...
+
+
+@runtime_checkable
 class Search(Protocol):
     """A search for several sentences, all of which grow by one token a step."""
 
@@ -484,3 +584,70 @@ class Ensemble:
         """Append the sentences of another ensemble."""
         for mine, theirs in zip(self.members, other.members, strict=True):
             mine.join(theirs)
+
+
+AllowedTokens = Int32[np.ndarray, " _"] | None
+"""Tokens that may come next, by rising id; None for the whole vocabulary."""
+
+
+def with_candidates(
+    decoder: JoinableDecoder, candidates: Sequence[AllowedTokens]
+) -> JoinableDecoder:
+    """Let each sentence of a decoder choose among the candidates of its shortlist.
+
+    Log-probabilities are then normalized over them. They depend on the source alone,
+    and so translations do not depend on the batch. The native library computes the
+    logits of candidates only. Elsewhere those of all other tokens are set to minus
+    infinity. The models of an ensemble have the same candidates.
+    """
+    if isinstance(decoder, Ensemble):
+        return Ensemble([with_candidates(each, candidates) for each in decoder.members])
+    if isinstance(decoder, ShortlistDecoder):
+        decoder.set_shortlists(candidates)
+        return decoder
+    return ShortlistedDecoder(decoder, candidates)
+
+
+class ShortlistedDecoder:
+    """A decoder whose logits are minus infinity except for each sentence's
+    candidates."""
+
+    def __init__(
+        self, decoder: JoinableDecoder, candidates: Sequence[AllowedTokens]
+    ) -> None:
+        self._decoder = decoder
+        self.candidates = list(candidates)
+        """Candidates of each sentence; None for the whole vocabulary."""
+        self._group = 1
+
+    def step(
+        self, last_ids: Int64[np.ndarray, "sentences group"]
+    ) -> Float[Any, "sentences group vocab"]:
+        """Read the last token of each hypothesis and return the logits of the next."""
+        self._group = last_ids.shape[1]
+        logits = self._decoder.step(last_ids)
+        if isinstance(logits, np.ndarray):
+            kept = np.full_like(logits, -np.inf)
+            for row, own, found in zip(kept, self.candidates, logits, strict=True):
+                chosen = slice(None) if own is None else own
+                row[:, chosen] = found[:, chosen]
+            return kept
+        from transduce.decoding.torch_model import keep_candidates
+
+        return keep_candidates(logits, self.candidates)
+
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
+        """Keep these hypotheses in this order."""
+        sentences = (rows[:, 0] // self._group).tolist()
+        self.candidates = [self.candidates[each] for each in sentences]
+        self._decoder.reorder(rows)
+
+    def join(self, other: "ShortlistedDecoder") -> None:
+        """Append the sentences of another decoder."""
+        self._decoder.join(other._decoder)
+        self.candidates += other.candidates
+
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
+        """Return the sum of log(min(attention, 1)) over the source, end included."""
+        assert isinstance(self._decoder, CoverageDecoder)
+        return self._decoder.coverage()

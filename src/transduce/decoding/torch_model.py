@@ -28,8 +28,7 @@ from transduce.decoding.native_model import (
     NativePrecision,
     PackedLinear,
 )
-from transduce.decoding.restrictions import Restrictions
-from transduce.decoding.search import NOT_FORCED, Candidates
+from transduce.decoding.search import NOT_FORCED, Candidates, Restrictions
 from transduce.decoding.torch_decoder import (
     CudaGraphs,
     FusedStep,

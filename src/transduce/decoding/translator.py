@@ -29,6 +29,7 @@ from transduce.decoding.native_search import start_search
 from transduce.decoding.processes import WorkerPool, default_processes
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
+    AllowedTokens,
     Coverage,
     CoverageDecoder,
     Decoding,
@@ -37,8 +38,8 @@ from transduce.decoding.search import (
     Hypothesis,
     JoinableDecoder,
     require_numbers,
+    with_candidates,
 )
-from transduce.decoding.shortlisted import Candidates, with_candidates
 from transduce.decoding.translations import (
     EMPTY,
     WINDOW_LINES,
@@ -852,7 +853,7 @@ def _start_search(
 
 def _candidates(
     shortlist: Shortlist, parts: list[Part], config: SearchConfig
-) -> list[Candidates]:
+) -> list[AllowedTokens]:
     """Return the tokens among which each part chooses.
 
     None stands for all tokens: after a prefix, and for a part with so few candidates

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.decoding.search import Ensemble
-from transduce.decoding.shortlisted import (
-    Candidates,
+from transduce.decoding.search import (
+    AllowedTokens,
+    Ensemble,
     ShortlistedDecoder,
     with_candidates,
 )
 
 VOCAB = 7
-LISTS: list[Candidates] = [
+LISTS: list[AllowedTokens] = [
     np.array([0, 3], dtype=np.int32),
     None,
     np.array([2, 3, 6], dtype=np.int32),
