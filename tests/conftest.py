@@ -22,7 +22,7 @@ from file_server import FileServer, serving
 from instruction_sets import chosen_isa, runnable_isas
 from transduce import native
 from transduce.checkpoint import Checkpoint
-from transduce.data import download
+from transduce.data import named_corpora
 from transduce.data.batches import (
     Batcher,
     BatchingConfig,
@@ -364,7 +364,7 @@ def added_loss(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "PAUSES_S", PAUSES_S)
+    monkeypatch.setattr(named_corpora, "PAUSES_S", PAUSES_S)
     with serving() as files:
         yield files
 

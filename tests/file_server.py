@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from transduce.data.download import RemoteFile
-from transduce.data.named_corpora import NamedCorpus
+from transduce.data.named_corpora import NamedCorpus, RemoteFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

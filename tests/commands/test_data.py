@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from file_server import FileServer, unchecked
 from transduce.cli.data import DataDisplay
-from transduce.data import download, named_corpora
+from transduce.data import named_corpora
 from transduce.data.named_corpora import NAMED_CORPORA, NamedCorpus
 
 LINES = 2_000
@@ -184,7 +184,7 @@ def test_a_log_file_gets_occasional_lines_of_progress(
 ) -> None:
     monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr("transduce.data.named_corpora.REPORT_LINES", LINES)
-    monkeypatch.setattr(download, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(named_corpora, "CHUNK_BYTES", 500)
     server.breaks_at = 1_000
     size = decimal(len(server.files[path_of(multi30k, 0)]))
     broken = command(*command_line(server, tmp_path)).out.splitlines()
@@ -211,7 +211,7 @@ def test_an_interrupted_download_keeps_its_part(
 
     with monkeypatch.context() as patch:
         patch.setattr(DataDisplay, "received", interrupt)
-        patch.setattr(download, "CHUNK_BYTES", 500)
+        patch.setattr(named_corpora, "CHUNK_BYTES", 500)
         outcome = command(*command_line(server, tmp_path))
     assert outcome.code == 2
     assert (

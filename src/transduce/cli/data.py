@@ -7,11 +7,11 @@ from types import TracebackType
 from rich.filesize import decimal
 
 from transduce.cli.terminal import ProgressDisplay, program
-from transduce.data.download import RemoteFile
 from transduce.data.named_corpora import (
     DOWNLOADS,
     AssembledCorpus,
     NamedCorpus,
+    RemoteFile,
     assemble,
     named_corpus,
 )

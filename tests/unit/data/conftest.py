@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from file_server import unchecked
-from transduce.data.download import RemoteFile
-from transduce.data.named_corpora import NamedCorpus
+from transduce.data.named_corpora import NamedCorpus, RemoteFile
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.download import lines_of
+from transduce.data.named_corpora import lines_of
 from transduce.errors import DataError
 
 SGML = """<?xml version="1.0" encoding="UTF-8"?>

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from file_size import limited_file_size
-from transduce.data import download
-from transduce.data.download import RemoteFile, fetch
+from transduce.data import named_corpora
+from transduce.data.named_corpora import RemoteFile, fetch
 from transduce.errors import ConfigError, DataError
 
 CONTENT = bytes(range(256)) * 40
@@ -197,7 +197,7 @@ def test_a_silent_server_is_reported_in_one_sentence(path, observer, server):
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("transduce.data.download.TIMEOUT_S", 0.01)
+        patch.setattr("transduce.data.named_corpora.TIMEOUT_S", 0.01)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/file.tgz"
         with pytest.raises(DataError, match=r"cannot be fetched \(timed out\)"):
             fetch(RemoteFile(url=url), path, observer)
@@ -242,7 +242,7 @@ def test_a_file_that_is_too_long_is_removed(file, path, observer, server, listed
 def test_a_download_stops_at_the_known_size(
     file, path, observer, server, listed, monkeypatch
 ):
-    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(named_corpora, "CHUNK_BYTES", 1_000)
     server.announces_length = False
     server.files["/wmt/file.tgz"] = CONTENT * 1_000
     with pytest.raises(DataError, match=f"must be {SIZE:,} bytes long, but is"):
@@ -255,8 +255,8 @@ def test_a_download_stops_at_the_known_size(
 def test_a_file_of_unknown_size_has_a_maximum(
     unknown, path, observer, server, listed, monkeypatch, announces
 ):
-    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(download, "MAX_BYTES", HALF)
+    monkeypatch.setattr(named_corpora, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(named_corpora, "MAX_BYTES", HALF)
     server.announces_length = announces
     with pytest.raises(DataError, match=f"at most {HALF:,} bytes long.*sends more"):
         fetch(unknown, path, observer)
@@ -268,7 +268,7 @@ def test_a_file_of_unknown_size_has_a_maximum(
 def test_a_partial_file_beyond_the_maximum_is_removed(
     unknown, path, part, observer, server, listed, monkeypatch
 ):
-    monkeypatch.setattr(download, "MAX_BYTES", HALF)
+    monkeypatch.setattr(named_corpora, "MAX_BYTES", HALF)
     server.announces_length = False
     part(CONTENT[: HALF + 1])
     with pytest.raises(DataError, match="the partial download is removed"):
@@ -347,7 +347,7 @@ def test_an_interruption_keeps_the_partial_file(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("transduce.data.download.CHUNK_BYTES", 1_000)
+        patch.setattr("transduce.data.named_corpora.CHUNK_BYTES", 1_000)
         patch.setattr(observer, "received", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(file, path, observer)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from file_size import limited_file_size
-from transduce.data.download import RemoteFile
 from transduce.data.named_corpora import (
     NAMED_CORPORA,
     NamedCorpus,
+    RemoteFile,
     Split,
     SplitCounts,
     Text,
