@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transduce.architectures.config import RecurrentConfig
 from transduce.architectures.models import build
-from transduce.architectures.recurrent_layers import initialize_uniform
+from transduce.architectures.recurrent import initialize_uniform
 from transduce.checkpoint import Checkpoint
 from transduce.data.tensors import Batch, pad_rows
 from transduce.decoding.translator import Translator

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import DeepAttConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
-from transduce.architectures.recurrent_layers import reordered, reversed_order
+from transduce.architectures.recurrent import reordered, reversed_order
 from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
 

@@ -19,7 +19,7 @@ from transduce.architectures.config import (
 )
 from transduce.architectures.interface import CachedState
 from transduce.architectures.mixture_layers import MixtureOfExperts, take_losses
-from transduce.architectures.recurrent_layers import (
+from transduce.architectures.recurrent import (
     AttentiveStack,
     RecurrentBase,
     RecurrentLayer,

@@ -6,39 +6,620 @@ current state, and feed the result to the next token. GNMT (Wu et al., 2016) has
 of LSTMs with residual connections; its lowest decoder layer attends, and all decoder
 layers read the context.
 
-`recurrent_layers` has their parts; attention is its `AttentiveStack`, with a score of
-queries and keys by one of the subclasses of `Attention`.
+Their parts, which other models use too:
+
+- `RecurrentLayer`: one LSTM or GRU layer, over whole sequences or single tokens;
+- `RecurrentStack`: several of them with dropout, residual connections and a context;
+- `RecurrentEncoder`: a stack whose lowest layer may be bidirectional;
+- `Attention` and its subclasses: scores of queries and keys, and contexts;
+- `AttentiveStack`: a stack whose top state is the query of attention. It may read the
+  context of the token before;
+- `RecurrentBase`: base class of models with one `AttentiveStack`.
+
+All compute sequences as [batch, length, width] and steps as [sentences, group, width],
+where a group are the hypotheses of one sentence. A state is one tensor [..., layers,
+state_width]: the hidden state of each layer, in LSTMs followed by its cell.
 """
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from transduce.architectures.config import RecurrentConfig
-from transduce.architectures.interface import CachedState, num_matrix_elements
-from transduce.architectures.recurrent_layers import (
-    AdditiveAttention,
-    Attended,
-    Attention,
-    AttentiveStack,
-    GeneralAttention,
-    NormedAdditiveAttention,
-    RecurrentBase,
-    RecurrentEncoder,
-    RecurrentLayer,
-    RecurrentMemory,
-    RecurrentStack,
-    TanhProductAttention,
-    initialize_biases,
-    initialize_orthogonal,
-    initialize_uniform,
-    joined,
+from transduce.architectures.config import (
+    AttentionQuery,
+    Cell,
+    MixtureRecurrentConfig,
+    RecurrentConfig,
 )
+from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.model.attention import padding_mask
 from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
+
+LayerStates = Float[Tensor, "rows layers state_width"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentMemory:
+    """Output of a recurrent encoder."""
+
+    states: Float[Tensor, "batch source memory_width"]
+    keys: Float[Tensor, "batch source attention_width"]
+    """Result of `Attention.keys`, computed once."""
+    mask: Bool[Tensor, "batch 1 1 source"]
+    """True at the tokens of the source, not at its padding."""
+    initial: Float[Tensor, "batch layers state_width"]
+    """First state of the decoder."""
+
+
+@cache
+def use_up_projection_warning() -> None:
+    """Suppress PyTorch's warning that oneDNN has no LSTM with a projection.
+
+    PyTorch gives it once a process, and no user can act on it. The random generator
+    stays as it is.
+    """
+    cpu, fp32 = torch.device("cpu"), torch.float32
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
+        warnings.simplefilter("ignore")
+        layer = nn.LSTM(1, 2, proj_size=1, device=cpu, dtype=fp32)
+        layer(torch.zeros(1, 1, 1, device=cpu, dtype=fp32))
+
+
+class RecurrentLayer(nn.Module):
+    """LSTM or GRU layer in one direction.
+
+    `projection` is the width to which an LSTM's hidden state is projected (Sak et al.,
+    2014). Unlike the GRU of Cho et al. (2014), PyTorch's has its reset gate after the
+    recurrent matrix.
+    """
+
+    def __init__(
+        self, cell: Cell, input_width: int, width: int, projection: int | None = None
+    ) -> None:
+        super().__init__()
+        if projection is not None:
+            use_up_projection_warning()
+        self.rnn: nn.RNNBase = (
+            nn.GRU(input_width, width, batch_first=True)
+            if cell == "gru"
+            else nn.LSTM(
+                input_width, width, batch_first=True, proj_size=projection or 0
+            )
+        )
+        self.output_width = projection or width
+        """Width of the outputs, which are the hidden states."""
+        self.state_width = width if cell == "gru" else self.output_width + width
+
+    def forward(
+        self,
+        x: Float[Tensor, "rows length input_width"],
+        state: Float[Tensor, "rows state_width"] | None = None,
+        lengths: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "rows length output_width"], Float[Tensor, "rows state_width"]
+    ]:
+        """Return the outputs and the last state.
+
+        `state` is the first one, by default zero. With `lengths` the last state of a
+        row is that at its length; without, that after its padding.
+        """
+        x = x.to(self._dtype)  # autocast leaves bf16
+        first = None if state is None else self._split(state.to(x.dtype))
+        if lengths is None:
+            outputs, last = self.rnn(x, first)
+        else:
+            packed = pack_padded_sequence(
+                x, lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+            packed, last = self.rnn(packed, first)
+            outputs, _ = pad_packed_sequence(
+                packed, batch_first=True, total_length=x.size(1)
+            )
+        return outputs, torch.cat(last, dim=-1)[0] if self._has_cell else last[0]
+
+    def _split(
+        self, state: Float[Tensor, "rows state_width"]
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return a state as PyTorch's layers read it."""
+        if not self._has_cell:
+            return state[None]
+        hidden, cell = state[None].split([self.output_width, self.rnn.hidden_size], -1)
+        return hidden.contiguous(), cell.contiguous()
+
+    @property
+    def _has_cell(self) -> bool:
+        return isinstance(self.rnn, nn.LSTM)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.rnn.parameters()).dtype
+
+
+class RecurrentStack(nn.Module):
+    """Recurrent layers, one above the other.
+
+    The inputs of all layers have dropout. `residual_from` is the index of the first
+    layer with a residual connection, None for none.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[RecurrentLayer],
+        dropout: float,
+        residual_from: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.dropout = nn.Dropout(dropout)
+        self.residual_from = len(layers) if residual_from is None else residual_from
+
+    def forward(
+        self,
+        x: Float[Tensor, "rows length input_width"],
+        states: LayerStates | None = None,
+        context: Float[Tensor, "rows length context_width"] | None = None,
+        lengths: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows length output_width"], LayerStates]:
+        """Return the outputs of the top layer and the last states of all.
+
+        The context is a second input of all layers. `lengths` as in `RecurrentLayer`.
+        """
+        last = []
+        for index, layer in enumerate(self.layers):
+            inputs = x if context is None else joined(x, context)
+            state = None if states is None else states[:, index]
+            outputs, state = layer(self.dropout(inputs), state, lengths)
+            x = outputs + x if index >= self.residual_from else outputs
+            last.append(state)
+        return x, torch.stack(last, dim=1)
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group input_width"],
+        states: Float[Tensor, "sentences group layers state_width"],
+        context: Float[Tensor, "sentences group context_width"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "sentences group output_width"],
+        Float[Tensor, "sentences group layers state_width"],
+    ]:
+        """Read one token of each hypothesis; return outputs and new states."""
+        sentences, group, _ = x.shape
+        outputs, states = self(
+            _rows(x),
+            states.flatten(0, 1),
+            None if context is None else _rows(context),
+        )
+        shape = (sentences, group)
+        return outputs[:, 0].unflatten(0, shape), states.unflatten(0, shape)
+
+
+def _rows(
+    x: Float[Tensor, "sentences group width"],
+) -> Float[Tensor, "rows 1 width"]:
+    """Return hypotheses as sequences of one token."""
+    return x.flatten(0, 1)[:, None]
+
+
+def joined(*parts: Tensor) -> Tensor:
+    """Concatenate along the width; under autocast the parts may differ in dtype."""
+    return torch.cat([part.to(parts[0].dtype) for part in parts], dim=-1)
+
+
+class RecurrentEncoder(nn.Module):
+    """Recurrent layers over the source; the lowest may read it in both directions.
+
+    Padding influences no result: it follows the tokens, and the backward layer reads
+    each row reversed within its length.
+    """
+
+    def __init__(
+        self,
+        lowest: RecurrentLayer,
+        backward: RecurrentLayer | None,
+        upper: RecurrentStack | None,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.lowest = lowest
+        self.backward_layer = backward
+        self.upper = upper
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch source embedding_width"],
+        lengths: Int[Tensor, " batch"],
+        *,
+        with_last: bool,
+    ) -> tuple[
+        Float[Tensor, "batch source memory_width"],
+        Float[Tensor, "batch width"] | None,
+        Float[Tensor, "batch layers state_width"] | None,
+    ]:
+        """Return top states, the backward state at the first token, and last states.
+
+        The last states of all layers are computed only `with_last`, since this is
+        slower; where the lowest layer reads both ways, its is the backward one.
+        """
+        # Packing reads lengths on the CPU: one copy serves all layers.
+        until = lengths.cpu() if with_last else None
+        x = self.dropout(x)
+        states, last = self.lowest(x, None, until)
+        first_backward = None
+        if self.backward_layer is not None:
+            order = reversed_order(lengths, x.size(1))
+            backward, last = self.backward_layer(reordered(x, order), None, until)
+            backward = reordered(backward, order)
+            first_backward = backward[:, 0]
+            states = torch.cat([states, backward], dim=-1)
+        lasts = last[:, None]
+        if self.upper is not None:
+            states, upper = self.upper(states, lengths=until)
+            lasts = torch.cat([lasts, upper], dim=1)
+        return states, first_backward, lasts if with_last else None
+
+
+def reversed_order(
+    lengths: Int[Tensor, " batch"], size: int
+) -> Int[Tensor, "batch {size}"]:
+    """Return the indices that reverse each row within its length; padding stays."""
+    index = torch.arange(size, device=lengths.device)[None]
+    last = lengths[:, None] - 1
+    return torch.where(index <= last, last - index, index)
+
+
+def reordered(
+    x: Float[Tensor, "batch length width"], order: Int[Tensor, "batch length"]
+) -> Float[Tensor, "batch length width"]:
+    """Return the positions of each row in another order."""
+    return x.gather(1, order[..., None].expand_as(x))
+
+
+class Attention(nn.Module, ABC):
+    """Attention of decoder states, the queries, to encoder states.
+
+    Subclasses have a score each. `weights_tap` passes the weights through for hooks.
+    """
+
+    def __init__(self, memory_width: int, width: int) -> None:
+        super().__init__()
+        self.project_keys = nn.Linear(memory_width, width, bias=False)
+        self.weights_tap = nn.Identity()
+
+    def keys(
+        self, states: Float[Tensor, "batch source memory_width"]
+    ) -> Float[Tensor, "batch source width"]:
+        """Return the part of the scores that depends on the source alone."""
+        keys: Tensor = self.project_keys(states)
+        return keys
+
+    @abstractmethod
+    def scores(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        keys: Float[Tensor, "batch source width"],
+    ) -> Float[Tensor, "batch queries source"]:
+        """Return the scores of queries and keys."""
+
+    def weights(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        memory: RecurrentMemory,
+    ) -> Float[Tensor, "batch 1 queries source"]:
+        """Return the softmax of the scores, before the tap."""
+        scores = self.scores(queries, memory.keys)[:, None].float()
+        return scores.masked_fill(~memory.mask, -torch.inf).softmax(dim=-1)
+
+
+class GeneralAttention(Attention):
+    """Score q W k (Luong et al., 2015, equation 8)."""
+
+    def __init__(self, query_width: int, memory_width: int) -> None:
+        super().__init__(memory_width, query_width)
+
+    def scores(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        keys: Float[Tensor, "batch source width"],
+    ) -> Float[Tensor, "batch queries source"]:
+        return queries.to(keys.dtype) @ keys.transpose(1, 2)
+
+
+class AdditiveAttention(Attention):
+    """Score v tanh(W q + U k) (Bahdanau et al., 2015, appendix A.1.2)."""
+
+    def __init__(self, query_width: int, memory_width: int, width: int) -> None:
+        super().__init__(memory_width, width)
+        self.project_query = nn.Linear(query_width, width, bias=False)
+        self.vector = nn.Parameter(torch.empty(width))
+
+    def scores(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        keys: Float[Tensor, "batch source width"],
+    ) -> Float[Tensor, "batch queries source"]:
+        hidden = self.project_query(queries)[:, :, None] + keys[:, None]
+        return torch.tanh(hidden) @ self.vector.to(hidden.dtype)
+
+
+class NormedAdditiveAttention(AdditiveAttention):
+    """Score g v/|v| tanh(W q + U k + b), as in tensorflow/nmt (normed_bahdanau)."""
+
+    def __init__(self, query_width: int, memory_width: int, width: int) -> None:
+        super().__init__(query_width, memory_width, width)
+        self.gain = nn.Parameter(torch.empty(()))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def scores(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        keys: Float[Tensor, "batch source width"],
+    ) -> Float[Tensor, "batch queries source"]:
+        projected = self.project_query(queries)
+        hidden = (projected + self.bias.to(projected.dtype))[:, :, None] + keys[:, None]
+        vector = self.gain * self.vector / self.vector.norm()
+        return torch.tanh(hidden) @ vector.to(hidden.dtype)
+
+
+class TanhProductAttention(AdditiveAttention):
+    """Score v (tanh(W q) tanh(U k)), a matrix product (Shazeer et al., 2017)."""
+
+    def keys(
+        self, states: Float[Tensor, "batch source memory_width"]
+    ) -> Float[Tensor, "batch source width"]:
+        return torch.tanh(super().keys(states))
+
+    def scores(
+        self,
+        queries: Float[Tensor, "batch queries query_width"],
+        keys: Float[Tensor, "batch source width"],
+    ) -> Float[Tensor, "batch queries source"]:
+        projected = torch.tanh(self.project_query(queries))
+        return (projected * self.vector.to(projected.dtype)) @ keys.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attended:
+    """Result of `AttentiveStack` for each token, [batch, length, width]."""
+
+    outputs: Float[Tensor, "batch target width"]
+    """States of the top layer, or attentional vectors."""
+    queries: Float[Tensor, "batch target output_width"]
+    """Decoder states that are the queries: of the token, or of the one before."""
+    contexts: Float[Tensor, "batch target memory_width"]
+    """Sums of the encoder's states, weighted by attention."""
+    weights: Float[Tensor, "batch 1 target source"]
+    """Attention of each token to the source."""
+
+
+class AttentiveStack(nn.Module):
+    """Recurrent layers whose top state is the query of attention.
+
+    With the query "previous", the state of the token before is the query, and the
+    lowest layer reads the context beside the embedding. With the query "current", the
+    lowest layer reads the embedding and `fed_width` numbers of the token before: its
+    context, or its attentional vector, which `combine` makes of context and state.
+    With a `fed_width` of 0, the layers run over whole sequences.
+    """
+
+    def __init__(
+        self,
+        stack: RecurrentStack,
+        attention: Attention,
+        *,
+        query: AttentionQuery,
+        fed_width: int = 0,
+        combine: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.stack = stack
+        self.attention = attention
+        self.combine = combine
+        self.query = query
+        self.fed_width = 0 if query == "previous" else fed_width
+        """Width of what a step passes to the next beside the states."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target embedding_width"],
+        memory: RecurrentMemory,
+        states: Float[Tensor, "batch layers state_width"],
+    ) -> Attended:
+        """Compute whole sequences, given the first states."""
+        if self.query == "current" and not self.fed_width:
+            queries, _ = self.stack(x, states)
+            attended, _ = self._attend(queries, memory)
+        else:
+            attended = self._in_steps(x, memory, states[:, None])
+        self.attention.weights_tap(attended.weights)
+        return attended
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group embedding_width"],
+        memory: RecurrentMemory,
+        states: Float[Tensor, "sentences group layers state_width"],
+        fed: Float[Tensor, "sentences group fed_width"],
+    ) -> tuple[Attended, Tensor, Tensor]:
+        """Read one token of each hypothesis; also return new states and new `fed`."""
+        attended, states, fed = self._advance(x, memory, states, fed)
+        self.attention.weights_tap(attended.weights)
+        return attended, states, fed
+
+    def first_fed(
+        self, states: Float[Tensor, "batch group layers state_width"]
+    ) -> Float[Tensor, "batch group fed_width"]:
+        """Return `fed` before the first step: zeros."""
+        return states.new_zeros(*states.shape[:2], self.fed_width)
+
+    def _in_steps(
+        self,
+        x: Float[Tensor, "batch target embedding_width"],
+        memory: RecurrentMemory,
+        states: Float[Tensor, "batch 1 layers state_width"],
+    ) -> Attended:
+        """Compute token by token: each reads what the one before attended to."""
+        fed = self.first_fed(states)
+        steps = []
+        for token in x.split(1, dim=1):
+            attended, states, fed = self._advance(token, memory, states, fed)
+            steps.append(attended)
+        return Attended(
+            outputs=torch.cat([each.outputs for each in steps], dim=1),
+            queries=torch.cat([each.queries for each in steps], dim=1),
+            contexts=torch.cat([each.contexts for each in steps], dim=1),
+            weights=torch.cat([each.weights for each in steps], dim=2),
+        )
+
+    def _advance(
+        self,
+        x: Float[Tensor, "sentences group embedding_width"],
+        memory: RecurrentMemory,
+        states: Float[Tensor, "sentences group layers state_width"],
+        fed: Float[Tensor, "sentences group fed_width"],
+    ) -> tuple[Attended, Tensor, Tensor]:
+        """Compute one step without the tap."""
+        if self.query == "previous":
+            width = self.stack.layers[-1].output_width
+            attended, _ = self._attend(states[:, :, -1, :width], memory)
+            outputs, states = self.stack.step(joined(x, attended.contexts), states)
+            return replace(attended, outputs=outputs), states, fed
+        inputs = joined(x, fed) if self.fed_width else x
+        queries, states = self.stack.step(inputs, states)
+        attended, fed_next = self._attend(queries, memory)
+        return attended, states, fed_next if self.fed_width else fed
+
+    def _attend(
+        self,
+        queries: Float[Tensor, "batch queries output_width"],
+        memory: RecurrentMemory,
+    ) -> tuple[Attended, Float[Tensor, "batch queries fed_width"]]:
+        """Attend with queries; also return what the next token may read of this one."""
+        weights = self.attention.weights(queries, memory)
+        contexts = weights[:, 0].to(memory.states.dtype) @ memory.states
+        outputs = fed = queries
+        if self.combine is None:
+            fed = contexts
+        else:
+            outputs = fed = torch.tanh(self.combine(joined(contexts, queries)))
+        attended = Attended(
+            outputs=outputs, queries=queries, contexts=contexts, weights=weights
+        )
+        return attended, fed
+
+
+class RecurrentBase(nn.Module):
+    """Embeddings, logits and attention of recurrent models with one `AttentiveStack`.
+
+    `embedding_width` is the width of embeddings, `output_width` that of the vectors
+    that the logits are computed from.
+    """
+
+    attentive: AttentiveStack
+
+    def __init__(
+        self,
+        config: RecurrentConfig | MixtureRecurrentConfig,
+        embedding_width: int,
+        output_width: int,
+    ) -> None:
+        super().__init__()
+        num_targets = config.target_vocab_size or config.vocab_size
+        has_own = config.target_vocab_size is not None or not config.shared_embedding
+        self.embedding = nn.Embedding(config.vocab_size, embedding_width)
+        self.target_embedding = (
+            nn.Embedding(num_targets, embedding_width) if has_own else None
+        )
+        self.output = (
+            None
+            if config.tied_output
+            else nn.Linear(output_width, num_targets, bias=False)
+        )
+
+    def embed_target(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length embedding_width"]:
+        """Return the embeddings of target tokens."""
+        embedded: Tensor = (self.target_embedding or self.embedding)(ids)
+        return embedded
+
+    def logits(
+        self, states: Float[Tensor, "*rows output_width"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of the next token for vectors of `decode`."""
+        if self.output is not None:
+            logits: Tensor = self.output(states)
+            return logits
+        return functional.linear(states, self.output_weight)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab output_width"]:
+        """Matrix of the logits."""
+        return (self.output or self.target_embedding or self.embedding).weight
+
+    @property
+    def output_bias(self) -> None:
+        """None: the logits have no bias."""
+        return
+
+    @property
+    def cross_attention_taps(self) -> list[nn.Module]:
+        """Module that the weights of attention pass through."""
+        return [self.attentive.attention.weights_tap]
+
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once."""
+        return sum(each.numel() for each in self.parameters())
+
+
+def initialize_uniform(model: nn.Module, largest: float) -> None:
+    """Draw all parameters from plus or minus `largest`."""
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -largest, largest)
+
+
+@torch.no_grad()
+def initialize_orthogonal(model: nn.Module) -> None:
+    """Draw first weights as in RNNsearch (Bahdanau et al., 2015, appendix B.1)."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight_hh_l0"):
+            for gate in parameter.split(parameter.size(1)):
+                nn.init.orthogonal_(gate)
+        elif name.endswith("attention.vector"):
+            nn.init.zeros_(parameter)
+        else:
+            is_attention = ".attention." in name
+            nn.init.normal_(parameter, std=0.001 if is_attention else 0.01)
+
+
+@torch.no_grad()
+def initialize_biases(model: nn.Module, forget_bias: float = 0.0) -> None:
+    """Set biases to zero, those of forget gates to `forget_bias`.
+
+    The gain of normed attention becomes the root of 1 / width, as in tensorflow/nmt.
+    """
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2].startswith("bias"):
+            nn.init.zeros_(parameter)
+    for module in model.modules():
+        if isinstance(module, nn.LSTM):
+            # PyTorch's gates are input, forget, cell, output.
+            size = module.hidden_size
+            nn.init.constant_(
+                module.get_parameter("bias_ih_l0")[size : 2 * size], forget_bias
+            )
+        if isinstance(module, NormedAdditiveAttention):
+            nn.init.constant_(module.gain, len(module.vector) ** -0.5)
 
 
 class MaxoutReadout(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from transduce.architectures import recurrent_layers
+from transduce.architectures import recurrent
 from transduce.architectures.config import (
     ExpertsConfig,
     MixtureRecurrentConfig,
@@ -124,7 +124,7 @@ def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
 
 @all_models
 def test_the_first_model_of_a_process_has_the_weights_of_later_ones(config) -> None:
-    recurrent_layers.use_up_projection_warning.cache_clear()
+    recurrent.use_up_projection_warning.cache_clear()
     first, second = drawn(config), drawn(config)
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, second.state_dict()[name]), name

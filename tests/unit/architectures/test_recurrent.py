@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transduce.architectures.config import RecurrentConfig, num_parameters
 from transduce.architectures.interface import CachedState, TransductionModel
 from transduce.architectures.models import build
-from transduce.architectures.recurrent import RecurrentModel, build_attention
-from transduce.architectures.recurrent_layers import (
+from transduce.architectures.recurrent import (
     Attention,
     RecurrentLayer,
     RecurrentMemory,
+    RecurrentModel,
     RecurrentStack,
+    build_attention,
     initialize_uniform,
     reversed_order,
 )

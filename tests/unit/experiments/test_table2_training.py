@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.analysis.path_lengths import PathLengths
+from transduce.analysis.cost import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.architectures.models import build
 from transduce.data.batches import EncodedPair, write_dataset
