@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from serving_client import Answer, fetch
-from transduce.analysis.word_links import attended_links
 from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint, save_model
@@ -23,6 +22,7 @@ from transduce.decoding.translator import Translator, load
 from transduce.model.config import ModelConfig
 from transduce.model_folder import quantize
 from transduce.search_config import SearchConfig
+from transduce.serving.served_models import attended_links
 from transduce.text.alignment import WordDictionary
 from transduce.text.markup import split_html, written_html
 from transduce.text.shortlist import encode_pairs, learn_shortlist

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.analysis.word_links import BYTE
 from transduce.architectures.config import architecture_of
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_of_experts import (
@@ -33,6 +32,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
 )
 from transduce.model.transformer import Transformer
+from transduce.text.inline_tags import BYTE
 from transduce.text.languages import UNSPACED_LETTER, UNSPACED_LETTERS
 from transduce.text.vocabulary import PAD
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from transduce.analysis.head_survey import (
+from transduce.analysis.heads import (
     SEED,
     as_report,
     grammar_sentences,

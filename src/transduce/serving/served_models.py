@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from transduce.analysis.word_links import attended_links
 from transduce.decoding.translations import (
     Translation,
     TranslationHypothesis,
+    similar_lengths,
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
-from transduce.text.inline_tags import WordLinks
+from transduce.text.inline_tags import WordLinks, links_by_attention
 from transduce.text.languages import (
     SCRIPTS,
     best_match,
@@ -32,8 +32,8 @@ from transduce.text.languages import (
 )
 from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import Segment, sentences, split_text
-from transduce.text.tokenizer import tagged
-from transduce.text.vocabulary import find_language_tag
+from transduce.text.tokenizer import WordTokenizer, tagged
+from transduce.text.vocabulary import EOS, find_language_tag
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
@@ -43,6 +43,11 @@ TAG_IN_NAME = re.compile(
 AUTO = "auto"
 MAX_SHOWN = 40
 """Maximum number of characters of a field that a refusal quotes."""
+MAX_LINKED_POSITIONS = 2_048
+"""Largest batch of pairs whose words are linked, in positions, padding included."""
+MAX_LINKED_TOKENS = 256
+"""Longest sentence whose words are linked by attention, which grows with the square of
+its length; longer sentences are translated in parts."""
 
 Pair = tuple[str, str]
 """Source and target language, as BCP 47 tags."""
@@ -490,3 +495,43 @@ def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
             for k in range(most)
         ],
     )
+
+
+def attended_links(
+    translator: Translator, pairs: Sequence[tuple[str, str]]
+) -> list[WordLinks | None]:
+    """Word links of sentence pairs by the first model of an ensemble.
+
+    None for a pair with a side that is too long, or that the tokenizer cannot
+    represent, and for all pairs if the model has no cross-attention.
+    """
+    found: list[WordLinks | None] = [None] * len(pairs)
+    attention = translator.cross_attention
+    if attention is None:
+        return found
+    tokenizer = translator.tokenizer
+    texts = [source for source, _ in pairs]
+    untagged = tokenizer.encode_sources(texts)
+    sources = translator.source_ids(texts)
+    targets = tokenizer.encode_targets([target for _, target in pairs])
+    lengths = [
+        max(len(source), len(target)) + 1
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    short = [i for i, length in enumerate(lengths) if length <= MAX_LINKED_TOKENS]
+    for batch in similar_lengths([lengths[i] for i in short], MAX_LINKED_POSITIONS):
+        chosen = [short[i] for i in batch]
+        # With the end token the last row is of the step that reads the last token.
+        maps = attention(
+            [[*sources[i], EOS] for i in chosen], [[*targets[i], EOS] for i in chosen]
+        )
+        for i, weights in zip(chosen, maps, strict=True):
+            pieces = (
+                # An unknown word has the letters that it has in the text.
+                (tokenizer.split(pairs[i][0]), tokenizer.split(pairs[i][1]))
+                if isinstance(tokenizer, WordTokenizer)
+                else (tokenizer.pieces(untagged[i]), tokenizer.pieces(targets[i]))
+            )
+            num_tags = len(sources[i]) - len(untagged[i])
+            found[i] = links_by_attention(pairs[i], pieces, weights[..., num_tags:-1])
+    return found

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+import numpy as np
+from jaxtyping import Float32
+
 PUNCTUATION = (
     "!-/:-@\\[-`{-~\u00a1-\u00bf\u2010-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f"
 )
@@ -21,6 +24,9 @@ UNIT = re.compile(
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""Piece that stands for a byte."""
 
 Span = tuple[int, int]
 """Start and end in a text."""
@@ -84,6 +90,87 @@ def links_by_place(source: str, target: str) -> WordLinks:
         ),
         is_guessed=True,
     )
+
+
+def links_by_attention(
+    pair: tuple[str, str],
+    pieces: tuple[list[str], list[str]],
+    weights: Float32[np.ndarray, "layers steps source"],
+) -> WordLinks | None:
+    """Link words by the attention of all steps to all tokens but the last.
+
+    A target word is linked to the source word of its greatest cross-attention
+    (Bahdanau et al., 2015). The best layer differs between models; for each pair it is
+    the one in which most words of both sides choose each other, as in Chen et al.
+    (2020). None if the pieces do not spell the words.
+    """
+    source, target = units(pair[0]), units(pair[1])
+    words = _words(pair[0], source), _words(pair[1], target)
+    if not (source and target and all(map(have_same_letters, words, pieces))):
+        return None
+    groups = [letter_groups(of, texts) for of, texts in zip(pieces, words, strict=True)]
+    if any((each.sum(axis=0) == 0).any() for each in groups):
+        return None
+    # Attention at the step that outputs a token, and at the step that reads it.
+    maps = np.concatenate([weights[:, :-1], weights[:, 1:]])
+    means = groups[1] / groups[1].sum(axis=0)
+    by_word = means.T @ maps @ groups[0]
+    best = by_word[agreement(by_word).argmax()]
+    return WordLinks(
+        source=source, target=target, source_of=tuple(best.argmax(axis=-1).tolist())
+    )
+
+
+def letter_groups(
+    pieces: Sequence[str], words: Sequence[str]
+) -> Float32[np.ndarray, "pieces words"]:
+    """Matrix of the share of each piece's letters that belong to each word.
+
+    A piece may belong to two words. Each byte of a letter encoded as bytes is a piece.
+    The pieces must spell the words: see `have_same_letters`.
+    """
+    owners = [word for word, text in enumerate(words) for _ in text]
+    groups = np.zeros((len(pieces), len(words)), dtype=np.float32)
+    at = 0
+    for i, piece in enumerate(pieces):
+        count = _num_letters(piece)
+        # A space belongs to the next word, later bytes of a letter to the first byte's.
+        other = at if not piece.strip() and at < len(owners) else at - 1
+        letters = owners[at : at + count] or owners[other : other + 1]
+        for owner in letters:
+            groups[i, owner] += 1 / len(letters)
+        at += count
+    assert at == len(owners)
+    return groups
+
+
+def have_same_letters(words: Sequence[str], pieces: Sequence[str]) -> bool:
+    """Whether the pieces have as many letters as the words.
+
+    Some tokenizers drop unknown characters.
+    """
+    return sum(map(len, words)) == sum(map(_num_letters, pieces))
+
+
+def _num_letters(piece: str) -> int:
+    """Number of letters that begin in a piece."""
+    if byte := BYTE.fullmatch(piece):
+        return int(int(byte[1], 16) & 0xC0 != 0x80)
+    return len(piece.replace(" ", ""))
+
+
+def agreement(
+    weights: Float32[np.ndarray, "maps target source"],
+) -> Float32[np.ndarray, " maps"]:
+    """Number of target words chosen by the source word that they choose."""
+    chosen = weights.argmax(axis=-1)
+    choosing = weights.argmax(axis=-2)
+    back = np.take_along_axis(choosing, chosen, axis=-1)
+    return (back == np.arange(weights.shape[-2])).sum(axis=-1, dtype=np.float32)
+
+
+def _words(text: str, spans: Sequence[Span]) -> list[str]:
+    return [text[start:end] for start, end in spans]
 
 
 def with_tags(

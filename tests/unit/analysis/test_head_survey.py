@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from transduce.analysis.head_survey import (
+from transduce.analysis.heads import (
     grammar_sentences,
     survey_annotated,
     survey_heads,

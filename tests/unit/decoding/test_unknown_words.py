@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.analysis.word_links import attended_links
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.architectures.models import build
 from transduce.checkpoint import Checkpoint
@@ -16,6 +15,7 @@ from transduce.decoding.translations import Part, encode_lines, replaced_texts
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.serving.served_models import attended_links
 from transduce.text.alignment import WordDictionary
 from transduce.text.tokenizer import WordTokenizer, learn_tokenizer
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, TokenizerConfig

@@ -5,17 +5,12 @@ import pytest
 import torch
 
 from transduce.analysis.attention_maps import attention_maps
-from transduce.analysis.word_links import (
-    MAX_TOKENS,
-    agreement,
-    attended_links,
-    have_same_letters,
-    letter_groups,
-)
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.translator import Translator
 from transduce.native import api
+from transduce.serving.served_models import MAX_LINKED_TOKENS, attended_links
+from transduce.text.inline_tags import agreement, have_same_letters, letter_groups
 from transduce.text.vocabulary import BOS, EOS
 
 
@@ -73,7 +68,7 @@ def test_links_do_not_depend_on_other_sentences(translator: Translator) -> None:
 
 
 def test_long_or_empty_sentences_have_no_links(translator: Translator) -> None:
-    long = " ".join(["one"] * (MAX_TOKENS + 1))
+    long = " ".join(["one"] * (MAX_LINKED_TOKENS + 1))
     assert (
         attended_links(translator, [("one", long), ("", "one"), ("one", "")])
         == [None] * 3
