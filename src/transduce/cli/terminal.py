@@ -145,10 +145,12 @@ def counted_lines(is_on_screen: bool) -> Iterator[Callable[[], None]]:
     The count is on standard error's terminal, unless the lines are on the screen.
     """
     console = error_console()
+    if is_on_screen or not console.can_animate:
+        yield lambda: None
+        return
     progress = Progress(
         ProgressLine(console, TimeElapsedColumn(), has_bar=False),
         console=console,
-        disable=is_on_screen or not console.can_animate,
         redirect_stdout=False,
         transient=True,
     )
