@@ -57,12 +57,12 @@ from transduce.errors import RequestError, counted
 from transduce.experiments.presets import RunConfig, preset
 from transduce.grammar.corpus import Grammar
 from transduce.interop import ctranslate2 as ctranslate2_export
-from transduce.interruption import unwound_on_termination
 from transduce.machine import (
     PROC,
     control_groups,
     describe_threads,
 )
+from transduce.processes import unwound_on_termination
 
 CPU = torch.device("cpu")
 Key = TypeVar("Key")

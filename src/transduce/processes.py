@@ -1,18 +1,26 @@
-"""Signals that end a process, turned into a request to stop or into an error.
+"""Signals that end a process, and processes that work for this one.
 
-The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closing terminal sends. A
-process that ignores SIGHUP, as under nohup, continues to ignore it.
+A signal becomes a request to stop, or an error. The signals are SIGINT (Ctrl-C),
+SIGTERM, and SIGHUP, which a closing terminal sends. A process that ignores SIGHUP, as
+under nohup, continues to ignore it.
 """
 
 import math
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from transduce.machine import READ_BY_PYTORCH
 
 Result = TypeVar("Result")
 
@@ -261,3 +269,120 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Non
         os.kill(os.getpid(), number)
 
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
+
+
+Arguments = ParamSpec("Arguments")
+EXIT_SECONDS = 10
+"""Seconds to wait for the exit code of a process that has closed its pipe."""
+
+
+class WorkerLostError(Exception):
+    """A worker process has ended; the message continues "The process ..."."""
+
+
+class WorkerProcess(Generic[Arguments, Result]):
+    """Process that applies a function to arguments, one call after the other.
+
+    The function, its arguments and its results are pickled. Unlike the processes of
+    `multiprocessing` that are not forks, it does not run the user's script again.
+    """
+
+    def __init__(
+        self, function: Callable[Arguments, Result], niceness: int = 0
+    ) -> None:
+        """Start the process; raise `OSError` if the system does not allow it."""
+        package = str(Path(__file__).parents[1])
+        known = os.environ.get("PYTHONPATH")
+        self._process = subprocess.Popen(
+            # -P: modules in the current folder are not imported.
+            [
+                *(sys.executable, "-P", "-c"),
+                f"from {__name__} import serve; serve({niceness})",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # signals of the terminal do not reach it
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
+                "TOKENIZERS_PARALLELISM": "false",
+                **dict.fromkeys(READ_BY_PYTORCH, "1"),
+            },
+        )
+        # Sent with the first arguments.
+        self._function: Callable[Arguments, Result] | None = function
+        self.has_worked = False
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Return the function's result; `WorkerLostError` if the process has ended.
+
+        An exception of the function is raised here.
+        """
+        tasks, results = self._process.stdin, self._process.stdout
+        assert tasks is not None
+        assert results is not None
+        try:
+            if self._function is not None:
+                pickle.dump(self._function, tasks)
+                self._function = None
+            pickle.dump((args, kwargs), tasks)
+            tasks.flush()
+            result: Result | Exception = pickle.load(results)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            # The pipe is closed, maybe by `end`.
+            raise WorkerLostError(self._ending()) from None
+        self.has_worked = True
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _ending(self) -> str:
+        """Describe how the process has ended."""
+        try:
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "no longer answers"
+        return described_exit(code)
+
+    def end(self) -> None:
+        """End the process, even within a call."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def described_exit(code: int) -> str:
+    """Describe how a process has ended, by its exit code or the signal -code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code == getattr(signal, "SIGKILL", None):
+        return "was killed, as happens when memory runs out"
+    return f"was ended by signal {-code}"
+
+
+def serve(niceness: int) -> None:
+    """Apply a function to the arguments that come from standard input."""
+    # A cluster sends signals to all processes; only the first one handles them.
+    for number in (signal.SIGINT, *terminations()):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+    tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
+    # The first process has ended if there is no further task.
+    with suppress(EOFError, OSError, pickle.UnpicklingError):
+        function = pickle.load(tasks)
+        while True:
+            args, kwargs = pickle.load(tasks)
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # raised again in the first process
+                error.add_note(traceback.format_exc())
+                result = error
+            pickle.dump(result, results)
+            results.flush()
+    os._exit(0)  # without another attempt to write to the first process

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import pytest
 
-from transduce.interruption import (
+from transduce.processes import (
     call_interruptibly,
     signals_after_imports,
     signals_held,
@@ -94,7 +94,7 @@ def test_a_termination_runs_clean_up_code(received, number):
 
 CHILD = """
 import os, sys, time
-from transduce.interruption import end_with_parent
+from transduce.processes import end_with_parent
 end_with_parent(int(sys.argv[1]) or os.getppid())
 print(flush=True)
 time.sleep(60)
@@ -282,7 +282,7 @@ def test_a_repeated_signal_does_not_interrupt_the_undoing() -> None:
 def test_a_later_signal_ends_an_undoing_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transduce.interruption.REPEATED_SECONDS", 0.0)
+    monkeypatch.setattr("transduce.processes.REPEATED_SECONDS", 0.0)
 
     def work() -> None:
         try:

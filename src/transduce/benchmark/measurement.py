@@ -23,7 +23,6 @@ from torch import Tensor
 import transduce
 from transduce.device import Hardware, peak_memory, used_memory
 from transduce.errors import TransduceError, counted
-from transduce.interruption import end_with_parent
 from transduce.machine import (
     BUSY_LOAD,
     describe_processor,
@@ -31,6 +30,7 @@ from transduce.machine import (
     respect_cpu_quota,
     threads_limit,
 )
+from transduce.processes import end_with_parent
 
 Outcome = TypeVar("Outcome")
 Name = TypeVar("Name")

@@ -45,8 +45,8 @@ from transduce.errors import (
     shortened,
 )
 from transduce.files import is_disk_full, is_utf8
-from transduce.interruption import signals_after_imports, unwound_on_termination
 from transduce.machine import respect_cpu_quota
+from transduce.processes import signals_after_imports, unwound_on_termination
 
 USER_ERROR = 2
 """Exit code of errors that the user can correct."""

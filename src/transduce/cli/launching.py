@@ -18,8 +18,8 @@ from typing import IO
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
-from transduce.interruption import end_with_parent, signals_held, terminations
 from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
+from transduce.processes import end_with_parent, signals_held, terminations
 from transduce.settings import require_between
 from transduce.training.hardware import (
     LOST,

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.data.batches import OFFSET_TYPE, Dataset, EncodedSide
-from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import num_cores
+from transduce.processes import WorkerLostError, WorkerProcess
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
 from transduce.text.pair_changes import (

@@ -38,12 +38,11 @@ from transduce.data.corpus_files import (
     require_files,
     text_digest,
 )
-from transduce.data.worker_process import WorkerLostError, WorkerProcess
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory
-from transduce.interruption import signals_held
 from transduce.machine import num_cores, usable_cores
 from transduce.metrics.scores import TargetScore
+from transduce.processes import WorkerLostError, WorkerProcess, signals_held
 from transduce.settings import require_between
 from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
 from transduce.text.languages import LanguagesConfig, guess

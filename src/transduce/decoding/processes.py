@@ -22,8 +22,8 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from transduce.decoding.translations import SearchResult, SearchTask, search_in_batches
 from transduce.errors import ConfigError, RequestError
-from transduce.interruption import end_with_parent, signals_held, terminations
 from transduce.machine import num_cores, num_threads, use_threads
+from transduce.processes import end_with_parent, signals_held, terminations
 
 Searcher = TypeVar("Searcher")
 

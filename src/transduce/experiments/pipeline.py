@@ -80,7 +80,6 @@ from transduce.experiments.start_model import (
     refuse_replacing,
 )
 from transduce.files import remove_folder
-from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.model_folder import (
     AVERAGED,
@@ -89,6 +88,7 @@ from transduce.model_folder import (
     load_dictionary,
     newest_first,
 )
+from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig

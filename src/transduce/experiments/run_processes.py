@@ -27,8 +27,8 @@ from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
 from transduce.files import atomic_file, path_lock
-from transduce.interruption import stop_on_signal
 from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
+from transduce.processes import stop_on_signal
 from transduce.settings import flattened, require_between
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"

@@ -39,7 +39,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.interruption import stop_on_signal, terminations
+from transduce.processes import stop_on_signal, terminations
 from transduce.report.report import (
     POLICY,
     Column,

@@ -22,8 +22,8 @@ from jaxtyping import Float32, Float64, Int32, Int64
 
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
-from transduce.interruption import call_interruptibly
 from transduce.native import check, ffi, library, pointer
+from transduce.processes import call_interruptibly
 from transduce.settings import shown
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import WordTokenizer

@@ -8,7 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from transduce.data import augmentation, batches, worker_process
+from transduce import processes
+from transduce.data import augmentation, batches
 from transduce.data.augmentation import (
     Augmentation,
     AugmentedPart,
@@ -364,7 +365,7 @@ def test_another_process_takes_the_place_of_one_that_was_killed(
 
 def test_training_augments_itself_if_a_process_cannot(part, tokenizer, monkeypatch):
     part, warnings = part.picked(np.arange(200)), list[str]()
-    monkeypatch.setattr(worker_process, "__name__", "json")  # has nothing to import
+    monkeypatch.setattr(processes, "__name__", "json")  # has nothing to import
     expected = Augmentation(augmenter(ALL, tokenizer), 0, pytest.fail)
     with Augmentation(augmenter(ALL, tokenizer), 1, warnings.append) as process:
         for seed in (SEED, (1, 0, 2)):

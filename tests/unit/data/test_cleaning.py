@@ -20,10 +20,10 @@ from transduce.data import cleaning
 from transduce.data.cleaning import CleaningReport, Scoring, clean_corpus
 from transduce.data.cleaning_rules import RULES, CleaningConfig
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.worker_process import WorkerProcess
 from transduce.errors import CheckpointError, ConfigError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.metrics.scores import TargetScore
+from transduce.processes import WorkerProcess
 from transduce.text.languages import LanguagesConfig
 
 PAIRS = [

@@ -38,7 +38,7 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.interruption import unwound_on_termination
+from transduce.processes import unwound_on_termination
 from transduce.search_config import SamplingConfig, SearchConfig
 from waiting import children_of, runs, wait_until
 

@@ -22,9 +22,9 @@ from transduce.interop.export import GreedyOutput, ProofError, prove
 from transduce.interop.marian_npz_import import import_marian
 from transduce.interop.onnx import EncoderGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
-from transduce.interruption import unwound_on_termination
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.processes import unwound_on_termination
 from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SPACE
 from transduce.text.shortlist import encode_pairs, learn_shortlist
