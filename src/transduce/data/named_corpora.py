@@ -22,7 +22,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -36,7 +36,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from transduce.errors import ConfigError, DataError
-from transduce.files import sync
+from transduce.files import path_lock, sync
 from transduce.text.corpus import BYTE_ORDER_MARK, MAX_LINE_BYTES, Line
 
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -702,19 +702,43 @@ def assemble(
 ) -> AssembledCorpus:
     """Download and assemble a corpus, unless the folder holds it already.
 
-    Raises `ConfigError` if the folder holds something else, and `DataError` for other
-    failures. Downloads are kept, and the next call continues from there.
+    Raises `ConfigError` if the folder holds something else or another process is
+    assembling a corpus there, and `DataError` for other failures. Downloads are kept,
+    and the next call continues from there.
     """
-    counts = _existing_counts(corpus, folder)
-    if counts is not None:
-        return AssembledCorpus(
-            corpus=corpus, folder=folder, counts=counts, is_new=False
-        )
-    downloads = folder / DOWNLOADS
-    for file in [file.on(mirror) if mirror else file for file in corpus.files]:
-        fetch(file, downloads / file.name, observer)
-    counts = _assemble(corpus, folder, observer)
-    return AssembledCorpus(corpus=corpus, folder=folder, counts=counts, is_new=True)
+    existing = _existing_counts(corpus, folder)
+    if existing is None:
+        with _locked(folder):
+            existing = _existing_counts(corpus, folder)
+            if existing is None:
+                downloads = folder / DOWNLOADS
+                for file in corpus.files:
+                    source = file.on(mirror) if mirror else file
+                    fetch(source, downloads / file.name, observer)
+                counts = _assemble(corpus, folder, observer)
+                return AssembledCorpus(
+                    corpus=corpus, folder=folder, counts=counts, is_new=True
+                )
+    return AssembledCorpus(corpus=corpus, folder=folder, counts=existing, is_new=False)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Create the folder if necessary, and lock it; no empty folder is left behind."""
+    refusal = ConfigError(
+        f"{folder}: another command is preparing a corpus in this folder; wait for it "
+        "to end, or choose another folder."
+    )
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    with _write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with path_lock(folder, refusal):
+            yield
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it is in use
+                each.rmdir()
 
 
 def _existing_counts(

@@ -171,6 +171,29 @@ def test_an_assembled_corpus_is_not_downloaded_again(corpus, out, observer, serv
     assert not again.is_new
 
 
+def test_a_corpus_is_assembled_by_one_process_at_a_time(corpus, out, observer, listed):
+    refused = []
+
+    class Impatient(type(observer)):
+        """Observer that gives the same command again meanwhile."""
+
+        def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
+            super().received(file, num_bytes, total)
+            with pytest.raises(ConfigError, match="another command is preparing") as no:
+                assemble(corpus, out, observer)
+            refused.append(no)
+
+    assert assemble(corpus, out, Impatient()).is_new
+    assert refused
+    assert (out / "train.de").read_bytes() == b"eins\nzwei\n"
+
+
+def test_a_refused_mirror_leaves_no_empty_folder(corpus, out, observer):
+    with pytest.raises(ConfigError, match="The mirror must be"):
+        assemble(corpus, out, observer, mirror="nowhere")
+    assert not out.exists()
+
+
 def test_a_deleted_text_is_written_again(corpus, out, observer, server):
     assemble(corpus, out, observer)
     (out / "train.de").unlink()
