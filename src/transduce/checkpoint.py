@@ -132,10 +132,17 @@ def outline(config: ArchitectureConfig) -> TransductionModel:
 
 
 def save_model(
-    checkpoint: Checkpoint, folder: Path, made_by: str | None = None
+    checkpoint: Checkpoint,
+    folder: Path,
+    made_by: str | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
-    """Write a model folder atomically; `made_by` is that of `atomic_directory`."""
-    with atomic_directory(folder, made_by) as new:
+    """Write a model folder atomically.
+
+    `made_by` and `overwrite` are those of `atomic_directory`.
+    """
+    with atomic_directory(folder, made_by, overwrite=overwrite) as new:
         write_model(checkpoint, new)
 
 

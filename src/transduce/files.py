@@ -177,19 +177,38 @@ def _maker(out: Path) -> str | None:
         return None
 
 
-def _require_untouched(folder: Path, made_by: str) -> None:
+def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
     """Raise `ConfigError` if another command has written the folder meanwhile.
 
     `require_new_folder` found it free, perhaps hours ago.
     """
-    if not folder.is_dir():
+    is_file = folder.exists() and not folder.is_dir()
+    there = list(folder.iterdir()) if folder.is_dir() else []
+    if not is_file and not there:
         return
-    has_folders = any(each.is_dir() for each in folder.iterdir())
-    if has_folders or _maker(folder) not in {None, made_by}:
+    if is_file or _maker(folder) != made_by or any(each.is_dir() for each in there):
         raise ConfigError(
             f"{folder}: another command has written this folder meanwhile; choose "
             "another and try again."
         )
+    if not overwrite:
+        raise ConfigError(
+            f"{folder}: the output folder must be new or empty, but another command "
+            "has written it meanwhile; choose another, or overwrite it with --force."
+        )
+
+
+def require_unwritten(path: Path, *, overwrite: bool) -> None:
+    """Raise `ConfigError` if another command has written a new file meanwhile.
+
+    Empty files hold nothing to lose.
+    """
+    if overwrite or not path.is_file() or path.stat().st_size == 0:
+        return
+    raise ConfigError(
+        f"{path}: the output must be new or empty, but another command has written it "
+        "meanwhile; choose another name, or overwrite it with --force."
+    )
 
 
 def require_place(out: Path) -> None:
@@ -275,6 +294,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     """Lock a folder or a file; raise `refusal` if another process holds the lock.
 
+    It is also raised if that process has renamed or removed it just before the lock.
     Yields the open file descriptors that hold the lock (none on Windows, which cannot
     open a folder). Child processes that inherit them keep the lock until they end.
     """
@@ -284,6 +304,8 @@ def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         lock_file(descriptor, refusal)
+        if not is_open_as(descriptor, path):
+            raise refusal
         yield (descriptor,)
     finally:
         os.close(descriptor)
@@ -303,13 +325,13 @@ def lock_file(descriptor: int, refusal: TransduceError) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield the path of a new file, which replaces `path` if the block succeeds.
 
     After an error or a crash, `path` is as it was before. A symbolic link stays, and
     its target is replaced; the permissions of an existing file are kept. Raises
     `OSError` if the file cannot be written, and `ConfigError` if another process is
-    writing it.
+    writing it, or has written it and `overwrite` is false.
     """
     path = real_file(path)
     new = path.with_name(f".{path.name}.transduce-new")
@@ -319,23 +341,22 @@ def atomic_file(path: Path) -> Iterator[Path]:
     )
     with named_errors(path, new):
         new.touch()
-        with path_lock(new, refusal) as held:
-            # The other process may have ended between the two lines above.
-            if not all(_is_open_as(descriptor, new) for descriptor in held):
-                raise refusal
+        with path_lock(new, refusal):
             try:
+                require_unwritten(path, overwrite=overwrite)
                 yield new
                 with new.open("rb") as file:
                     os.fsync(file.fileno())  # so that the rename cannot outrun it
                 with suppress(FileNotFoundError):
                     new.chmod(stat.S_IMODE(path.stat().st_mode))
+                require_unwritten(path, overwrite=overwrite)
                 new.replace(path)
             except BaseException:
                 new.unlink(missing_ok=True)
                 raise
 
 
-def _is_open_as(descriptor: int, path: Path) -> bool:
+def is_open_as(descriptor: int, path: Path) -> bool:
     """Return whether an open file is the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -344,11 +365,14 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
 
 
 @contextmanager
-def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]:
+def atomic_directory(
+    folder: Path, made_by: str | None = None, *, overwrite: bool = False
+) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
     `made_by` has the words of the command whose output it is, such as "export --to
-    onnx", for `require_new_folder`.
+    onnx", for `require_new_folder`. Such a folder is replaced only with `overwrite`,
+    any other one always.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one
@@ -367,11 +391,13 @@ def atomic_directory(folder: Path, made_by: str | None = None) -> Iterator[Path]
         )
         with path_lock(new, refusal):
             try:
+                if made_by is not None:
+                    _require_untouched(folder, made_by, overwrite=overwrite)
                 _clear(new)  # leftovers of a crash
                 with _system_errors():
                     yield new
                 if made_by is not None:
-                    _require_untouched(folder, made_by)
+                    _require_untouched(folder, made_by, overwrite=overwrite)
                     (new / MADE_BY).write_text(f"{made_by}\n", encoding="utf-8")
                 _apply_umask(new)
                 sync(new)

@@ -691,7 +691,7 @@ def quantize(
             continue
         quantized = QuantizedWeight.of(weight)
         tensors[name], tensors[name + SCALES] = quantized.values, quantized.scales
-    with atomic_directory(folder, "quantize") as new:
+    with atomic_directory(folder, "quantize", overwrite=overwrite) as new:
         write_description(stored, new, is_quantized=True)
         try:
             save_file(tensors, new / WEIGHTS)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.cli.lines import Destination, _Part
+
 CORPUS = ("--source", "text/my.en", "--target", "text/my.de")
 SENTENCE = ("--source", "one two")
 FILES = {
@@ -165,6 +167,104 @@ def test_a_folder_is_overwritten_by_force_if_the_command_has_written_it(
     Path("out", "folder").mkdir()
     message = refuses(*writing, "out", "--force")
     assert message.startswith("out: --force overwrites only a folder that the same")
+
+
+@pytest.mark.parametrize(("writing", "mark"), FOLDERS.values(), ids=FOLDERS)
+def test_a_folder_that_the_same_command_wrote_meanwhile_is_kept(
+    command, writing, mark, monkeypatch
+) -> None:
+    """Two commands with one output run at once, and end one after the other."""
+    made_by = " ".join(writing[: 2 if writing[0] == "reproduce" else 1])
+
+    def write_meanwhile(out: Path) -> None:
+        out.mkdir()
+        (out / mark).write_text("theirs")
+        (out / ".made-by").write_text(made_by)
+
+    monkeypatch.setattr("transduce.files.require_place", write_meanwhile)
+    outcome = command(*writing, "out")
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1] == (
+        f"transduce: {Path('out').absolute()}: the output folder must be new or empty, "
+        "but another command has written it meanwhile; choose another, or overwrite it "
+        "with --force."
+    )
+    assert Path("out", mark).read_text() == "theirs"
+
+
+def test_a_file_that_another_command_wrote_meanwhile_is_kept(
+    refuses, writing, monkeypatch
+) -> None:
+    def write_meanwhile(out: Path) -> bool:
+        out.write_text("theirs")
+        return False
+
+    monkeypatch.setattr(
+        "transduce.cli.terminal._keeps_what_is_written", write_meanwhile
+    )
+    assert refuses(*writing, name_for(writing)) == (
+        f"{name_for(writing)}: the output must be new or empty, but another command "
+        "has written it meanwhile; choose another name, or overwrite it with --force."
+    )
+    assert name_for(writing).read_text() == "theirs"
+    assert not list(Path().glob("*.part*"))
+    assert not list(Path().glob(".*"))
+
+
+TRANSLATION = FILES["translate"]
+
+
+def test_a_partial_output_that_another_command_left_meanwhile_is_kept(
+    refuses, monkeypatch
+) -> None:
+    require_usable = Destination.require_usable
+
+    def write_meanwhile(destination: Destination, *inputs: Path) -> None:
+        require_usable(destination, *inputs)
+        Path("out.part").write_text("theirs")
+
+    monkeypatch.setattr(Destination, "require_usable", write_meanwhile)
+    assert refuses(*TRANSLATION, "out") == (
+        "out.part: holds the output of an interrupted command; continue it by "
+        "--resume, or overwrite it with --force."
+    )
+    assert Path("out.part").read_text() == "theirs"
+
+
+def test_an_output_that_another_command_just_completed_is_kept(
+    refuses, monkeypatch
+) -> None:
+    """It is renamed between the opening and the lock of its partial file."""
+
+    def complete(_descriptor: int, _refusal: Exception) -> None:
+        Path("out.part").rename("out")
+        Path("out").write_text("theirs")
+
+    monkeypatch.setattr("transduce.cli.lines.lock_file", complete)
+    assert refuses(*TRANSLATION, "out") == (
+        "out.part: another command is writing this file; wait for it to end, or choose "
+        "another name."
+    )
+    assert Path("out").read_text() == "theirs"
+
+
+def test_a_complete_output_is_kept_beside_one_that_was_written_meanwhile(
+    refuses, succeeds, monkeypatch
+) -> None:
+    finish = _Part.finish
+
+    def write_meanwhile(part: _Part, output: Path, *, overwrite: bool) -> None:
+        output.write_text("theirs")
+        finish(part, output, overwrite=overwrite)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Part, "finish", write_meanwhile)
+        message = refuses(*TRANSLATION, "out")
+    assert message.endswith(" with --force. The complete output is in out.part.")
+    assert Path("out").read_text() == "theirs"
+    complete = Path("out.part").read_text()
+    succeeds(*TRANSLATION, "out", "--resume", "--force")
+    assert Path("out").read_text() == complete
 
 
 def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:

@@ -320,6 +320,83 @@ def test_a_folder_that_another_command_wrote_meanwhile_is_kept(tmp_path, maker):
     assert WEIGHTS not in {each.name for each in out.iterdir()}
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_folder_that_the_same_command_wrote_meanwhile_is_replaced_by_force_only(
+    tmp_path, is_first
+):
+    out = tmp_path / "out"
+
+    def write(text: str) -> None:
+        with atomic_directory(out, "average", overwrite=True) as new:
+            (new / WEIGHTS).write_text(text, encoding="utf-8")
+
+    def write_after_another(*, overwrite: bool) -> None:
+        if is_first:
+            write("theirs")
+        with atomic_directory(out, "average", overwrite=overwrite) as new:
+            (new / WEIGHTS).write_text("ours", encoding="utf-8")
+            if not is_first:  # as if the lock did not work, as on some network disks
+                shutil.copytree(new, out)
+                (out / WEIGHTS).write_text("theirs", encoding="utf-8")
+                (out / ".made-by").write_text("average", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=f"{out}: .* written it meanwhile; choose"):
+        write_after_another(overwrite=False)
+    assert contents(out) == {WEIGHTS: b"theirs", ".made-by": contents(out)[".made-by"]}
+    assert list(tmp_path.iterdir()) == [out]
+    shutil.rmtree(out)
+    write_after_another(overwrite=True)
+    assert (out / WEIGHTS).read_text(encoding="utf-8") == "ours"
+
+
+def test_a_file_that_takes_the_folders_name_meanwhile_is_kept(tmp_path):
+    def write() -> None:
+        with atomic_directory(tmp_path / "out", "average", overwrite=True):
+            (tmp_path / "out").write_text("precious", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match="another command has written"):
+        write()
+    assert contents(tmp_path) == {"out": b"precious"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_folder_that_another_process_just_completed_is_not_written(
+    tmp_path, monkeypatch
+):
+    def complete(_descriptor: int, _refusal: Exception) -> None:
+        (tmp_path / ".model.transduce-new").rename(tmp_path / "model")
+        (tmp_path / ".model.transduce-new").mkdir()  # by a third process
+        (tmp_path / ".model.transduce-new" / WEIGHTS).touch()
+
+    monkeypatch.setattr("transduce.files.lock_file", complete)
+    with (
+        pytest.raises(CheckpointError, match="another process is writing"),
+        atomic_directory(tmp_path / "model"),
+    ):
+        pass
+    assert (tmp_path / ".model.transduce-new" / WEIGHTS).is_file()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_file_that_another_command_wrote_meanwhile_is_replaced_by_force_only(
+    tmp_path, is_first
+):
+    file = tmp_path / "file"
+
+    def write_after_another(*, overwrite: bool) -> None:
+        if is_first:
+            file.write_text("theirs", encoding="utf-8")
+        with atomic_file(file, overwrite=overwrite) as new:
+            new.write_text("ours", encoding="utf-8")
+            file.write_text("theirs", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=f"{file}: .* written it meanwhile; choose"):
+        write_after_another(overwrite=False)
+    assert contents(tmp_path) == {"file": b"theirs"}
+    write_after_another(overwrite=True)
+    assert contents(tmp_path) == {"file": b"ours"}
+
+
 def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
 

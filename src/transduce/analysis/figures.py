@@ -334,14 +334,22 @@ def check_figure_path(path: Path) -> None:
         )
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write PNG, SVG or PDF atomically; `DataError` if that fails."""
+def write_figure(figure: Figure, path: Path, *, overwrite: bool) -> None:
+    """Write PNG, SVG or PDF atomically.
+
+    Raises `DataError` if that fails, and `ConfigError` if the file has any content and
+    `overwrite` is false.
+    """
     kind = path.suffix.removeprefix(".").lower()
     is_replaceable = path.is_file() or not path.exists()  # unlike pipes and devices
     facts = {} if kind == "png" else {"Date" if kind == "svg" else "CreationDate": None}
     try:
         with (
-            atomic_file(path) if is_replaceable else nullcontext(path) as new,
+            (
+                atomic_file(path, overwrite=overwrite)
+                if is_replaceable
+                else nullcontext(path)
+            ) as new,
             matplotlib.rc_context(STYLE),
         ):
             dots = min(DOTS, int(MOST_DOTS / max(figure.get_size_inches())))

@@ -110,11 +110,12 @@ def attention(
     if figure is not None:
         labelled = seen.pair.heads_of(kind, granularity)
         layer = layer if layer is not None else len(labelled.weights)
-        write_figure(_draw(labelled, view, layer, heads, token), figure)
+        drawn = _draw(labelled, view, layer, heads, token)
+        write_figure(drawn, figure, overwrite=force)
         if missing := fonts_for((*labelled.queries, *labelled.keys)).missing:
             print(advice(missing), file=sys.stderr)
     if out is not None:
-        with writer(out) as file:
+        with writer(out, overwrite=force) as file:
             file.write(as_page(seen))
 
 

@@ -64,7 +64,7 @@ def average(
                 "average is that of one checkpoint.",
                 file=sys.stderr,
             )
-    save_model(mean, out, "average")
+    save_model(mean, out, "average", overwrite=force)
     print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
     for folder, member in zip(folders, members, strict=True):
         print(f"  {folder} (step {member.step:,})")

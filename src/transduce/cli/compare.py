@@ -125,7 +125,7 @@ def compare(
         )
     report = as_report(comparison, train or reference, tokenization)
     if html is not None:
-        with writer(html) as file:
+        with writer(html, overwrite=force) as file:
             file.write(as_page(report))
     if json_output:
         print(json.dumps(asdict(comparison), indent=2, ensure_ascii=False))

@@ -37,7 +37,7 @@ def install_completion(
     shell = shell or _this_shell()
     app = command_line(ALL_COMMANDS)
     if output is not None:
-        with writer(output) as file:
+        with writer(output, overwrite=True) as file:
             file.write(app.generate_completion(shell=shell))
         return
     path = app.install_completion(shell=shell)

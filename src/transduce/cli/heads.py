@@ -97,9 +97,8 @@ def heads(
         survey = survey_heads(translator, corpus, status.update)
     where = str([*source, *trees, "the built-in corpus"][0])
     figures = asdict(survey) | (asdict(annotated) if annotated else {})
-    finish_report(
-        as_report(survey, annotated, str(model), where), figures, out, "heads"
-    )
+    report = as_report(survey, annotated, str(model), where)
+    finish_report(report, figures, out, "heads", overwrite=force)
 
 
 def _refuse(files: Files, does: str, options: str) -> None:

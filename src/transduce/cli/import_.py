@@ -61,10 +61,14 @@ def import_(
         from transduce.interop.generation_settings import differing_settings
 
         if marian_npz_import.is_marian_folder(folder):
-            proof = marian_npz_import.import_marian(folder, out, sentences, languages)
+            proof = marian_npz_import.import_marian(
+                folder, out, sentences, languages, overwrite=force
+            )
             differing = marian_npz_import.differing_options(folder)
         else:
-            found = marian_import.import_model(folder, out, sentences, languages)
+            found = marian_import.import_model(
+                folder, out, sentences, languages, overwrite=force
+            )
             proof = f"Proof: {found}"
             differing = differing_settings(folder)
         for each in differing:

@@ -40,7 +40,13 @@ from transduce.decoding.translations import (
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, DataError, TransduceError, counted
-from transduce.files import lock_file, real_file, write_all
+from transduce.files import (
+    is_open_as,
+    lock_file,
+    real_file,
+    require_unwritten,
+    write_all,
+)
 from transduce.search_config import SearchConfig
 from transduce.settings import flattened
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
@@ -151,7 +157,12 @@ class Destination:
                 f"{part}: --resume needs the output of an interrupted command, but this"
                 " file is missing; leave out --resume to begin."
             )
-        if part.exists() and not self.resume and not self.force:
+        if part.exists():
+            self.require_part_replaceable(part)
+
+    def require_part_replaceable(self, part: Path) -> None:
+        """Raise `ConfigError` if an interrupted output would be lost."""
+        if not self.resume and not self.force:
             raise ConfigError(
                 f"{part}: holds the output of an interrupted command; continue it by "
                 "--resume, or overwrite it with --force."
@@ -176,15 +187,15 @@ class Destination:
         results may depend on the other items of a batch.
         """
         if (output := self._in_parts) is None:
-            with writer(self.output) as file:
+            with writer(self.output, overwrite=self.force) as file:
                 yield _PassingOutput(file.write, file.flush)
             return
         with unwritable_as_data_error(output):
             begun = {"format": FORMAT, "version": transduce.__version__, **origin()}
-            with _Part.opened(output, begun, self.resume, batch_items) as part:
+            with _Part.opened(output, begun, self, batch_items) as part:
                 with _keeping(part, output):
                     yield part
-                part.finish(output)
+                part.finish(output, overwrite=self.force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +240,7 @@ class _Part:
     @classmethod
     @contextmanager
     def opened(
-        cls, output: Path, begun: Origin, resume: bool, batch_items: int
+        cls, output: Path, begun: Origin, asked: "Destination", batch_items: int
     ) -> Iterator["_Part"]:
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
@@ -244,10 +255,17 @@ class _Part:
             # A signal may end the command from this point on.
             stack.callback(_remove_empty, path, record, descriptor)
             lock_file(descriptor, refusal)
+            # The other command may have ended, and renamed its file, since the opening.
+            if not is_open_as(descriptor, path):
+                raise refusal
+            # Both are free when the command starts, but it may have loaded for minutes.
+            require_unwritten(output, overwrite=asked.force)
+            if os.fstat(descriptor).st_size > 0:
+                asked.require_part_replaceable(path)
             of_record = os.open(record, flags, 0o666)
             stack.callback(os.close, of_record)
             part = cls(path, descriptor, of_record)
-            if resume:
+            if asked.resume:
                 part._go_on(record, begun, batch_items)
             else:
                 part._begin(begun)
@@ -311,9 +329,18 @@ class _Part:
     def write_end(self, text: str) -> None:
         write_all(self._part, text.encode("utf-8"))
 
-    def finish(self, output: Path) -> None:
-        """Rename the complete file to the output's name."""
+    def finish(self, output: Path, *, overwrite: bool) -> None:
+        """Rename the complete file to the output's name.
+
+        Raises `ConfigError`, and keeps the file, if another command has written the
+        output meanwhile and it must not be overwritten.
+        """
         os.fsync(self._part)
+        try:
+            require_unwritten(output, overwrite=overwrite)
+        except ConfigError as error:
+            kept = f"The complete output is in {self.path}."
+            raise ConfigError(f"{error} {kept}") from None
         self.path.replace(output)
         _beside(output, RECORD).unlink()
 

@@ -144,7 +144,7 @@ def parse(
             if svg_file is not None:
                 drawn.append(tree)
     if svg_file is not None:
-        with writer(svg_file) as file:
+        with writer(svg_file, overwrite=force) as file:
             file.write(svg(drawn))
 
 

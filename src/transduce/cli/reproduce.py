@@ -130,7 +130,8 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
             max_rounds=max_rounds,
             on_progress=status.update,
         )
-    finish_report(table1_report(table), asdict(table), out, "reproduce table1")
+    report = table1_report(table)
+    finish_report(report, asdict(table), out, "reproduce table1", overwrite=force)
 
 
 def table2(
@@ -311,7 +312,8 @@ def table2(
         else None,
         waited=waited if is_measured else None,
     )
-    finish_report(table2_report(table), asdict(table), out, "reproduce table2")
+    report = table2_report(table)
+    finish_report(report, asdict(table), out, "reproduce table2", overwrite=force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,7 +442,11 @@ def _train_table2(
             failures=failures,
         )
         finish_report(
-            trained_report(table), asdict(table), out / "report", "reproduce table2"
+            trained_report(table),
+            asdict(table),
+            out / "report",
+            "reproduce table2",
+            overwrite=True,
         )
     _require_all_done(runs, failures)
 
@@ -541,7 +547,11 @@ def table3(
             failures = run_all(runs, workers, display.went_on)
         table = collect(experiment, runs, failures, trials)
         finish_report(
-            table3_report(table), asdict(table), out / "report", "reproduce table3"
+            table3_report(table),
+            asdict(table),
+            out / "report",
+            "reproduce table3",
+            overwrite=True,
         )
     _require_all_done(runs, failures)
 
@@ -605,7 +615,8 @@ def table4(
         for gold, predicted in pairs
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
-    finish_report(table4_report(table), asdict(table), out, "reproduce table4")
+    report = table4_report(table)
+    finish_report(report, asdict(table), out, "reproduce table4", overwrite=force)
 
 
 def scaling(
@@ -696,7 +707,13 @@ def scaling(
             experiment, statistics, runs, failures, str(machine)
         )
         report = scaling_experiment.as_report(figures)
-        finish_report(report, asdict(figures), out / "report", "reproduce scaling")
+        finish_report(
+            report,
+            asdict(figures),
+            out / "report",
+            "reproduce scaling",
+            overwrite=True,
+        )
     _require_all_done(runs, failures)
 
 

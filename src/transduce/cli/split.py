@@ -68,7 +68,7 @@ def split(
     if endings[0] == endings[1]:
         endings = "source", "target"
 
-    with atomic_directory(out, "split") as new:
+    with atomic_directory(out, "split", overwrite=force) as new:
         outputs = [
             (new / f"{name}.{endings[0]}", new / f"{name}.{endings[1]}")
             for name in names

@@ -214,17 +214,23 @@ class ProgressDisplay:
 
 
 def finish_report(
-    report: Report, figures: Mapping[str, object], out: Path, command: str
+    report: Report,
+    figures: Mapping[str, object],
+    out: Path,
+    command: str,
+    *,
+    overwrite: bool,
 ) -> None:
     """Print the report, and write it as Markdown, page and JSON.
 
-    The last word of the command names the files. The report is printed even if it
-    cannot be written, since it may be the work of hours.
+    The last word of the command names the files. An older report is replaced only with
+    `overwrite`. The report is printed even if it cannot be written, since it may be the
+    work of hours.
     """
     name = command.split()[-1]
     console = table_console()
     try:
-        with atomic_directory(out, command) as folder:
+        with atomic_directory(out, command, overwrite=overwrite) as folder:
             write_markdown(report, folder, name)
             (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
             text = json.dumps(figures, indent=2) + "\n"
@@ -286,17 +292,18 @@ def require_new(
 
 
 @contextmanager
-def writer(output: Path | None) -> Iterator[TextIO]:
+def writer(output: Path | None, *, overwrite: bool) -> Iterator[TextIO]:
     """Open standard output, or a file that appears once it is complete.
 
     Raises `DataError` if the file cannot be written, but not for a pipe whose reader
-    has gone.
+    has gone, and `ConfigError` if another command has written it meanwhile and must not
+    be overwritten.
     """
     if output is None or is_standard_output(output):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
         return
-    with unwritable_as_data_error(output), _file_writer(output) as file:
+    with unwritable_as_data_error(output), _file_writer(output, overwrite) as file:
         yield file
 
 
@@ -312,13 +319,13 @@ def unwritable_as_data_error(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _file_writer(output: Path) -> Iterator[TextIO]:
+def _file_writer(output: Path, overwrite: bool) -> Iterator[TextIO]:
     if not replaceable(output):
         with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
     with (
-        atomic_file(output) as new,
+        atomic_file(output, overwrite=overwrite) as new,
         new.open("w", encoding="utf-8", newline="\n") as file,
     ):
         yield file

@@ -164,6 +164,7 @@ def clean_corpus(
     languages: LanguagesConfig | None = None,
     scoring: Scoring | None = None,
     num_processes: int | None = None,
+    overwrite: bool = True,
     on_pairs: OnPairs = lambda _what, _number: None,
 ) -> CleaningReport:
     """Write the kept pairs of a corpus to a folder, and the dropped ones with reasons.
@@ -172,7 +173,7 @@ def clean_corpus(
         scoring = Scoring(score=transduce.load("runs/mine").score, worst=0.1)
         clean_corpus(files, Path("cleaned"), scoring=scoring)
 
-    The folder appears once it is complete, and replaces an existing one.
+    The folder appears once it is complete, and replaces that of an earlier cleaning.
 
     Parameters
     ----------
@@ -191,6 +192,8 @@ def clean_corpus(
     num_processes
         Number of processes; by default one for each core, or OMP_NUM_THREADS, at
         most 16. The result is the same.
+    overwrite
+        Whether to replace the result of an earlier cleaning.
     on_pairs
         Called with "read", "scored" or "written", and the number of pairs so far.
 
@@ -199,7 +202,8 @@ def clean_corpus(
     DataError
         A file cannot be read, or the sides differ in their number of lines.
     ConfigError
-        Two files have one name, or a number is out of bounds.
+        Two files have one name, a number is out of bounds, or the folder must not be
+        overwritten.
     CheckpointError
         The folder cannot be written.
     RequestError
@@ -217,7 +221,7 @@ def clean_corpus(
     dev_sources = frozenset(map(text_digest, read_text(files.dev_source)))
     judge = _ChunkJudge(config, pairs, dev_sources)
     with (
-        atomic_directory(out, "clean") as new,
+        atomic_directory(out, "clean", overwrite=overwrite) as new,
         TemporaryDirectory(dir=new, prefix=".rows-") as folder,
     ):
         compared = [name for rule, name in REPEATS.items() if config.has(rule)]

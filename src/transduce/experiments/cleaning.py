@@ -118,6 +118,7 @@ def clean(
         languages=given,
         scoring=scoring,
         num_processes=num_processes,
+        overwrite=overwrite,
         on_pairs=on_pairs,
     )
 

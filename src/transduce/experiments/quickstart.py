@@ -77,7 +77,7 @@ def run_quickstart(
     older quickstart. That stays until the new one begins to train.
     """
     _require_new(out, overwrite=overwrite)
-    files = write_corpus(out / "corpus", pair)
+    files = write_corpus(out / "corpus", pair, overwrite=overwrite)
     consent = Consent(overwrites=overwrite)
     preset = PRESETS["quickstart"]
     train(files, preset, out / "run", hardware, observer, consent=consent)
@@ -110,7 +110,7 @@ def run_parsing_quickstart(
     `out` and `overwrite` are those of `run_quickstart`.
     """
     _require_new(out, overwrite=overwrite)
-    with atomic_directory(out / "corpus", "quickstart") as corpus:
+    with atomic_directory(out / "corpus", "quickstart", overwrite=overwrite) as corpus:
         _write_trees(corpus)
     files = TreebankFiles(
         trees=(out / "corpus" / "train.trees",),
@@ -129,13 +129,13 @@ def run_parsing_quickstart(
     )
 
 
-def write_corpus(folder: Path, pair: Pair) -> CorpusFiles:
+def write_corpus(folder: Path, pair: Pair, *, overwrite: bool = False) -> CorpusFiles:
     """Write training, dev and test sentences of a language pair into a new folder."""
     grammar = Grammar.built_in(pair)
     source, target = (f".{language}" for language in pair.split("-"))
     held_out = grammar.held_out_sentences(SEED)
 
-    with atomic_directory(folder, "quickstart") as new:
+    with atomic_directory(folder, "quickstart", overwrite=overwrite) as new:
         training = islice(grammar.training_sentences(SEED), NUM_TRAINING)
         for name, sentences in (
             ("train", training),

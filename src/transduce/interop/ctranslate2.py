@@ -64,7 +64,13 @@ WHITE = re.compile(r"[ \t\r\n]")
 ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
 
 
-def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+def export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    sentences: Sequence[str],
+    *,
+    overwrite: bool = False,
+) -> Proof:
     """Write the folder once the proof on the sentences succeeds.
 
     Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
@@ -76,7 +82,9 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer, SPACE)
 
-    with atomic_directory(folder, "export --to ctranslate2") as new:
+    with atomic_directory(
+        folder, "export --to ctranslate2", overwrite=overwrite
+    ) as new:
         tokenizer = write_portable(checkpoint.tokenizer, new, SPACE)
         _spec(checkpoint, pieces).save(str(new))
         if (shortlist := checkpoint.shortlist) is not None:

@@ -67,7 +67,13 @@ WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
 
-def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+def export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    sentences: Sequence[str],
+    *,
+    overwrite: bool = False,
+) -> Proof:
     """Write the folder once the proof on the sentences succeeds.
 
     Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
@@ -89,7 +95,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     ids = range(checkpoint.transformer_config.vocab_size)
     target_ids = ids[: checkpoint.transformer_config.target_vocab_size]
 
-    with atomic_directory(folder, "export --to marian") as new:
+    with atomic_directory(folder, "export --to marian", overwrite=overwrite) as new:
         _write_tokenizer(checkpoint.tokenizer, new)
         _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)

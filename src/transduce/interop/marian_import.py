@@ -674,6 +674,8 @@ def import_model(
     out: Path,
     sentences: Sequence[str],
     languages: LanguagesConfig | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Proof:
     """Write a model folder once the proof on the sentences succeeds.
 
@@ -687,7 +689,7 @@ def import_model(
     require_short(sentences, checkpoint.tokenizer, settings.max_positions)
     model, tokenizer = _theirs(origin, settings)
 
-    with atomic_directory(out, "import") as new:
+    with atomic_directory(out, "import", overwrite=overwrite) as new:
         write_model(checkpoint, new)
         return prove(model, tokenizer, load_model(new), sentences)
 

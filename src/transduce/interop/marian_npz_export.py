@@ -69,14 +69,20 @@ FIRST = EOS + 1
 """First id of an ordinary piece."""
 
 
-def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> str:
+def export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    sentences: Sequence[str],
+    *,
+    overwrite: bool = False,
+) -> str:
     """Write the folder once it reads back as the same model.
 
     Returns a sentence about what was compared. Raises `RequestError` if the format
     cannot hold the model, `ProofError` if it reads back as another.
     """
     tokenizer = _require_expressible(checkpoint)
-    with atomic_directory(folder, "export --to marian-npz") as new:
+    with atomic_directory(folder, "export --to marian-npz", overwrite=overwrite) as new:
         names = _write_vocabularies(tokenizer, new)
         options = model_options(checkpoint.transformer_config)
         (new / WEIGHTS).write_bytes(model_npz(model_arrays(checkpoint), options))

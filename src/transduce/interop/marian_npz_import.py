@@ -142,6 +142,8 @@ def import_marian(
     out: Path,
     sentences: Sequence[str],
     languages: LanguagesConfig | None = None,
+    *,
+    overwrite: bool = False,
 ) -> str:
     """Write a model folder, and return a sentence about what was compared.
 
@@ -173,7 +175,7 @@ def import_marian(
         target_language=given.target,
     )
     _compare_pieces(sides, tokenizer, sentences)
-    with atomic_directory(out, "import") as new:
+    with atomic_directory(out, "import", overwrite=overwrite) as new:
         write_model(checkpoint, new)
         load_model(new)
     return (

@@ -47,7 +47,13 @@ MAX_POSITIONS = 2_048
 """Number of positions stored in the graphs."""
 
 
-def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+def export(
+    checkpoint: Checkpoint,
+    folder: Path,
+    sentences: Sequence[str],
+    *,
+    overwrite: bool = False,
+) -> Proof:
     """Write the folder once the proof on the sentences succeeds.
 
     Raises `RequestError` for a parser or an unsupported tokenizer, `ProofError` if the
@@ -56,7 +62,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_text(TARGET, checkpoint)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
-    with atomic_directory(folder, "export --to onnx") as new:
+    with atomic_directory(folder, "export --to onnx", overwrite=overwrite) as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build_transformer()
         with torch.no_grad():
