@@ -3,15 +3,24 @@
 A sentence crosses inline tags, but not the border of a block, and each run of white
 space in it becomes one space, as a browser shows it. Everything that is not translated,
 such as attributes, comes back character by character.
+
+`turbohtml` parses as the HTML standard says, in time linear in the text, and records
+where each tag stood. The tree that it builds decides what the text between two tags is;
+the library's tokenizer cuts that text into pieces, words and tags. Everything that is
+not certainly text to translate is copied: scripts, styles, code, foreign content (SVG
+and MathML, but for HTML within it), truncated tags.
 """
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from transduce.text.html_pieces import Piece, Source, html_pieces
+import turbohtml
+from turbohtml import Element as HtmlElement
+from turbohtml import Namespace, Node, TokenType
+
 from transduce.text.inline_tags import (
     Element,
     SentenceTags,
@@ -21,6 +30,426 @@ from transduce.text.inline_tags import (
 )
 from transduce.text.languages import base
 from transduce.text.splitting import Segment, has_letter, sentence_spans
+
+PieceKind = Literal["text", "start", "end", "empty", "block", "copied"]
+"""Kind of a piece: text; an inline start or end tag; an inline element without content;
+a tag that separates blocks; a copied inline element."""
+
+BLOCKS = frozenset({
+    "address", "article", "aside", "audio", "base", "blockquote", "body", "br",
+    "button", "canvas", "caption", "center", "col", "colgroup", "datalist", "dd",
+    "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure",
+    "footer", "form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head",
+    "header", "hgroup", "hr", "html", "legend", "li", "link", "listing", "main", "map",
+    "menu", "meta", "nav", "noframes", "object", "ol", "optgroup", "option", "p",
+    "param", "plaintext", "pre", "search", "section", "select", "source", "summary",
+    "table", "tbody", "td", "textarea", "tfoot", "th", "thead", "title", "tr", "track",
+    "ul", "video", "xmp",
+})  # fmt: skip
+"""Elements that no sentence crosses; all others are inline (HTML, 15.3)."""
+VOID = frozenset({
+    "area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img",
+    "input", "keygen", "link", "meta", "param", "source", "track", "wbr",
+})  # fmt: skip
+CODE = frozenset({
+    "code", "kbd", "samp", "var", "pre", "listing", "xmp", "plaintext",
+})  # fmt: skip
+RAW_TEXT = frozenset({
+    "iframe", "noembed", "noframes", "noscript", "plaintext", "script", "style",
+    "textarea", "title", "xmp",
+})  # fmt: skip
+"""Elements whose content is not markup; only the title's is translated."""
+UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
+"""Elements whose text does not belong to the sentence around them."""
+RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
+CHARACTER_DATA = "<![CDATA["
+HTML_ENCODINGS = ("text/html", "application/xhtml+xml")
+FORMATTING = frozenset({
+    "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike",
+    "strong", "tt", "u",
+})  # fmt: skip
+"""Elements that the parser reopens before text if another tag closed them."""
+NO_TAG = "</>"
+"""Malformed end tag that the parser ignores."""
+END_OF_NOSCRIPT = "<!---->"
+"""Probe that is a comment in markup, but not inside a tag or a comment."""
+
+
+class Piece(NamedTuple):
+    """Piece of the source."""
+
+    kind: PieceKind
+    start: int
+    end: int
+    text: str = ""
+    """Decoded text of the piece, or the readable text of a copied element."""
+    name: str = ""
+    """Name of the tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """Tag of an element in the tree."""
+
+    start: int
+    end: int
+    is_end: bool
+    number: int
+    """Number of the tag's element."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """Element that is open at the current place of the source."""
+
+    number: int
+    name: str
+    is_translated: bool
+    is_readable: bool = True
+    """Whether HTML within the element is translated, foreign content or not."""
+    is_foreign: bool = False
+    is_raw: bool = False
+    is_in_select: bool = False
+    """Whether it is within a `select`, in which older parsers ignore tags."""
+
+
+class Source:
+    """Document with LF as the only line break, as the HTML standard prescribes."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self.text = html.replace("\r\n", "\n").replace("\r", "\n")
+        ends = (match.start() for match in re.finditer("\r\n", html))
+        self._joined = [end - i for i, end in enumerate(ends)]
+        """Offsets in `text` of the line breaks that are CRLF in the document."""
+
+    def cut(self, start: int, end: int) -> str:
+        """Part of the document between two offsets of `text`."""
+        return self._html[self._place(start) : self._place(end)]
+
+    def _place(self, offset: int) -> int:
+        return offset + bisect_right(self._joined, offset - 1)
+
+
+def html_pieces(source: Source) -> list[Piece]:
+    """Pieces of a document in order; parts between them are to be copied."""
+    return _Reader(source.text).read()
+
+
+class _Reader:
+    """Reader that walks through a document's tags in the order of the source."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self._elements: list[HtmlElement] = []
+        self._last: list[int] = []
+        """Number of the last element within each element, in the order of the tree."""
+        self._tags = self._built_tags()
+        self._has_foreign = any(
+            each.namespace is not Namespace.HTML for each in self._elements
+        )
+        self._stack: list[_Open] = []
+        self._open_numbers = set[int]()
+        self._pieces: list[Piece] = []
+        self._copied_from: int | None = None
+        self._copied_text: list[str] = []
+        self._copied_name = ""
+        self._is_copy_nested = True
+        self._has_dangling = False
+        """Whether formatting is reopened; then texts must stay between their tags."""
+        self._has_left_foreign = False
+        """Whether an HTML tag ended foreign content, which older parsers continue."""
+
+    def read(self) -> list[Piece]:
+        """Read all pieces."""
+        # A frameset replaces the body, so its text is neither in the tree nor shown.
+        if any(each.tag == "frameset" for each in self._elements):
+            return []
+        place = 0
+        for tag in self._tags:
+            if tag.start < place:
+                continue
+            if self._between(place, tag.start):
+                return self._pieces
+            self._take(tag)
+            place = tag.end
+        self._between(place, len(self._html))
+        self._is_copy_nested = False
+        self._end_copy(len(self._html))
+        return self._pieces
+
+    def _built_tags(self) -> list[_Tag]:
+        """Tags of all elements, sorted by place; cloned elements have none."""
+        document = turbohtml.parse(
+            self._html,
+            source_locations=True,
+            scripting=True,
+            allow_declarative_shadow_roots=False,
+        )
+        tags: list[_Tag] = []
+        waiting: list[Node | int] = [document]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, int):
+                self._last[node] = len(self._elements) - 1
+                continue
+            if isinstance(node, HtmlElement):
+                number = len(self._elements)
+                self._elements.append(node)
+                self._last.append(number)
+                waiting.append(number)
+                tags += self._tags_of(node, number)
+            waiting.extend(reversed(node.children))
+        return sorted(tags, key=lambda tag: tag.start)
+
+    def _tags_of(self, element: HtmlElement, number: int) -> Iterator[_Tag]:
+        location = element.source_location
+        if location is None:
+            return
+        for span, is_end in ((location.start_tag, False), (location.end_tag, True)):
+            if span is not None and self._html.startswith("<", span.start_offset):
+                yield _Tag(span.start_offset, span.end_offset, is_end, number)
+
+    def _close_those_without(self, number: int, place: int) -> bool:
+        """Close open elements that do not contain a new one; whether there were any."""
+        depth = len(self._stack)
+        while self._stack and not self._is_within(number, self._stack[-1].number):
+            self._pop(place)
+        return len(self._stack) < depth
+
+    def _is_within(self, number: int, outer: int) -> bool:
+        return outer < number <= self._last[outer]
+
+    def _pop(self, end: int, *, is_tag: bool = False) -> None:
+        """Close the innermost element at `end`, by its tag or without one."""
+        was_copied = self._copied_from is not None
+        popped = self._stack.pop()
+        self._open_numbers.discard(popped.number)
+        self._is_copy_nested &= is_tag
+        self._has_left_foreign |= popped.is_foreign and not is_tag
+        self._has_dangling |= popped.name in FORMATTING and not is_tag
+        if was_copied and self._is_translated:
+            self._end_copy(end)
+        elif not was_copied and not self._is_translated:
+            self._copied_from, self._copied_name = end, "div"
+
+    def _take(self, tag: _Tag) -> None:
+        element = self._elements[tag.number]
+        if tag.is_end:
+            self._take_end(tag, element.tag)
+            return
+        is_nested = not self._close_those_without(tag.number, tag.start)
+        opened = self._opened(element, tag)
+        outer = self._is_translated
+        is_kept_open = element.tag not in VOID or opened.is_foreign
+        if is_kept_open:
+            self._stack.append(opened)
+            self._open_numbers.add(opened.number)
+        if outer and opened.is_translated:
+            kind: PieceKind = "start" if is_kept_open else "empty"
+            self._add_tag(kind if is_nested else "block", tag, opened.name)
+        elif outer:
+            self._begin_copy(tag, opened, is_kept_open)
+        elif opened.is_translated:
+            self._is_copy_nested = False  # `translate=yes` within `translate=no`
+            self._end_copy(tag.start)
+            self._pieces.append(Piece("block", tag.start, tag.end, name=opened.name))
+
+    def _take_end(self, tag: _Tag, name: str) -> None:
+        if tag.number not in self._open_numbers:
+            return
+        is_nested = self._stack[-1].number == tag.number
+        while self._stack[-1].number != tag.number:
+            self._pop(tag.start)
+        if self._copied_from is None:
+            self._add_tag("end" if is_nested else "block", tag, name)
+        self._pop(tag.end, is_tag=True)
+
+    @property
+    def _is_translated(self) -> bool:
+        return not self._stack or self._stack[-1].is_translated
+
+    def _opened(self, element: HtmlElement, tag: _Tag) -> _Open:
+        outer = self._stack[-1] if self._stack else None
+        is_foreign = not _contains_html(element) and (
+            element.namespace is not Namespace.HTML
+            or (outer is not None and outer.is_foreign)
+        )
+        name = element.tag
+        is_readable = outer is None or outer.is_readable
+        explicit = self._translate_attribute(element, tag)
+        if explicit is not None:
+            is_readable = explicit
+        elif name == "annotation-xml":
+            is_readable = False  # a second form of the formula
+        elif name in CODE and not is_foreign:
+            is_readable = False
+        is_raw = name in RAW_TEXT and not is_foreign
+        is_in_select = outer is not None and (
+            outer.is_in_select or outer.name == "select"
+        )
+        is_title = name == "title" and not (is_in_select or self._has_left_foreign)
+        if name == "template" or (is_raw and not is_title):
+            is_readable = False
+        return _Open(
+            tag.number,
+            name,
+            is_translated=is_readable and not is_foreign,
+            is_readable=is_readable,
+            is_foreign=is_foreign,
+            is_raw=is_raw,
+            is_in_select=is_in_select,
+        )
+
+    def _translate_attribute(self, element: HtmlElement, tag: _Tag) -> bool | None:
+        """Whether the element's attributes allow translation; None without any."""
+        if "translate" not in self._html[tag.start : tag.end].lower():
+            return None
+        classes = element.attrs.get("class") or ""
+        names = classes.split() if isinstance(classes, str) else classes
+        if "notranslate" in names:
+            return False
+        value = element.attrs.get("translate")
+        if value is None and "translate" not in element.attrs:
+            return None
+        return {"no": False, "yes": True, "": True}.get(str(value or "").lower())
+
+    def _add_tag(self, kind: PieceKind, tag: _Tag, name: str) -> None:
+        if name in BLOCKS or self._has_dangling:
+            kind = "block"
+        self._pieces.append(Piece(kind, tag.start, tag.end, name=name))
+
+    def _begin_copy(self, tag: _Tag, opened: _Open, is_kept_open: bool) -> None:
+        if not is_kept_open:
+            self._add_tag("empty", tag, opened.name)
+            return
+        self._copied_from, self._copied_name = tag.start, opened.name
+        self._copied_text = []
+        self._is_copy_nested = True
+
+    def _end_copy(self, end: int) -> None:
+        if self._copied_from is None:
+            return
+        name, text = self._copied_name, "".join(self._copied_text)
+        is_inline = name not in BLOCKS and self._is_copy_nested
+        is_inline = is_inline and not self._has_dangling
+        kind: PieceKind = "copied" if is_inline else "block"
+        text = "" if name in UNREADABLE else text
+        self._pieces.append(Piece(kind, self._copied_from, end, text, name))
+        self._copied_from, self._copied_text, self._copied_name = None, [], ""
+
+    def _between(self, start: int, end: int) -> bool:
+        """Take the text between two tags; whether all the rest must be copied."""
+        inner = self._stack[-1] if self._stack else None
+        if inner is not None and inner.is_raw:
+            return self._raw(inner, start, end)
+        if start == end or (inner is not None and inner.is_foreign):
+            return False
+        text = self._html[start:end]
+        if RAW_START.search(text) or (self._has_foreign and CHARACTER_DATA in text):
+            self._is_copy_nested = False
+            return False  # the tree does not contain it
+        for piece in _markup_pieces(text, start):
+            if self._copied_from is not None:
+                self._copied_text.append(piece.text)
+                self._is_copy_nested &= piece.kind != "block"
+            elif self._is_translated:
+                self._pieces.append(piece)
+        return False
+
+    def _raw(self, inner: _Open, start: int, end: int) -> bool:
+        """Take the content of a raw-text element, as `_between` does."""
+        if inner.name == "title" and inner.is_translated:
+            self._pieces += _plain_pieces(self._html, start, end)
+        # Older parsers read markup within elements that a `select` may not contain.
+        if inner.is_in_select and "<" in self._html[start:end]:
+            return True
+        return inner.name == "noscript" and not self._reads_alike(start, end)
+
+    def _reads_alike(self, start: int, end: int) -> bool:
+        """Whether `noscript` ends at the same place without scripting."""
+        text = self._html[start:end] + END_OF_NOSCRIPT
+        last = None
+        for token in turbohtml.tokenize(text, capture_source=True):
+            last = token
+        return last is not None and last.source == END_OF_NOSCRIPT
+
+
+def _contains_html(element: HtmlElement) -> bool:
+    """Whether an element of SVG or MathML contains blocks of HTML.
+
+    It is an HTML integration point (HTML, 13.2.6). `desc` and `title` of SVG are such
+    points too, but they hold labels of inline pictures, which are copied like `alt`.
+    """
+    match element.namespace:
+        case Namespace.SVG:
+            return element.tag.lower() == "foreignobject"
+        case Namespace.MATHML:
+            encoding = str(element.attrs.get("encoding") or "").lower()
+            return element.tag == "annotation-xml" and encoding in HTML_ENCODINGS
+    return False
+
+
+def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
+    """Text, comments, and tags without an element; a truncated tag is left out.
+
+    Offsets are those in `html` plus `first`.
+    """
+    # The tokenizer skips these, and so joins the text around them.
+    unsaid = [match.start() for match in re.finditer(NO_TAG, html)]
+    place = 0
+    for token in turbohtml.tokenize(
+        html, capture_source=True, resolve_references=False
+    ):
+        is_reference = token.type is TokenType.CHARACTER_REFERENCE
+        left = token.data or ""
+        if token.type is TokenType.TEXT:
+            while left:
+                number = bisect_left(unsaid, place)
+                border = unsaid[number] if number < len(unsaid) else len(html)
+                taken, left = left[: border - place], left[border - place :]
+                end = place + len(taken)
+                if taken:
+                    text = taken.replace("\0", "")
+                    yield Piece("text", first + place, first + end, text)
+                if left:
+                    yield Piece("empty", first + end, first + end + len(NO_TAG))
+                    end += len(NO_TAG)
+                place = end
+            continue
+        while html.startswith(NO_TAG, place):
+            yield Piece("empty", first + place, first + place + len(NO_TAG))
+            place += len(NO_TAG)
+        end = place + len(token.source or "")
+        text = left if is_reference else ""
+        yield Piece(_kind_of(token.type), first + place, first + end, text)
+        place = end
+
+
+def _kind_of(token: TokenType) -> PieceKind:
+    """Kind of a token; a doctype, or a tag without an element, separates blocks."""
+    match token:
+        case TokenType.CHARACTER_REFERENCE:
+            return "text"
+        case TokenType.COMMENT | TokenType.PROCESSING_INSTRUCTION:
+            return "empty"
+    return "block"
+
+
+def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
+    """Text with references, but without markup."""
+    text = html[start:end].replace("<", "_")
+    for token in turbohtml.tokenize(
+        text, capture_source=True, resolve_references=False
+    ):
+        if token.type is TokenType.CHARACTER_REFERENCE:
+            end = start + len(token.source or "")
+            yield Piece("text", start, end, token.data or "")
+        else:
+            end = start + len(token.data or "")
+            yield Piece("text", start, end, html[start:end].replace("\0", "\ufffd"))
+        start = end
+
 
 SPACES = " \t\n\f\r"
 """White space of HTML, of which a browser shows a run as one space."""
