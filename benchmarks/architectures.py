@@ -22,7 +22,7 @@ from machine import describe_machine
 from torch import nn
 
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset

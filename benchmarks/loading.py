@@ -133,8 +133,7 @@ def write_random_model(preset: str, folder: Path) -> None:
     """Write a model with the sizes of a preset."""
     from dataclasses import replace
 
-    from transduce.architectures.models import build
-    from transduce.checkpoint import Checkpoint, save_model
+    from transduce.checkpoint import Checkpoint, build, save_model
     from transduce.experiments.presets import preset as preset_named
     from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 

@@ -68,7 +68,7 @@ GROUPS = {
         modules=tuple(
             f"decoding/{name}.py"
             for name in (
-                "beam_search", "greedy_search", "native_search", "search",
+                "beam_search", "greedy_search", "native_decoder", "search",
             )
         ),
         tests=(

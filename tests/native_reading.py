@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from transduce.decoding.native_model import NativeDecoder, NativeModel
+from transduce.decoding.native_decoder import NativeDecoder, NativeModel
 
 
 def after(

@@ -1,7 +1,8 @@
 """Checkpoints: config, weights and tokenizer of a model, in memory and in a folder.
 
-A folder appears whole or not at all (`files.atomic_directory`). A run's checkpoints
-also hold the state of training (`training.trainer.save_training`).
+`build` makes a model of any architecture from its settings. A folder appears whole or
+not at all (`files.atomic_directory`). A run's checkpoints also hold the state of
+training (`training.trainer.save_training`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,25 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.architectures.config import ArchitectureConfig, require_transformer
+from transduce.architectures.bytenet import ByteNet
+from transduce.architectures.config import (
+    ArchitectureConfig,
+    ByteNetConfig,
+    ConvolutionalConfig,
+    DeepAttConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+    RecurrentConfig,
+    require_transformer,
+)
+from transduce.architectures.convolutional import Convolutional
+from transduce.architectures.deep_att import DeepAtt
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.models import build
+from transduce.architectures.mixture_of_experts import (
+    MixtureRecurrent,
+    MixtureTransformer,
+)
+from transduce.architectures.recurrent import RecurrentModel
 from transduce.errors import CheckpointError, RequestError
 from transduce.files import atomic_directory, is_utf8, require_file
 from transduce.model.config import ModelConfig
@@ -103,6 +120,27 @@ def built(
     model.load_state_dict(weights, assign=True)
     model.eval()
     return model
+
+
+def build(config: ArchitectureConfig) -> TransductionModel:  # noqa: PLR0911 # one for each
+    """Build a model with random first weights."""
+    match config:
+        case ModelConfig():
+            return Transformer(config)
+        case RecurrentConfig():
+            return RecurrentModel(config)
+        case DeepAttConfig():
+            return DeepAtt(config)
+        case ConvolutionalConfig():
+            return Convolutional(config)
+        case ByteNetConfig():
+            return ByteNet(config)
+        case MixtureRecurrentConfig():
+            return MixtureRecurrent(config)
+        case MixtureTransformerConfig():
+            return MixtureTransformer(config)
+        case _:
+            raise TypeError(f"There is no architecture of {type(config).__name__}.")
 
 
 class _Uninitialized(TorchFunctionMode):

@@ -15,9 +15,8 @@ import torch
 
 from serving_client import Answer, fetch
 from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.native_model import NativeModel
+from transduce.checkpoint import Checkpoint, build, save_model
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.translator import Translator, load
 from transduce.model.config import ModelConfig
 from transduce.model_folder import quantize

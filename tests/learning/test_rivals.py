@@ -19,7 +19,7 @@ from transduce.architectures.config import (
     RecurrentConfig,
 )
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.nn.fuse import fuse

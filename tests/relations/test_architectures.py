@@ -14,8 +14,7 @@ from beam_kinds import beam_search
 from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, average, load_model, save_model
+from transduce.checkpoint import Checkpoint, average, build, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
 from transduce.decoding.search import Ensemble

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from instruction_sets import chosen_isa
-from transduce.decoding.native_model import NativeModel
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.torch_decoder import FusedStep, TorchCoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer

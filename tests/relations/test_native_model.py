@@ -10,7 +10,7 @@ from torch import Tensor
 
 from native_reading import after
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding.native_model import (
+from transduce.decoding.native_decoder import (
     EncodedSources,
     NativeDecoder,
     NativeModel,

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import transduce
 from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.native_model import NativeModel
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.model.transformer import Transformer

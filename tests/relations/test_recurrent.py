@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from transduce.architectures.config import RecurrentConfig
-from transduce.architectures.models import build
 from transduce.architectures.recurrent import initialize_uniform
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware

@@ -9,7 +9,7 @@ import torch
 
 import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.decoding.native_model import NativeModel, PrecisionChoice
+from transduce.decoding.native_decoder import NativeModel, PrecisionChoice
 from transduce.decoding.torch_model import prepare, prepared
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
-from transduce.decoding import native_search, search
+from transduce.decoding import native_decoder, search
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.native_search import start_search
+from transduce.decoding.native_decoder import start_search
 from transduce.decoding.search import Hypothesis, restrictions_after, run_search
 from transduce.decoding.torch_model import find_by_torch
 from transduce.errors import ConfigError
@@ -116,7 +116,7 @@ def test_all_searches_obey_restrictions_alike(
     assert natively == found_in_python(seed, config, prefixes)
     with (  # so that PyTorch finds the candidates, as on a GPU
         mock.patch.object(search, "native_logits", return_value=None),
-        mock.patch.object(native_search, "native_logits", return_value=None),
+        mock.patch.object(native_decoder, "native_logits", return_value=None),
     ):
         assert_same(found_natively(seed, config, prefixes, as_tensor=True), natively)
         assert_same(found_in_python(seed, config, prefixes, as_tensor=True), natively)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from beam_kinds import beam_search
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.native_model import NativeModel
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.search import Ensemble, Hypothesis, JoinableDecoder
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import score_targets

@@ -11,7 +11,7 @@ import torch
 from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import translator as translators
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.search import ShortlistedDecoder
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator

@@ -7,7 +7,7 @@ import pytest
 
 from native_reading import after
 from step_sequence import SOURCE, SOURCES
-from transduce.decoding.native_model import NativeDecoder, NativeModel
+from transduce.decoding.native_decoder import NativeDecoder, NativeModel
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

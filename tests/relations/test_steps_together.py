@@ -13,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_reading import after
-from transduce.decoding import native_model
-from transduce.decoding.native_model import NativeDecoder, NativeModel
-from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
+from transduce.decoding import native_decoder
+from transduce.decoding.native_decoder import (
+    NativeDecoder,
+    NativeGreedySearch,
+    NativeModel,
+    NativeSearch,
+)
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.translations import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
@@ -174,7 +178,7 @@ def test_several_steps_in_one_call_find_what_single_steps_find(
 
     with (
         mock.patch.object(NativeSearch, "run", noted),
-        mock.patch.object(native_model, "MAX_ROWS", most_rows),
+        mock.patch.object(native_decoder, "MAX_ROWS", most_rows),
     ):
         together = found(*asked)
     with mock.patch.object(NativeDecoder, "take_steps", return_value=None):

@@ -19,8 +19,7 @@ from transduce.architectures.config import (
     MixtureTransformerConfig,
     RecurrentConfig,
 )
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, build, load_model, save_model
 from transduce.experiments.run_folder import RunFolder
 from transduce.interop.marian_npz_export import export
 from transduce.interop.marian_npz_import import import_marian

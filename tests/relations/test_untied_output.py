@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
-from transduce.decoding.native_model import NativeModel
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.torch_model import prepare
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError

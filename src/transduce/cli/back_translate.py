@@ -18,7 +18,7 @@ from transduce.cli.terminal import (
     print_message,
     program,
 )
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.synthetic_text import (
     MAX_RATIO,

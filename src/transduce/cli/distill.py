@@ -17,7 +17,7 @@ from transduce.cli.back_translate import (
 from transduce.cli.options import Assignments, refuse_trees, require_both, run_config
 from transduce.cli.terminal import Files, Force, table_console
 from transduce.cli.train import TrainingDisplay
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError

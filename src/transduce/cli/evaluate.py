@@ -15,7 +15,7 @@ from transduce.cli.lines import (
     warn_of_other_language,
 )
 from transduce.cli.terminal import Files
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.metrics.scores import (

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
 from transduce.data.treebank import read_both, read_treebank
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError

@@ -22,7 +22,7 @@ from transduce.cli.terminal import (
     require_new,
     writer,
 )
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse, penn_words
 from transduce.decoding.translations import Pace
 from transduce.decoding.translator import load

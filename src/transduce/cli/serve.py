@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.lines import require_shortlist
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.processes import default_processes
 from transduce.decoding.translator import Translator, choose_device, load
 from transduce.errors import ConfigError, packages_for

@@ -23,7 +23,7 @@ from transduce.cli.lines import (
     write_translations,
 )
 from transduce.cli.terminal import Files, Force
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError

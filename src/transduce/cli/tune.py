@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from transduce.cli.options import require_both
 from transduce.cli.terminal import Files, error_console, table_console
 from transduce.data.treebank import read_treebank
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, counted
 from transduce.experiments.dev_corpus import (

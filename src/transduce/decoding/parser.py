@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from transduce.decoding.native_search import start_search
+from transduce.decoding.native_decoder import start_search
 from transduce.decoding.search import (
     Coverage,
     CoverageDecoder,

@@ -22,7 +22,7 @@ from transduce.architectures.config import architecture_of, require_transformer
 from transduce.architectures.interface import EncodedSource, Stepper, TransductionModel
 from transduce.checkpoint import Checkpoint, built
 from transduce.data.tensors import pad_rows
-from transduce.decoding.native_model import (
+from transduce.decoding.native_decoder import (
     STEP_OVERHEAD,
     DecodingPrecision,
     NativePrecision,

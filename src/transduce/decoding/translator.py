@@ -19,13 +19,13 @@ from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,
 )
-from transduce.decoding.native_model import (
+from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,
     NativePrecision,
     PrecisionChoice,
+    start_search,
 )
-from transduce.decoding.native_search import start_search
 from transduce.decoding.processes import WorkerPool, default_processes
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (

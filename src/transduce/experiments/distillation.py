@@ -24,7 +24,7 @@ from transduce.data.corpus_files import (
     read_through,
 )
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import ConfigError

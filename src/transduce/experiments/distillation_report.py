@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from transduce.architectures.config import num_parameters
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
 from transduce.files import atomic_directory

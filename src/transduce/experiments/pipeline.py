@@ -15,8 +15,14 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from transduce.architectures.interface import TransductionModel
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint, average, built, load_model, save_model
+from transduce.checkpoint import (
+    Checkpoint,
+    average,
+    build,
+    built,
+    load_model,
+    save_model,
+)
 from transduce.data.augmentation import (
     Augmentation,
     PairAugmenter,

@@ -23,7 +23,7 @@ import numpy as np
 import transduce
 from transduce.data.cleaning_rules import NAMES, RULES, CleaningConfig, PairRules
 from transduce.data.corpus_files import Files, paths_of
-from transduce.decoding.native_model import PrecisionChoice
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import (
     MAX_SOURCE_TOKENS,
     Pace,

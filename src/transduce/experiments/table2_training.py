@@ -26,8 +26,7 @@ from transduce.architectures.config import (
     num_parameters,
     scaled,
 )
-from transduce.architectures.models import build
-from transduce.checkpoint import outline
+from transduce.checkpoint import build, outline
 from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_TARGET

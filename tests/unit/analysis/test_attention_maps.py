@@ -31,7 +31,7 @@ from transduce.architectures.config import (
     architecture_of,
 )
 from transduce.architectures.mixture_of_experts import MixtureTransformer
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.decoding.torch_model import TorchModel
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention

@@ -17,8 +17,7 @@ from transduce.analysis.sentence_attention import (
     record_search,
 )
 from transduce.architectures.config import ConvolutionalConfig
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import DataError, RequestError, TooLongError

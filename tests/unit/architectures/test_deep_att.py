@@ -8,7 +8,7 @@ import torch
 
 from transduce.architectures.config import DeepAttConfig, num_parameters
 from transduce.architectures.deep_att import DeepAtt, FastForwardLayer
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 

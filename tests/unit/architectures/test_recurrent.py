@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import RecurrentConfig, num_parameters
 from transduce.architectures.interface import CachedState, TransductionModel
-from transduce.architectures.models import build
 from transduce.architectures.recurrent import (
     Attention,
     RecurrentLayer,
@@ -22,6 +21,7 @@ from transduce.architectures.recurrent import (
     initialize_uniform,
     reversed_order,
 )
+from transduce.checkpoint import build
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.nn.fuse import fuse

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from transduce.architectures.config import RecurrentConfig, require_transformer
-from transduce.architectures.models import build
 from transduce.benchmark.decoding import random_checkpoint
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.errors import RequestError
 from transduce.experiments.presets import preset

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from instruction_sets import packed_weights
-from transduce.decoding.native_model import NativePrecision, PackedLinear
+from transduce.decoding.native_decoder import NativePrecision, PackedLinear
 from transduce.machine import processor_flags
 from transduce.native import api
 

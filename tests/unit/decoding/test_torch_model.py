@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from instruction_sets import chosen_isa
-from transduce.decoding import native_model, torch_model
+from transduce.decoding import native_decoder, torch_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
     Int8Linear,
@@ -92,9 +92,9 @@ def test_a_cpu_keeps_freed_memory(trained_checkpoint, monkeypatch, device, is_ke
 def test_the_fixed_cost_of_a_step_is_higher_with_amx(
     trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
 ):
-    monkeypatch.setattr(native_model, "has_amx_int8", lambda: has_unit)
+    monkeypatch.setattr(native_decoder, "has_amx_int8", lambda: has_unit)
     [model] = Translator(trained_checkpoint, CPU, precision=precision).models
-    assert (model.step_overhead > native_model.STEP_OVERHEAD) == is_by_unit
+    assert (model.step_overhead > native_decoder.STEP_OVERHEAD) == is_by_unit
 
 
 def test_bf16_works_on_every_cpu(trained_checkpoint):

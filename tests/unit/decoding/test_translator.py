@@ -12,7 +12,7 @@ import torch
 from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import translator as translator_module
-from transduce.decoding.native_model import DecodingPrecision
+from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translations import Pace, Translation, full_windows
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part, encode_lines, replaced_texts
 from transduce.decoding.translator import Translator

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from transduce.architectures.config import CONFIGS
-from transduce.architectures.models import build
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, build
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError

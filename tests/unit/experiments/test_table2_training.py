@@ -11,7 +11,7 @@ import torch
 
 from transduce.analysis.cost import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError

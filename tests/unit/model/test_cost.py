@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.architectures.config import num_parameters
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.experiments.presets import PRESETS, TABLE_3
 from transduce.model.config import (
     ModelConfig,

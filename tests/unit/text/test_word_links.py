@@ -6,7 +6,7 @@ import torch
 
 from transduce.analysis.attention_maps import attention_maps
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.native_model import NativeModel
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.translator import Translator
 from transduce.native import api
 from transduce.serving.served_models import MAX_LINKED_TOKENS, attended_links

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import ExpertsConfig, MixtureTransformerConfig
 from transduce.architectures.mixture_layers import Assignment, MixtureOfExperts
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import ModelSampler

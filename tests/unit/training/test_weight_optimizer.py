@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transduce.architectures.models import build
+from transduce.checkpoint import build
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.presets import preset
 from transduce.model.transformer import Transformer
