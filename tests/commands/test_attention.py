@@ -1,5 +1,8 @@
 import json
+import os
 import re
+import subprocess
+import sys
 from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +166,24 @@ def test_a_figure_is_reproducible_and_names_its_tokens(
         succeeds("attention", model, "--source", "one $two$", "--figure", path)
     assert first.read_bytes() == second.read_bytes()
     assert ">one</text>" in first.read_text(encoding="utf-8")
+
+
+def test_nothing_is_said_of_a_home_folder_that_cannot_be_written(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    home = {"HOME": str(tmp_path / "file"), "OMP_NUM_THREADS": "1"}
+    given = ("attention", str(model), "--source", TEXT, "--figure", "picture.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "transduce", *given],
+        cwd=tmp_path,
+        env={**os.environ, **home},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "picture.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +141,21 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     message = refuses("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
     assert message == missing_package("Export to ctranslate2", "ctranslate2", "export")
+
+
+def test_onnx_runtime_neither_reports_nor_keeps_an_identifier(tmp_path: Path) -> None:
+    """It would warn of a home folder that cannot be written, and write into others."""
+    (tmp_path / "file").touch()
+    for home in ("file", "home"):
+        done = subprocess.run(
+            [sys.executable, "-c", "import transduce.interop.onnx"],
+            env={**os.environ, "HOME": str(tmp_path / home), "CI": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (tmp_path / "home").exists()
 
 
 def test_an_overlong_sample_is_refused(

@@ -1,6 +1,7 @@
 """The command `transduce`: one module a sub-command, imported when it is called."""
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -275,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signals_after_imports(),
     ):
         escape_output()
+        # Matplotlib warns of a home folder that it cannot write to, as in a container.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         try:
             _run(arguments)
         except FAULTS as error:
