@@ -204,9 +204,8 @@ def hypotheses(translation: Any) -> Line:
 
 def parses(task: dict[str, Any]) -> Iterator[tuple[str, list[Line]]]:
     """Yield cases of one treebank's words: name, and the tree of each sentence."""
-    from transduce.parsing.trees import read_trees
-
     from transduce import SearchConfig, load
+    from transduce.trees.trees import read_trees
 
     lines = Path(task["trees"]).read_text(encoding="utf-8").splitlines()
     sentences = [tree.words for tree in read_trees(lines, task["trees"])]

@@ -18,7 +18,8 @@ const BEGINS_UNSPACED = new RegExp(`^[${UNSPACED}]`, "u");
 const ENDS_UNSPACED = new RegExp(`[${UNSPACED}]$`, "u");
 const JOINER = "\u200d";
 
-// The same rule as word_starts in analysis/words.py, which `transduce attention` follows.
+// The same rule as word_starts in analysis/attention_maps.py, which the command `transduce
+// attention` follows.
 function beginsWord(piece, before) {
   if (piece.startsWith(" ")) return true;
   const goesOn = /^\p{M}/u.test(piece) || piece.startsWith(JOINER);
