@@ -1,9 +1,12 @@
 import json
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from transduce.decoding.native_decoder import EncodedSources, NativeModel
 
 
 @pytest.fixture
@@ -79,3 +82,24 @@ def test_unequal_line_counts_are_refused_before_any_output(
     assert outcome.code == 2
     assert outcome.out == ""
     assert "target:2: source and target must have equally many lines" in outcome.err
+
+
+def test_signals_act_while_a_long_line_is_encoded(
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They would wait for the end of a native call in the main thread."""
+    encode, callers = NativeModel.encode, list[threading.Thread]()
+
+    def noted(native: NativeModel, sources: Sequence[Sequence[int]]) -> EncodedSources:
+        callers.append(threading.current_thread())
+        return encode(native, sources)
+
+    monkeypatch.setattr(NativeModel, "encode", noted)
+    (tmp_path / "lines").write_text("one two\n", encoding="utf-8")
+    given = ("--source", tmp_path / "lines", "--target", tmp_path / "lines")
+    succeeds("score", model, *given, "--device", "cpu")
+    assert callers
+    assert threading.main_thread() not in callers

@@ -6,6 +6,7 @@ A decoder and a search can take many steps in one call (`NativeDecoder.take_step
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +41,7 @@ from transduce.native import (
     library,
     pointer,
 )
+from transduce.processes import call_interruptibly
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS
@@ -173,7 +175,9 @@ class NativeModel:
         scores: list[TargetScore] = []
         for start in range(0, len(sources), MAX_SCORED):
             outputs = [[*each, EOS] for each in targets[start : start + MAX_SCORED]]
-            decoder = self.start(self.encode(sources[start : start + MAX_SCORED]))
+            # One source may be a line of a megabyte, which takes hours in one call.
+            encode = partial(self.encode, sources[start : start + MAX_SCORED])
+            decoder = self.start(call_interruptibly(encode))
             totals = read_targets(decoder, outputs).tolist()
             scores += [
                 TargetScore(log_probability=total, num_tokens=len(output))
