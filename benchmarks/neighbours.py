@@ -1,8 +1,8 @@
 """Measure training and decoding beside busy neighbours, and under a CPU quota.
 
     python benchmarks/neighbours.py [--preset multi30k] [--model MODEL]
-        [--input FILE] [--neighbours 1 4] [--turns 20] [--no-peers] [--long-spins]
-        [--without training|decoding|neighbours|quota ...]
+        [--input FILE] [--batch-size 32] [--neighbours 1 4] [--turns 20] [--no-peers]
+        [--long-spins] [--without training|decoding|neighbours|quota ...]
 
 Neighbours are processes that only spin, on the same cores. With C cores and N of them,
 the fair share of a program is C / (C + N) of its undisturbed speed, and the tables have
@@ -17,7 +17,9 @@ where installed, with the settings of OpenMP that they have by default. `--long-
 adds our training on threads of OpenMP that spin for long, as without `GOMP_SPINCOUNT`.
 
 Decoding is that of a random model of the preset's sizes, with translations of 25
-tokens, or of a given model. Run it on a machine with nothing else to do.
+tokens, or of a given model. A batch of 32 sentences is what a server gets at once,
+`--batch-size 1000` what a file has: a long one leaves shares for the process that is
+done first. Run it on a machine with nothing else to do.
 """
 
 import transduce  # noqa: F401  # before PyTorch, as it sets OpenMP's spinning
@@ -66,7 +68,8 @@ from transduce.processes import unwound_on_termination
 
 CPU = torch.device("cpu")
 Key = TypeVar("Key")
-SETTING = peers.Setting(batch_size=32, beam_size=4, forced_length=25)
+BEAM_SIZE = 4
+FORCED_LENGTH = 25
 NUM_SENTENCES = 1_000
 WARM_UP_TURNS = 2
 """Turns in which memory is allocated, before all conditions."""
@@ -143,7 +146,12 @@ def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured
 
 
 def decoding_systems(
-    run: RunConfig, model: Path | None, text: Path | None, num_turns: int, folder: Path
+    run: RunConfig,
+    model: Path | None,
+    text: Path | None,
+    batch_size: int,
+    num_turns: int,
+    folder: Path,
 ) -> Measured:
     """Return the systems that translate: ours and the peers that are installed."""
     sentences = sentences_of(text)
@@ -153,7 +161,11 @@ def decoding_systems(
         else load_model(model)
     )
     save_model(checkpoint, folder / "ours")
-    setting = SETTING if model is None else peers.Setting(batch_size=32, beam_size=4)
+    setting = peers.Setting(
+        batch_size=batch_size,
+        beam_size=BEAM_SIZE,
+        forced_length=FORCED_LENGTH if model is None else None,
+    )
     task = peers.DecodingTask(
         models=folder,
         sentences=tuple(sentences),
@@ -385,6 +397,7 @@ def main() -> None:
     parser.add_argument("--preset", default="multi30k")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--input", type=Path)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--neighbours", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no-peers", action="store_true")
@@ -405,6 +418,7 @@ def main() -> None:
                     preset(given.preset),
                     given.model,
                     given.input,
+                    given.batch_size,
                     num_turns,
                     Path(folder),
                 )
