@@ -122,9 +122,12 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 {
     int32_t numbers;
     memcpy(&numbers, group, sizeof numbers);
-    return _mm256_castsi256_ps(
-        _mm256_dpbusd_avx_epi32(_mm256_castps_si256(sums), _mm256_set1_epi32(numbers),
-                                _mm256_loadu_si256((const __m256i *)weights)));
+    /* GCC copies the sums of the intrinsic, which are integers, twice in a loop. */
+    __asm__("%{vex%} vpdpbusd %2, %1, %0"
+            : "+x"(sums)
+            : "x"(_mm256_set1_epi32(numbers)),
+              "x"(_mm256_loadu_si256((const __m256i *)weights)));
+    return sums;
 }
 
 #else

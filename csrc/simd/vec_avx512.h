@@ -127,9 +127,11 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 {
     int32_t numbers;
     memcpy(&numbers, group, sizeof numbers);
-    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums),
-                                                   _mm512_set1_epi32(numbers),
-                                                   _mm512_loadu_si512(weights)));
+    /* GCC copies the sums of the intrinsic, which are integers, twice in a loop. */
+    __asm__("vpdpbusd %2, %1, %0"
+            : "+v"(sums)
+            : "v"(_mm512_set1_epi32(numbers)), "v"(_mm512_loadu_si512(weights)));
+    return sums;
 }
 
 static inline vec vec_from_bf16(const uint16_t *from)

@@ -428,7 +428,7 @@ class Translator:
         number = own_target_size(self.tokenizer) or self.tokenizer.vocab_size
         excluded = {word[0] for word in config.bad_words if len(word) == 1}
         excluded |= {*EXCLUDED, *([EOS] if config.min_length else [])}
-        if len(excluded & set(range(number))) == number:
+        if sum(token < number for token in excluded) == number:
             raise ConfigError(
                 "`search.bad_words` (--bad-words) must leave some tokens to choose "
                 f"from, but exclude all {number:,} of the vocabulary; name fewer."
