@@ -108,9 +108,40 @@ class Processes:
                 raise
             raise ProcessLostError(LOST) from None
 
-    def data_parallel(self, model: nn.Module) -> nn.Module:
-        """Return a module whose `backward` averages gradients over all processes."""
-        return model if self.count == 1 else DistributedDataParallel(model)
+    def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Return a module that starts with the first process's weights in all.
+
+        On GPUs its `backward` averages gradients over the processes while it computes
+        them. On a CPU, where both would need the same cores, `average_gradients` does
+        so afterwards.
+        """
+        if self.count == 1:
+            return model
+        if device.type != "cpu":
+            return DistributedDataParallel(model)
+        with torch.no_grad(), self.detecting_lost():
+            weights = list(model.parameters())
+            flat = torch.cat([weight.flatten() for weight in weights])
+            distributed.broadcast(flat, src=0)
+            for weight, first in zip(weights, _split(flat, weights), strict=True):
+                weight.copy_(first)
+        return model
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Average the gradients of a `data_parallel` module on a CPU."""
+        if self.count == 1 or isinstance(model, DistributedDataParallel):
+            return
+        weights = list(model.parameters())
+        gradients = [
+            torch.zeros_like(each) if each.grad is None else each.grad
+            for each in weights
+        ]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        with self.detecting_lost():
+            distributed.all_reduce(flat)
+        flat /= self.count
+        for weight, mean in zip(weights, _split(flat, weights), strict=True):
+            weight.grad = mean
 
     def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
         """Return this process's shares of an update's batches, at least one.
@@ -129,6 +160,12 @@ class Processes:
         # All processes take part in every all-reduce, also one without a share.
         idle = replace(shares[0], counts=False)
         return shares[self.rank :: self.count] or [idle]
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Cut a flat tensor into views with the shapes of others."""
+    pieces = flat.split([each.numel() for each in like])
+    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

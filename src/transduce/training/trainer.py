@@ -199,7 +199,7 @@ class Trainer:
             guidance,
             refinement.likelihood_weight if refinement else 0.0,
         )
-        self._parallel_loss = processes.data_parallel(self._batch_loss)
+        self._parallel_loss = processes.data_parallel(self._batch_loss, hardware.device)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
@@ -469,6 +469,7 @@ class Trainer:
             for each in loaded:
                 with nullcontext() if each.is_last else no_sync(self._parallel_loss):
                     losses += self._backward(each)
+            processes.average_gradients(self._parallel_loss)
         return processes.all_reduce_sum(losses)
 
     def _load(self, update: Update, share: Share) -> Batch:
