@@ -20,7 +20,7 @@ from machine import describe_machine, minutes_of
 
 from transduce.experiments.presets import PRESETS
 
-TASKS = ("tok-en-de", "en-de", "de-en", "en-fr")
+TASKS = ("tok-en-de", "tok-en-fr", "en-de", "de-en", "en-fr")
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 SEARCH = PRESETS["multi30k"].search
 
