@@ -78,7 +78,10 @@ def test_a_corpus_for_another_task_is_refused(
         (("--sentences", "0"), "`--sentences` must be at least 1, but is 0."),
         (("--source", "no"), "Both sides of a corpus must be given, but only no is."),
         (("--source", "no", "--target", "no"), "no: the file cannot be read"),
-        (("--source", "empty", "--target", "empty"), "The corpus must have a pair of"),
+        (
+            ("--source", "empty", "--target", "empty"),
+            "empty: must have at least one line, but is empty.",
+        ),
         (("--out", "."), ".: the output folder must be new or empty, but is not"),
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, tuple) else "",

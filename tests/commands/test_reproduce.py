@@ -107,6 +107,18 @@ def test_a_run_without_its_log_is_refused(
     assert not (tmp_path / "t").exists()
 
 
+def test_an_empty_test_text_is_refused(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    refusal = refuses(
+        *("reproduce", "table2", run, "--source", empty, "--reference", empty),
+        *("--out", tmp_path / "t"),
+    )
+    assert refusal == f"{empty}: must have at least one line, but is empty."
+
+
 def test_a_folder_that_holds_something_is_left_alone(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from transduce.cli.terminal import (
 )
 from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
@@ -88,6 +88,10 @@ def heads(
         else:
             _refuse(trees, "translates", "--source and --target")
             corpus = list(islice(read_pairs(source, target), sentences))
+            if source and not corpus:
+                raise DataError(
+                    f"{source[0]}: must have at least one line, but is empty."
+                )
             if not source:
                 spoken = grammar_sentences(sentences, translator.target_language)
                 corpus = [

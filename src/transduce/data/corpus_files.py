@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from transduce.data.corpus_mixture import CorpusConfig
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.scores import Tokenize
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
@@ -491,9 +491,9 @@ def require_choice(
     choice = choose((line for line, _ in pairs), sizes, seed)
     if choice is None:
         raise DataError(
-            f"{source[0]}: holding out {sum(sizes):,} pairs needs as many different "
-            f"sources and {2 * sum(sizes):,} pairs in all, but there are fewer; hold "
-            "out fewer."
+            f"{source[0]}: holding out {counted(sum(sizes), 'pair')} needs as many "
+            f"different sources and {2 * sum(sizes):,} pairs in all, but there are "
+            "fewer; hold out fewer."
         )
     return choice
 
