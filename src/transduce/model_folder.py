@@ -11,6 +11,7 @@ The weights are in fp32 or, in a quantized folder, in int8 with scales in fp32.
 
 import errno
 import json
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -142,8 +143,10 @@ class StoredWeights(Mapping[str, Array]):
             require_file(path)
             self._kept = _identity(path)
             tensors = _checked_tensors(path)
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._arrays = {
-                current_name(name): array for name, array in _mapped(path).items()
+                current_name(name): array for name, array in _mapped(self._map).items()
             }
             if _identity(path) != self._kept:
                 raise ValueError("it changed while it was read")
@@ -205,13 +208,17 @@ class StoredWeights(Mapping[str, Array]):
         return sum(1 for _ in self)
 
     def _require_unchanged(self) -> None:
+        number, *state = self._kept
+        # The map knows the file's size even if the file has lost its name since.
+        is_changed = self._map.size() != state[0]
         with suppress(FileNotFoundError):
-            number, *state = _identity(self.path)
-            if number == self._kept[0] and state != list(self._kept[1:]):
-                raise CheckpointError(
-                    f"{self.path}: the weights must stay as they are while they are "
-                    "in use, but were overwritten; load the model again."
-                )
+            number_now, *state_now = _identity(self.path)
+            is_changed |= number_now == number and state_now != state
+        if is_changed:
+            raise CheckpointError(
+                f"{self.path}: the weights must stay as they are while they are in "
+                "use, but were overwritten; load the model again."
+            )
 
 
 def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -224,9 +231,9 @@ def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     }
 
 
-def _mapped(path: Path) -> dict[str, StoredArray]:
-    """Map the tensors of a sound file that are in fp32 or int8."""
-    content = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+def _mapped(file: mmap.mmap) -> dict[str, StoredArray]:
+    """Return the tensors of a sound mapped file that are in fp32 or int8."""
+    content = np.frombuffer(file, dtype=np.uint8)
     begin = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE].tobytes(), "little")
     header = parse_json(content[HEADER_SIZE:begin].tobytes().decode())
     arrays: dict[str, StoredArray] = {}

@@ -1,5 +1,6 @@
 """Weights are read from their file when needed, and equal the saved ones."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_a_file_that_is_overwritten_is_refused(folder: Path) -> None:
         file.write(content + b"more")
     message = "must stay as they are while they are in use, but were overwritten"
     with pytest.raises(CheckpointError, match=message):
+        _ = opened.arrays["embedding.weight"]
+
+
+def test_a_file_that_is_truncated_and_then_removed_is_refused(folder: Path) -> None:
+    """Reading it would end the process."""
+    opened = open_model(folder)
+    os.truncate(folder / WEIGHTS, 100)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="but were overwritten"):
         _ = opened.arrays["embedding.weight"]
 
 
