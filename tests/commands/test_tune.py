@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -184,3 +186,23 @@ def test_a_translator_is_not_tuned_on_trees(
     trees.write_text("(S (NP (NN dog)))\n")
     said = refuses("tune", folder, "--dev-trees", trees)
     assert "this one translates" in said
+
+
+def test_a_choice_that_cannot_be_printed_is_no_success(
+    folder: Path, dev: tuple[object, ...]
+) -> None:
+    given = ("tune", folder, *dev, "--dry-run", "--beam-sizes", 1, "--device", "cpu")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "transduce", *map(str, given)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "transduce: The output: cannot be read or written (No space left on device); "
+        "free some space and try again.\n",
+    )

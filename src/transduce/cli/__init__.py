@@ -256,6 +256,7 @@ RESULT_IS_OUTPUT = {
     "parse",
     "evaluate_parses",
     "compare",
+    "tune",
     "check",
     "presets",
     "settings",
