@@ -92,6 +92,9 @@ def test_a_busy_machine_is_reported(load: float, sentence: str | None) -> None:
     assert all(line.startswith(sentence) for line in told)
 
 
+HUGE = ("model.num_layers=1000", "model.d_model=65536")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -100,6 +103,14 @@ def test_a_busy_machine_is_reported(load: float, sentence: str | None) -> None:
         (("training", "--preset", "tyni"), "did you mean 'tiny'?"),
         (("training", "--set", "model.d_mode=1"), "did you mean `model.d_model`?"),
         (("training", "--set", "model.vocab_size=9"), "left to the tokenizer"),
+        (
+            ("training", "--preset", "tiny", "--set", *HUGE),
+            "Training must fit in the ",
+        ),
+        (
+            ("decoding", "--preset", "tiny", "--length", "3", "--set", *HUGE),
+            "Decoding must fit in the ",
+        ),
         (("training", "--rounds", "two"), 'must be a whole number, but is "two".'),
         (("training", "--device", "tpu"), '`device` must be "auto", "cpu" or "cuda"'),
         (("trainign",), 'Unknown command "trainign"'),

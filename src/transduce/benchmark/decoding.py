@@ -44,11 +44,13 @@ from transduce.benchmark.peers import (
     systems_on,
 )
 from transduce.checkpoint import Checkpoint
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.tokenizer import learn_tokenizer
+from transduce.training.hardware import require_memory
 
 WARM_UP_SENTENCES = 32
 """Most sentences translated at the start of a turn without being measured, as the
@@ -128,6 +130,7 @@ def _outcome(
 BENCHMARK = "The benchmark of decoding"
 WARM_UP_ROUNDS = 1
 SEED = 1
+WEIGHT_BYTES = 4
 PACKAGES = ("torch", "ctranslate2", "transformers")
 
 
@@ -217,6 +220,7 @@ def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
     model = require_transformer(run.model, BENCHMARK, "choose another preset")
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
     config = replace(model, vocab_size=tokenizer.vocab_size)
+    require_memory(config, choose_hardware("cpu"), "Decoding", WEIGHT_BYTES)
     torch.manual_seed(SEED)
     weights = Transformer(config).state_dict()
     return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=0)

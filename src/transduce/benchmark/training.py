@@ -55,6 +55,7 @@ from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.vocabulary import EOS, PAD
 from transduce.training.config import TrainingConfig
+from transduce.training.hardware import require_memory
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import StepReport, Trainer
 
@@ -488,6 +489,7 @@ def measure_training(
         steps=WARM_UP_ROUNDS + rounds,
         are_peers_plain=are_peers_plain,
     )
+    require_memory(task.model, hardware)
     load = os.getloadavg()[0]
     peers = peers_on(hardware.device)
     obstacles = {name: obstacle(name, task.model) for name in peers}

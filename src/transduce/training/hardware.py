@@ -364,13 +364,21 @@ class MicroBatch:
     """Why PyTorch could not compile the layers; None if it did or was not to."""
 
 
-def require_memory(config: ArchitectureConfig, hardware: Hardware) -> None:
-    """Raise `ConfigError` if weights and optimizer alone exceed the memory."""
+def require_memory(
+    config: ArchitectureConfig,
+    hardware: Hardware,
+    task: str = "Training",
+    bytes_per_parameter: int = BYTES_PER_PARAMETER,
+) -> None:
+    """Raise `ConfigError` if weights, and in training the optimizer, exceed the memory.
+
+    Where memory is promised before it is there, the system would end the process.
+    """
     count = num_parameters(config)
-    needed, present = BYTES_PER_PARAMETER * count, hardware.memory_bytes()
+    needed, present = bytes_per_parameter * count, hardware.memory_bytes()
     if needed > present:
         raise ConfigError(
-            f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
+            f"{task} must fit in the {present / 1e9:,.0f} GB of memory, but a model "
             f"of {count:,} parameters takes {needed / 1e9:,.0f} GB; make "
             f"{_sizes(config)} smaller."
         )
