@@ -173,6 +173,20 @@ def test_partial_records_are_computed_again(
     assert OUTPUT.read_text() == expected
 
 
+def test_lines_that_a_crash_of_the_machine_left_as_zeros_are_computed_again(
+    succeeds, refuses, model, stops_with
+) -> None:
+    arguments = ("translate", model, "--input", LINES, "--device", "cpu")
+    expected = succeeds(*arguments)
+    stops_with(KeyboardInterrupt())
+    refuses(*arguments, "--output", OUTPUT)
+    written = PART.read_bytes()
+    first = written.index(b"\n") + 1
+    PART.write_bytes(written[:first] + bytes(len(written) - first))
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert OUTPUT.read_text(encoding="utf-8") == expected
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

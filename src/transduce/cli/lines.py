@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -280,8 +281,8 @@ class _Part:
         """Read an earlier command's record, and cut off partial records."""
         head, lines = _read_record(record)
         _require_same(self.path, head, begun)
-        size = os.fstat(self._part).st_size
-        whole = [line for line in lines if line.end <= size]
+        # A crash of the machine may leave a part of the output as zeros.
+        whole = list(takewhile(self._has_line_end, lines))
         whole = whole[: len(whole) - len(whole) % batch_items]
         self.num_done = self.num_written = len(whole)
         self.notes = [line.note for line in whole]
@@ -292,6 +293,13 @@ class _Part:
         os.lseek(self._part, 0, os.SEEK_END)
         os.ftruncate(self._record, whole[-1].record_end if whole else head.record_end)
         os.lseek(self._record, 0, os.SEEK_END)
+
+    def _has_line_end(self, line: "_Line") -> bool:
+        """Return whether a record of the output ends where its line says."""
+        if line.end == 0:
+            return True
+        os.lseek(self._part, line.end - 1, os.SEEK_SET)
+        return os.read(self._part, 1) == b"\n"
 
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
