@@ -72,6 +72,7 @@ from transduce.experiments.run_folder import (
     LENGTHENED,
     PICTURE,
     START_MODEL,
+    WENT_BACK,
     RunFiles,
     RunFolder,
     refuse_changed_precision,
@@ -629,7 +630,7 @@ class _Run:
         model, state = found or self._first_model()
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
-            self._folder.forget_log_after(step)
+            self._folder.forget_log_after(step, keep_start=has_diverged)
             self._processes.barrier()
         if self._processes.all_reduce_min(float(step), self._hardware.device) != step:
             raise CheckpointError(
@@ -743,6 +744,12 @@ class _Run:
                 f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
                 f"{DIVERGED_RATE_FACTOR} times the learning rate."
             )
+            if self._processes.is_first:
+                self._folder.log(
+                    WENT_BACK,
+                    step=trainer.progress.step,
+                    rate_factor=DIVERGED_RATE_FACTOR,
+                )
             for observer in self._observers:
                 observer.went_back(trainer.progress.step)
 

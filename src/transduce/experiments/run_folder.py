@@ -65,6 +65,8 @@ RESULTS = (FINAL, FINAL_DEV_SET, START_MODEL)
 LENGTHENED, EARLIER = "lengthened", "earlier"
 """Kind of log entry of a changed number of updates, and prefix of the kinds of the
 scores at the end before."""
+WENT_BACK = "went back"
+"""Kind of log entry of a run that went back to a checkpoint after its loss diverged."""
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
@@ -358,13 +360,16 @@ class RunFolder:
         with atomic_file(self.path / LOG) as new:
             new.write_text(text, encoding="utf-8")
 
-    def forget_log_after(self, step: int) -> None:
-        """Drop the entries that a run resumed at this step will write again."""
+    def forget_log_after(self, step: int, *, keep_start: bool = False) -> None:
+        """Drop the entries that a run resumed at this step will write again.
+
+        A run that only goes back does not write its start again.
+        """
         kept = [
             entry
             for entry in self.read_log()
             if entry["step"] <= step
-            and (entry["kind"], entry["step"]) != ("start", step)
+            and (keep_start or (entry["kind"], entry["step"]) != ("start", step))
         ]
         self._write_log(kept)
 

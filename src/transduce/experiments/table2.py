@@ -3,7 +3,7 @@
 A second report has the systems that `table2_training` trains: quality over their cost.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -514,7 +514,19 @@ def _results(table: TrainedTable2) -> tuple[Part, ...]:
         *("paper's BLEU", "paper's FLOPs"),
     )
     rows = tuple(_row(result) for result in table.results)
-    return TRAINED_PROTOCOL, MATCHED[table.match], Table(columns=heads, rows=rows)
+    results = Table(columns=heads, rows=rows)
+    return TRAINED_PROTOCOL, MATCHED[table.match], results, *_diverged(table.results)
+
+
+def _diverged(results: Iterable[SystemResult]) -> Iterator[str]:
+    """Yield a sentence on each system with diverged runs."""
+    for result in results:
+        if result.diverged:
+            seeds = ", ".join(map(str, result.diverged))
+            yield (
+                f"The loss of {name_of(result)} diverged with seed {seeds}: the run "
+                "went back, and on at half the learning rate of its recipe."
+            )
 
 
 def _row(result: SystemResult) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_TARGET
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
-from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.experiments.run_folder import WENT_BACK, RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
     RUNS,
@@ -480,6 +480,8 @@ class SystemResult:
     scores: tuple[ReferenceScore, ...]
     curve: tuple[CurvePoint, ...]
     """Learning curve of the first seed; empty for an ensemble."""
+    diverged: tuple[int, ...]
+    """Seeds whose loss diverged, so that the rest was at half the learning rate."""
 
     def reached(self, bits: float) -> CurvePoint | None:
         """Return the first checkpoint at which a character takes at most these bits."""
@@ -518,6 +520,9 @@ def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
         seconds=fmean(cost.seconds for cost in costs),
         scores=_scores(runs, runs[0], trials),
         curve=_curve(runs[0]),
+        diverged=tuple(
+            run.seed for run in runs if RunFolder(run.path).entries(WENT_BACK)
+        ),
     )
 
 
@@ -535,6 +540,7 @@ def _ensemble_result(
         seconds=count * single.seconds,
         scores=_scores([ensemble], ensemble.members[0], trials),
         curve=(),
+        diverged=(),
     )
 
 

@@ -410,6 +410,17 @@ def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
     assert logged["learning_rate"] == pytest.approx(
         0.5 * scheduled_rate(10, 32, TINY.training)
     )
+    [back] = RunFolder(out).entries("went back")
+    assert back == {"kind": "went back", "step": 4, "rate_factor": 0.5}
+
+
+def test_a_run_that_goes_back_to_its_beginning_keeps_the_entry_of_its_start(
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
+) -> None:
+    added_loss[3] = math.nan
+    train(files, TINY, tmp_path / "run", CPU, Notes())
+    kinds = [(e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").read_log()]
+    assert kinds[:2] == [("start", 0), ("went back", 0)]
 
 
 def test_a_diverged_run_restarts_before_the_loss_rose(

@@ -286,6 +286,25 @@ def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> 
     assert [plain(cell) for cell in paths.rows[0]] == ["GNMT", "–", "3", "9"]
 
 
+def test_the_report_names_runs_at_a_reduced_learning_rate(
+    runs: list[SystemRun], table: TrainedTable2
+) -> None:
+    assert "diverged" not in str(trained_report(table))
+    [run] = [each for each in runs if (each.row, each.seed) == ("gnmt", 2)]
+    with (run.path / "log.jsonl").open("a") as log:
+        log.write('{"kind": "went back", "step": 0, "rate_factor": 0.5}\n')
+    results = results_of(runs, ensembles_of(runs), Trials(resamples=50, shuffles=50))
+    assert {each.diverged for each in results} == {(2,), ()}
+    report = trained_report(replace(table, results=tuple(results)))
+    [sentence] = [
+        part
+        for section in report.sections
+        for part in section.parts
+        if isinstance(part, str) and "diverged" in part
+    ]
+    assert sentence.startswith("The loss of GNMT diverged with seed 2: the run went")
+
+
 def test_another_experiment_in_its_folder_is_refused(
     runs: list[SystemRun], tmp_path: Path
 ) -> None:
