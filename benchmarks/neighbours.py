@@ -17,9 +17,9 @@ where installed, with the settings of OpenMP that they have by default. `--long-
 adds our training on threads of OpenMP that spin for long, as without `GOMP_SPINCOUNT`.
 
 Decoding is that of a random model of the preset's sizes, with translations of 25
-tokens, or of a given model. A batch of 32 sentences is what a server gets at once,
-`--batch-size 1000` what a file has: a long one leaves shares for the process that is
-done first. Run it on a machine with nothing else to do.
+tokens, or of a given model. `--batch-size 32` is a typical batch of a server,
+`--batch-size 1000` that of a file, which is divided into parts so that a process that
+finishes early takes another. Run it on a machine with nothing else to do.
 """
 
 import transduce  # noqa: F401  # before PyTorch, as it sets OpenMP's spinning

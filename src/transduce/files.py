@@ -371,8 +371,9 @@ def atomic_directory(
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
     `made_by` has the words of the command whose output it is, such as "export --to
-    onnx", for `require_new_folder`. Such a folder is replaced only with `overwrite`,
-    any other one always.
+    onnx", for `require_new_folder`. Then a folder that holds files is replaced only
+    with `overwrite`, and only if the same command wrote it. Without `made_by` any
+    folder is replaced.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one

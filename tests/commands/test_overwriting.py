@@ -260,7 +260,10 @@ def test_a_complete_output_is_kept_beside_one_that_was_written_meanwhile(
     with monkeypatch.context() as patched:
         patched.setattr(_Part, "finish", write_meanwhile)
         message = refuses(*TRANSLATION, "out")
-    assert message.endswith(" with --force. The complete output is in out.part.")
+    assert message.endswith(
+        " with --force. The complete output is in out.part: rename it, or give the "
+        "same command with --resume --force."
+    )
     assert Path("out").read_text() == "theirs"
     complete = Path("out.part").read_text()
     succeeds(*TRANSLATION, "out", "--resume", "--force")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,6 +70,52 @@ class StopsAtOnce:
 def resume(run: Path) -> None:
     """Resume a run in this one process."""
     main(["train", "--out", str(run), "--resume", "--device", "cpu"])
+
+
+AVERAGE = """
+import torch
+from transduce.training.hardware import process_group
+
+with process_group(torch.device("cpu")) as processes:
+    torch.manual_seed(processes.rank)
+    model = torch.nn.ModuleDict(
+        {"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(2, 2)}
+    )
+    model.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    assert processes.data_parallel(model, torch.device("cpu")) is model
+    torch.manual_seed(0)
+    first = torch.nn.Linear(3, 2)
+    assert torch.equal(model["used"].weight, first.weight)
+    rows = torch.full((1 + processes.rank, 3), 1.0 + processes.rank)
+    model["used"](rows).sum().backward()
+    processes.average_gradients(model)
+    # One row of 1 in the first process, two of 2 in the second.
+    assert torch.equal(model["used"].weight.grad, torch.full((2, 3), (1 + 4) / 2))
+    assert torch.equal(model["used"].bias.grad, torch.full((2,), (1 + 2) / 2))
+    assert torch.equal(model["unused"].weight.grad, torch.zeros(2, 2))
+    assert model.frozen.grad is None
+"""
+
+
+def test_processes_on_a_cpu_share_their_first_weights_and_average_gradients() -> None:
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", AVERAGE],
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        succeed(process)
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,7 @@ BENCHMARK = "The benchmark of decoding"
 WARM_UP_ROUNDS = 1
 SEED = 1
 WEIGHT_BYTES = 4
+"""Bytes of a weight in fp32."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
 
 

@@ -282,7 +282,10 @@ class _Part:
         head, lines = _read_record(record)
         _require_same(self.path, head, begun)
         # A crash of the machine may leave a part of the output as zeros.
-        whole = list(takewhile(self._has_line_end, lines))
+        size = os.fstat(self._part).st_size
+        whole = list(
+            takewhile(lambda each: each.end <= size and self._has_line_end(each), lines)
+        )
         whole = whole[: len(whole) - len(whole) % batch_items]
         self.num_done = self.num_written = len(whole)
         self.notes = [line.note for line in whole]
@@ -347,7 +350,10 @@ class _Part:
         try:
             require_unwritten(output, overwrite=overwrite)
         except ConfigError as error:
-            kept = f"The complete output is in {self.path}."
+            kept = (
+                f"The complete output is in {self.path}: rename it, or give the same "
+                "command with --resume --force."
+            )
             raise ConfigError(f"{error} {kept}") from None
         self.path.replace(output)
         _beside(output, RECORD).unlink()

@@ -730,10 +730,11 @@ def _locked(folder: Path) -> Iterator[None]:
         "to end, or choose another folder."
     )
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    with _write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with path_lock(folder, refusal):
+        with ExitStack() as stack:
+            with _write_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(path_lock(folder, refusal))
             yield
     finally:
         for each in missing:

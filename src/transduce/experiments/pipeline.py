@@ -630,7 +630,11 @@ class _Run:
         model, state = found or self._first_model()
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
-            self._folder.forget_log_after(step, keep_start=has_diverged)
+            self._folder.forget_log_after(
+                step,
+                keep_start=has_diverged,
+                is_lowered=state is not None and state.progress.rate_factor < 1,
+            )
             self._processes.barrier()
         if self._processes.all_reduce_min(float(step), self._hardware.device) != step:
             raise CheckpointError(

@@ -360,16 +360,21 @@ class RunFolder:
         with atomic_file(self.path / LOG) as new:
             new.write_text(text, encoding="utf-8")
 
-    def forget_log_after(self, step: int, *, keep_start: bool = False) -> None:
+    def forget_log_after(
+        self, step: int, *, keep_start: bool = False, is_lowered: bool = True
+    ) -> None:
         """Drop the entries that a run resumed at this step will write again.
 
-        A run that only goes back does not write its start again.
+        A run that only goes back does not write its start again. If the learning rate
+        is not lowered at this step, the run was ended right after it went back, and
+        takes that up again.
         """
         kept = [
             entry
             for entry in self.read_log()
             if entry["step"] <= step
             and (keep_start or (entry["kind"], entry["step"]) != ("start", step))
+            and (is_lowered or entry["kind"] != WENT_BACK)
         ]
         self._write_log(kept)
 

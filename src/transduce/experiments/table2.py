@@ -522,10 +522,12 @@ def _diverged(results: Iterable[SystemResult]) -> Iterator[str]:
     """Yield a sentence on each system with diverged runs."""
     for result in results:
         if result.diverged:
+            noun = "seed" if len(result.diverged) == 1 else "seeds"
             seeds = ", ".join(map(str, result.diverged))
             yield (
-                f"The loss of {name_of(result)} diverged with seed {seeds}: the run "
-                "went back, and on at half the learning rate of its recipe."
+                f"The loss of {name_of(result)} diverged with {noun} {seeds}: such a "
+                "run went back to a good checkpoint and continued at half the learning "
+                "rate of its recipe."
             )
 
 

@@ -481,7 +481,7 @@ class SystemResult:
     curve: tuple[CurvePoint, ...]
     """Learning curve of the first seed; empty for an ensemble."""
     diverged: tuple[int, ...]
-    """Seeds whose loss diverged, so that the rest was at half the learning rate."""
+    """Seeds of runs whose loss diverged and that continued at half the rate."""
 
     def reached(self, bits: float) -> CurvePoint | None:
         """Return the first checkpoint at which a character takes at most these bits."""

@@ -1,8 +1,8 @@
 """Hardware of a training (section 5.2): processes, compiled layers, the micro-batch.
 
 Training by several processes is data-parallel. Every process has the whole model and
-takes a share of the batches of each update; gradients are summed over all. The launcher
-sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+takes a share of the batches of each update; gradients are averaged over all. The
+launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT.
 
 A GPU starts every operator from the CPU, and most operators read and write more than
@@ -112,8 +112,8 @@ class Processes:
         """Return a module that starts with the first process's weights in all.
 
         On GPUs its `backward` averages gradients over the processes while it computes
-        them. On a CPU, where both would need the same cores, `average_gradients` does
-        so afterwards.
+        them. On a CPU, computation and communication would compete for the same cores,
+        so `average_gradients` does it afterwards, in one all-reduce.
         """
         if self.count == 1:
             return model
@@ -131,7 +131,7 @@ class Processes:
         """Average the gradients of a `data_parallel` module on a CPU."""
         if self.count == 1 or isinstance(model, DistributedDataParallel):
             return
-        weights = list(model.parameters())
+        weights = [each for each in model.parameters() if each.requires_grad]
         gradients = [
             torch.zeros_like(each) if each.grad is None else each.grad
             for each in weights
@@ -372,7 +372,7 @@ def require_memory(
 ) -> None:
     """Raise `ConfigError` if weights, and in training the optimizer, exceed the memory.
 
-    Where memory is promised before it is there, the system would end the process.
+    Linux grants more memory than it has, and would kill the process that uses it.
     """
     count = num_parameters(config)
     needed, present = bytes_per_parameter * count, hardware.memory_bytes()

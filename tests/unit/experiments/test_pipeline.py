@@ -423,6 +423,26 @@ def test_a_run_that_goes_back_to_its_beginning_keeps_the_entry_of_its_start(
     assert kinds[:2] == [("start", 0), ("went back", 0)]
 
 
+def test_a_run_that_was_killed_when_it_went_back_takes_that_up_again(
+    files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
+) -> None:
+    class Killed(Notes):
+        def went_back(self, step: int) -> None:
+            raise InterruptedError
+
+    added_loss[7] = math.nan
+    out = tmp_path / "run"
+    with pytest.raises(InterruptedError):
+        train(files, TINY, out, CPU, Killed())
+    assert len(RunFolder(out).entries("went back")) == 1
+    added_loss.clear()
+    resume(out, CPU, Notes())
+    assert RunFolder(out).entries("went back") == []
+    [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
+    rate = scheduled_rate(10, 32, TINY.training)
+    assert logged["learning_rate"] == pytest.approx(rate)
+
+
 def test_a_diverged_run_restarts_before_the_loss_rose(
     files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:

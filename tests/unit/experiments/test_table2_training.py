@@ -302,7 +302,7 @@ def test_the_report_names_runs_at_a_reduced_learning_rate(
         for part in section.parts
         if isinstance(part, str) and "diverged" in part
     ]
-    assert sentence.startswith("The loss of GNMT diverged with seed 2: the run went")
+    assert sentence.startswith("The loss of GNMT diverged with seed 2: such a run")
 
 
 def test_another_experiment_in_its_folder_is_refused(
