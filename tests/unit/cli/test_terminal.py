@@ -126,5 +126,5 @@ def test_a_report_that_cannot_be_written_is_printed(
     section = Section(title="Importance", parts=("All of them matter.",))
     report = Report(title="Heads of a model", sections=(section,))
     with pytest.raises(CheckpointError, match="cannot be saved"):
-        finish_report(report, {}, tmp_path / "file" / "out", "heads")
+        finish_report(report, {}, tmp_path / "file" / "out", "heads", overwrite=False)
     assert "All of them matter." in capsys.readouterr().out

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
-from transduce.checkpoint import load_model, save_model
 from transduce.errors import CheckpointError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.interop import export
@@ -325,11 +324,11 @@ def test_a_failed_proof_writes_nothing(refuses, monkeypatch):
     refuses(ProofError, "same logits within 0.0, but .* nothing was written")
 
 
-def test_a_failed_proof_keeps_an_existing_model(
-    marian_folder, trained_checkpoint, tmp_path, monkeypatch
-):
-    save_model(trained_checkpoint, tmp_path / "out")
+def test_a_failed_proof_keeps_an_existing_model(marian_folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    importing.import_model(marian_folder, out, SENTENCES[:1])
+    before = {each.name: each.read_bytes() for each in out.iterdir()}
     monkeypatch.setattr(export, "TOLERANCE", 0.0)
     with pytest.raises(ProofError, match="same logits within 0.0, but"):
-        importing.import_model(marian_folder, tmp_path / "out", SENTENCES[:1])
-    assert load_model(tmp_path / "out").step == trained_checkpoint.step
+        importing.import_model(marian_folder, out, SENTENCES[:1], overwrite=True)
+    assert {each.name: each.read_bytes() for each in out.iterdir()} == before
