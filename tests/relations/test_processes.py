@@ -1,7 +1,7 @@
 """Several processes train the same model as one, and end together."""
 
-import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -281,12 +281,11 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
     )  # until the workers have closed the pipes
     assert len(workers) == 2
     wait_until(lambda: not any(map(runs, workers)))
-    assert errors.count("Training was stopped after step") == 1
-    assert (run / "stopped").is_dir()
-    state = json.loads((run / "stopped" / "training.json").read_text())
+    # It is saved apart, or as a checkpoint if one is due at this step.
+    [step] = re.findall(r"Training was stopped after step ([\d,]+) of", errors)
     with pytest.raises(ContinuedError) as continued:
         pipeline.resume(run, cpu, StopsAtOnce())
-    assert continued.value.args == (state["step"],)
+    assert continued.value.args == (int(step.replace(",", "")),)
 
 
 @pytest.mark.slow

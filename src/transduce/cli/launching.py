@@ -69,6 +69,10 @@ def errors_printed_once(processes: Processes, devices: int) -> Iterator[None]:
     try:
         yield
     except TrainingStoppedError:
+        # All stop as soon as one of them has noticed that the launcher was killed. The
+        # first may notice it only now, and still has to print where the run stopped.
+        if processes.count > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if processes.is_first:
             raise
         sys.exit(USER_ERROR)

@@ -108,5 +108,12 @@ def test_a_lost_connection_is_reported_by_one_process(
     ("rank", "raised"), [(0, TrainingStoppedError), (1, SystemExit)]
 )
 def test_the_first_process_reports_that_all_have_stopped(rank, raised):
-    with pytest.raises(raised), errors_printed_once(Processes(rank=rank, count=2), 2):
-        raise TrainingStoppedError("Stopped.")
+    before = signal.getsignal(signal.SIGTERM)
+    processes = Processes(rank=rank, count=2)
+    try:
+        with pytest.raises(raised), errors_printed_once(processes, 2):
+            raise TrainingStoppedError("Stopped.")
+        # The launcher's end may be noticed only now.
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
