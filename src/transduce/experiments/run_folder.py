@@ -365,9 +365,9 @@ class RunFolder:
     ) -> None:
         """Drop the entries that a run resumed at this step will write again.
 
-        A run that only goes back does not write its start again. If the learning rate
-        is not lowered at this step, the run was ended right after it went back, and
-        takes that up again.
+        A run that only goes back does not write its start again. `is_lowered` says
+        whether the state at this step has a lowered learning rate. If not, the run
+        ended before it saved one, and the entry that it went back is dropped too.
         """
         kept = [
             entry

@@ -30,6 +30,7 @@ from transduce.nn.operators import (
     loaded_nn_api,
     nn_api,
     packed_once,
+    split_like,
     tensor_pointer,
 )
 
@@ -305,7 +306,7 @@ class _LayerStack(torch.autograd.Function):
         _run_stack(loaded_nn_api().stack_backward, stack, saved)
         for each in others:
             total += each
-        return grad_x, None, grad_memory, None, None, None, *_split(total, weights)
+        return grad_x, None, grad_memory, None, None, None, *split_like(total, weights)
 
 
 def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
@@ -383,12 +384,6 @@ def _mask(x: Tensor, mask: Tensor | None) -> dict[str, Any]:
         "sentence_stride": sentence_stride,
         "query_stride": query_stride,
     }
-
-
-def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cut a flat tensor into views with the shapes of others."""
-    pieces = flat.split([each.numel() for each in like])
-    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
 def _packed(

@@ -9,7 +9,7 @@ memory with tensors.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -85,6 +85,12 @@ def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
     assert tensor.dtype == dtype
     assert tensor.is_contiguous()
     return ffi.cast(POINTER_TYPES[dtype], tensor.data_ptr())
+
+
+def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Cut a flat tensor into views with the shapes of others."""
+    pieces = flat.split([each.numel() for each in like])
+    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
 @cache

@@ -35,7 +35,7 @@ from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
 from transduce.model.transformer import Transformer
-from transduce.nn.operators import FusedSSRU
+from transduce.nn.operators import FusedSSRU, split_like
 from transduce.training.loss import BatchLoss
 
 TIMEOUT = timedelta(days=1)
@@ -123,7 +123,7 @@ class Processes:
             weights = list(model.parameters())
             flat = torch.cat([weight.flatten() for weight in weights])
             distributed.broadcast(flat, src=0)
-            for weight, first in zip(weights, _split(flat, weights), strict=True):
+            for weight, first in zip(weights, split_like(flat, weights), strict=True):
                 weight.copy_(first)
         return model
 
@@ -140,7 +140,7 @@ class Processes:
         with self.detecting_lost():
             distributed.all_reduce(flat)
         flat /= self.count
-        for weight, mean in zip(weights, _split(flat, weights), strict=True):
+        for weight, mean in zip(weights, split_like(flat, weights), strict=True):
             weight.grad = mean
 
     def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
@@ -160,12 +160,6 @@ class Processes:
         # All processes take part in every all-reduce, also one without a share.
         idle = replace(shares[0], counts=False)
         return shares[self.rank :: self.count] or [idle]
-
-
-def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cut a flat tensor into views with the shapes of others."""
-    pieces = flat.split([each.numel() for each in like])
-    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -423,7 +423,7 @@ def test_a_run_that_goes_back_to_its_beginning_keeps_the_entry_of_its_start(
     assert kinds[:2] == [("start", 0), ("went back", 0)]
 
 
-def test_a_run_that_was_killed_when_it_went_back_takes_that_up_again(
+def test_a_run_that_is_killed_as_it_goes_back_resumes_at_the_full_rate(
     files: CorpusFiles, tmp_path: Path, added_loss: dict[int, float]
 ) -> None:
     class Killed(Notes):
