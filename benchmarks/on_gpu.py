@@ -46,13 +46,14 @@ LAST_LINES = 15
 TESTS = (
     "tests/relations/test_devices.py",
     "tests/relations/test_graphed_decoder.py",
+    "tests/relations/test_packed_training.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
     "tests/unit/training/test_hardware.py",
 )
-WARM_UP, MEASURED = 3, 6
+WARM_UP, MEASURED = 3, 12
 """Number of updates to warm up, and number to measure."""
-WHOLE_UPDATE = 25_000
-"""Positions of a batch that contains a whole update."""
+ROUNDS = 6
+"""Rounds of turns with the peers."""
 NUM_KERNELS = 25
 """Rows of a profile."""
 NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 8_000
@@ -211,52 +212,39 @@ def train_big(task: Task) -> None:
 
 
 def _measure_updates(task: Task, name: str) -> None:
-    """Measure updates of one preset, unchanged and in variants that may be faster."""
+    """Measure updates of one preset as `transduce train` makes them."""
+    import torch
+
+    from transduce.benchmark.training import TrainingTask, make_graphs, our_trainer
+    from transduce.device import forget_peak_memory, peak_memory
+
     run, hardware = task.run_config(name), task.hardware()
-    whole = replace(run, batching=replace(run.batching, batch_tokens=WHOLE_UPDATE))
     rate = _matrix_rate(hardware)
     task.write(
         f"Matrix products: {rate / 1e12:,.2f} TFLOP/s on {hardware}. An update has "
-        f"about {run.batching.target_tokens:,} target tokens; `batches` bounds the "
-        "positions of one batch.\n"
+        f"about {run.batching.target_tokens:,} target tokens.\n"
     )
-    task.write("| layers | batches | target tokens/s | of matrix rate | peak | start |")
-    task.write("|---|---|---|---|---|---|")
-    profile = task.out / f"profile-{name}.txt"
-    is_gpu = hardware.device.type == "cuda"
-    for is_compiled in (False, True) if is_gpu else (False,):
-        for each in (run, whole):
-            _measure_variant(task, each, is_compiled, rate, profile)
-
-
-def _measure_variant(
-    task: Task, run: "RunConfig", is_compiled: bool, rate: float, profile: Path
-) -> None:
-    """Write one row of the table; the last variant also leaves its profile."""
-    import torch
-
-    from transduce.benchmark.training import TrainingTask, our_trainer
-    from transduce.device import forget_peak_memory, peak_memory
-
     started = time.perf_counter()
     steps = WARM_UP + MEASURED + 1
-    work = TrainingTask(run=run, hardware=task.hardware(), steps=steps)
+    work = TrainingTask(run=run, hardware=hardware, steps=steps)
     torch.manual_seed(1)
     trainer = our_trainer(work)
-    forget_peak_memory(work.hardware.device)
-    reason = trainer.compile_layers() if is_compiled else None
+    forget_peak_memory(hardware.device)
+    if hardware.device.type == "cuda":
+        make_graphs(trainer)
     start_seconds = time.perf_counter() - started
-    updates = _timed_updates(work, trainer, profile)
+    updates = _timed_updates(work, trainer, task.out / f"profile-{name}.txt")
     measured = slice(WARM_UP, WARM_UP + MEASURED)
     timed = list(zip(updates[measured], work.update_flops()[measured], strict=True))
     tokens = median(r.num_target_tokens / seconds for (r, seconds), _ in timed)
     share = median(flops / seconds / rate for (_, seconds), flops in timed)
-    peak = peak_memory(work.hardware.device)
-    kind = "compiled" if is_compiled else "eager"
+    each = ", ".join(f"{1_000 * seconds:.1f}" for (_, seconds), _ in timed)
     task.write(
-        f"| {kind if reason is None else f'not compiled: {reason}'} "
-        f"| {run.batching.batch_tokens:,} | {tokens:,.0f} | {share:.1%} "
-        f"| {peak / 2**30:.1f} GiB | {start_seconds:.0f} s |"
+        f"- Target tokens: {tokens:,.0f} a second\n"
+        f"- Share of the matrix rate: {share:.1%}\n"
+        f"- Peak memory: {peak_memory(hardware.device) / 2**30:.1f} GiB\n"
+        f"- Milliseconds of each update: {each}\n"
+        f"- Start, with kernels and graphs: {start_seconds:.0f} s"
     )
 
 
@@ -311,7 +299,7 @@ def _train_beside_peers(task: Task, name: str) -> None:
     speed = measure_training(
         task.run_config(name),
         task.hardware(),
-        rounds=MEASURED,
+        rounds=ROUNDS,
         on_round=lambda number: print(f"Round {number}", flush=True),
     )
     task.write("```text\n" + "\n".join(training_table(speed)) + "\n```")

@@ -4,6 +4,7 @@ import transduce  # noqa: F401 # first: then idle threads of OpenMP hardly spin
 
 # isort: split
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,10 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+
+# Read when Triton is imported: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from file_server import FileServer, serving
 from instruction_sets import chosen_isa, runnable_isas

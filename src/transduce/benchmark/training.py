@@ -6,7 +6,6 @@ alike. Each has its own process, so that its memory is its own.
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -379,14 +378,8 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
-    if task.hardware.device.type == "cuda":  # as in all but short trainings
-        reason = trainer.compile_layers()
-        if reason is not None:
-            warnings.warn(
-                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
-                RuntimeWarning,
-                stacklevel=1,
-            )
+    if task.hardware.device.type == "cuda":
+        make_graphs(trainer)
     turns.begin()
     trainer.train(
         on_step=done,
@@ -408,6 +401,24 @@ def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> No
     trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
     turns.begin()
     trainer.train(done)
+
+
+def make_graphs(trainer: Trainer) -> None:
+    """Make the CUDA graphs of a task's updates, as in all but short trainings.
+
+    A graph is made when the shape of a batch appears for the second time. Weights and
+    optimizer are then as before.
+    """
+    weights = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    for _ in range(2):
+        trainer.train(
+            on_step=lambda _: None,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+        trainer.restore(None)
+    trainer.model.load_state_dict(weights)
 
 
 def our_trainer(task: TrainingTask) -> Trainer:

@@ -7,6 +7,7 @@ on the number of devices or their memory. A large corpus is planned in random pa
 million pairs, which bounds the memory of the plan. Planning needs no PyTorch.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -235,6 +236,8 @@ MAX_LENGTH = 2**20
 """Maximum number of tokens of a sentence."""
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
+FULLEST = 1.25
+"""Tokens of the fullest updates relative to the budget, as these have whole batches."""
 AUGMENTED_PAIRS = 2**17
 """The same with augmentation: training waits until the first part is changed."""
 
@@ -536,6 +539,12 @@ class Batcher:
             num_pairs = max(self._config.batch_tokens // widest, 1)
             longest = candidates[order[:num_pairs]]
         return longest
+
+    @property
+    def max_batches(self) -> int:
+        """Number of batches of the longest pairs that have the tokens of any update."""
+        tokens = max(self._config.source_tokens, self._config.target_tokens)
+        return math.ceil(FULLEST * tokens / self._config.batch_tokens)
 
     def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
         """Return the number of positions of both sides of a batch, with padding."""

@@ -15,6 +15,7 @@ from transduce.nn.operators import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     has_bf16_products,
+    has_triton,
     in_blocks,
     is_in_blocks,
     loaded_nn_api,
@@ -29,6 +30,10 @@ LOGIT_ROWS = 256
 """Smallest number of rows at a time, however large the vocabulary."""
 GPU_LOGIT_ROWS = 2_048
 """Number of rows at a time on a GPU, enough to keep it busy."""
+TRITON_LOGITS = 2**29
+"""Number of logits in memory at a time in Triton's loss, a gigabyte in bf16."""
+VOCAB_MULTIPLE = 64
+"""On a GPU, products with a matrix are fast if its rows are a multiple of this."""
 NATIVE_LOGITS = 2**27
 """Number of logits in memory at a time in the native loss: the fewer the parts, the
 less often the gradient of the matrix is read and written."""
@@ -88,6 +93,11 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         if has_output_loss(states, output_weight, dtype):
             found = output_loss(states, output_weight, target_out, label_smoothing)
+            return _saved(ctx, found.sums, found.grad_states, found.grad_weight)
+        if has_triton_loss(states, dtype):
+            found = triton_loss(
+                states, output_weight, target_out, label_smoothing, dtype
+            )
             return _saved(ctx, found.sums, found.grad_states, found.grad_weight)
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
@@ -256,6 +266,54 @@ class LossGradients:
     """Smoothed loss and negative log-likelihood, in nats."""
     grad_states: Float[Tensor, "rows d_model"]
     grad_weight: Float[Tensor, "vocab d_model"]
+
+
+def has_triton_loss(states: Tensor, dtype: torch.dtype) -> bool:
+    """Whether Triton's loss exists for these inputs and is the fastest."""
+    return (
+        dtype == torch.bfloat16
+        and states.is_cuda
+        and not torch.compiler.is_compiling()
+        and has_triton()
+    )
+
+
+def triton_loss(
+    states: Float[Tensor, "rows d_model"],
+    output_weight: Float[Tensor, "vocab d_model"],
+    target_out: Int[Tensor, " rows"],
+    label_smoothing: float,
+    dtype: torch.dtype,
+    max_logits: int = TRITON_LOGITS,
+) -> LossGradients:
+    """Compute the losses of all rows and the gradients of states and matrix.
+
+    At most `max_logits` logits are in memory at a time, but never fewer than those of
+    one row.
+    """
+    from transduce.nn.gpu_kernels import cross_entropy_, weight_gradient
+
+    vocab, width = output_weight.shape
+    padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    matrix = states.new_zeros(padded, width, dtype=dtype)
+    matrix[:vocab] = output_weight
+    sums = states.new_zeros(2, dtype=torch.float32)
+    grad_states = torch.empty_like(states, dtype=dtype)
+    grad_weight: Tensor | None = None
+    rows = max(max_logits // padded, 1)
+    for chunk, targets, grad in zip(
+        *(each.split(rows) for each in (states, target_out, grad_states)), strict=True
+    ):
+        factor = chunk.to(dtype)
+        logits = factor @ matrix.t()
+        sums += cross_entropy_(logits, targets, vocab, label_smoothing).sum(dim=0)
+        torch.mm(logits, matrix, out=grad)
+        product = weight_gradient(logits, factor)
+        grad_weight = product if grad_weight is None else grad_weight.add_(product)
+    assert grad_weight is not None
+    return LossGradients(
+        sums=sums, grad_states=grad_states, grad_weight=grad_weight[:vocab]
+    )
 
 
 def has_output_loss(states: Tensor, output_weight: Tensor, dtype: torch.dtype) -> bool:

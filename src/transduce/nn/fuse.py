@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.convolutional import NormalizedLinear
+from transduce.data.tensors import PackedBatch, PackedSide
 from transduce.model.attention import (
     MultiHeadAttention,
     RestrictedSelfAttention,
@@ -34,7 +35,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
     ResidualConnection,
 )
-from transduce.model.transformer import Memory
+from transduce.model.transformer import Memory, Transformer
 from transduce.nn.layers import (
     Heads,
     StackSettings,
@@ -50,6 +51,7 @@ from transduce.nn.operators import (
     RowDropout,
     dropout_in_use,
     has_normalized_sum,
+    has_triton,
     linear,
     normalized_sum,
 )
@@ -268,6 +270,57 @@ class FusedDecoderStack(DecoderStack):
         return super().forward(x, memory, self_mask, memory_mask)
 
 
+class FusedTransformer(Transformer):
+    """Transformer whose training on a GPU computes no padding."""
+
+    def can_pack(self, dtype: torch.dtype) -> bool:
+        """Whether `packed_states` exists with products in `dtype`.
+
+        Nothing may read what is between the layers.
+        """
+        stacks: tuple[Stack, ...] = (self.encoder_layers, self.decoder_layers)
+        return (
+            self.output_weight.is_cuda
+            and dtype == torch.bfloat16
+            and has_triton()
+            and all(map(_is_packable, stacks))
+        )
+
+    def packed_states(
+        self, batch: PackedBatch, dtype: torch.dtype
+    ) -> Float[Tensor, "target_rows d_model"]:
+        """Return the decoder's states at all tokens of the targets, in `dtype`."""
+        from transduce.nn.gpu_layers import packed_stack, sentences_of
+
+        encoder, decoder = self.encoder_layers, self.decoder_layers
+        source, target = sentences_of(batch.source), sentences_of(batch.target)
+        memory = packed_stack(
+            self._packed_embeddings(batch.source, self.embedding, dtype),
+            None,
+            source,
+            source,
+            stack_settings(encoder),
+            weights_of(encoder),
+        )
+        return packed_stack(
+            self._packed_embeddings(batch.target, self.output_embedding, dtype),
+            memory,
+            target,
+            source,
+            stack_settings(decoder),
+            weights_of(decoder),
+        )
+
+    def _packed_embeddings(
+        self, side: PackedSide, embedding: SharedEmbedding, dtype: torch.dtype
+    ) -> Float[Tensor, "rows d_model"]:
+        from transduce.nn.gpu_layers import dropped_rows
+
+        positions = self.positions.at(side.positions, side.longest - 1)
+        rows = embedding(side.ids[None])[0] + positions
+        return dropped_rows(rows, dropout_in_use(self.dropout), dtype)
+
+
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: Dropout,
     nn.Linear: Linear,
@@ -279,6 +332,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     ResidualConnection: FusedResidual,
     EncoderStack: FusedEncoderStack,
     DecoderStack: FusedDecoderStack,
+    Transformer: FusedTransformer,
 }
 """Class that replaces each class of the model."""
 
@@ -302,6 +356,30 @@ def is_one_call(
     modules = list(stack.modules())
     are_plain = all(_is_plain(module, stack.training) for module in modules)
     return are_plain and _is_uniform(modules)
+
+
+PACKED_WIDTHS = (16, 32, 64, 128)
+"""Widths of a head for which attention over packed sentences exists."""
+
+
+def _is_packable(stack: Stack) -> bool:
+    """Whether one call can compute all layers over packed sentences."""
+    layers = list(stack)
+    if not (
+        layers
+        and all(map(_is_supported, layers))
+        and not isinstance(layers[0], RecurrentDecoderLayer)
+    ):
+        return False
+    attention = _attention_of(layers[0])
+    modules = list(stack.modules())
+    return (
+        not isinstance(attention, RestrictedSelfAttention)
+        and attention.d_k == attention.d_v
+        and attention.d_k in PACKED_WIDTHS
+        and all(_is_plain(module, stack.training) for module in modules)
+        and _is_uniform(modules)
+    )
 
 
 def _is_supported(layer: Layer) -> bool:

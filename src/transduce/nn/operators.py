@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def has_bf16_products() -> bool:
     return bf16_unit() is not None
 
 
+@cache
+def has_triton() -> bool:
+    """Whether Triton, which PyTorch's builds for GPUs bring along, is installed."""
+    return find_spec("triton") is not None
+
+
 def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
     """Return a pointer to the elements of a contiguous tensor of this dtype.
 
@@ -116,8 +123,8 @@ class _Packed:
     elements: Tensor
 
 
-_packed_weights: ContextVar[dict[tuple[int, int], _Packed] | None] = ContextVar(
-    "_packed_weights", default=None
+_packed_weights: ContextVar[dict[tuple[int, int, torch.dtype], _Packed] | None] = (
+    ContextVar("_packed_weights", default=None)
 )
 
 
@@ -134,17 +141,22 @@ def unchanged_weights() -> Iterator[None]:
         _packed_weights.reset(token)
 
 
-def packed_once(weight: Tensor, size: int, pack: Callable[[Tensor], None]) -> Tensor:
-    """Return `size` bf16 elements that `pack` has filled for this weight.
+def packed_once(
+    weight: Tensor,
+    size: int,
+    pack: Callable[[Tensor], None],
+    dtype: torch.dtype = torch.bfloat16,
+) -> Float[Tensor, " {size}"]:
+    """Return `size` elements that `pack` has filled for this weight.
 
     Of several weights that are packed together, pass the first. Only parameters are
     cached: other tensors are new in each call.
     """
     cached = _packed_weights.get() if isinstance(weight, nn.Parameter) else None
-    key = (weight.data_ptr(), size)
+    key = (weight.data_ptr(), size, dtype)
     if cached is not None and key in cached:
         return cached[key].elements
-    elements = weight.new_empty(size, dtype=torch.bfloat16)
+    elements = weight.new_empty(size, dtype=dtype)
     pack(elements)
     if cached is not None:
         cached[key] = _Packed(weight, elements)

@@ -1,4 +1,4 @@
-"""Hardware of a training (section 5.2): processes, compiled layers, the micro-batch.
+"""Hardware of a training (section 5.2): processes, graphs, the micro-batch.
 
 Training by several processes is data-parallel. Every process has the whole model and
 takes a share of the batches of each update; gradients are averaged over all. The
@@ -22,21 +22,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.batches import Batcher
+from transduce.data.tensors import PackedBatch
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
 from transduce.model.transformer import Transformer
-from transduce.nn.operators import FusedSSRU, split_like
-from transduce.training.loss import BatchLoss
+from transduce.nn.operators import FusedSSRU, split_like, unchanged_weights
+from transduce.training.loss import BatchLoss, as_tensor
 
 TIMEOUT = timedelta(days=1)
 """Timeout of collectives: the others wait while the first process scores and saves."""
@@ -80,6 +82,8 @@ class Processes:
 
     def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
         """Return whether `is_so` is true in any process."""
+        if self.count == 1:
+            return is_so  # without waiting for the device
         values = torch.tensor(float(is_so), device=device)
         return self.all_reduce_sum(values).item() > 0
 
@@ -264,10 +268,13 @@ REASON_LINES = 2
 def is_worth_compiling(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> bool:
     """Return whether compiling saves time in a training of that many updates.
 
-    On a CPU the native library is faster. Guided attention reads attention weights by
-    hooks, which compiled layers skip.
+    On a CPU the native library is faster, and on a GPU the kernels over packed
+    sentences. Guided attention reads attention weights by hooks, which compiled layers
+    skip.
     """
-    is_slow = hardware.device.type == "cuda" and not batch_loss.is_guided
+    is_slow = hardware.device.type == "cuda" and not (
+        batch_loss.is_guided or batch_loss.is_packed
+    )
     has_layers = isinstance(batch_loss.model, Transformer)
     return is_slow and has_layers and updates >= MIN_UPDATES
 
@@ -332,6 +339,119 @@ def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
         pairs = pairs[: -(-len(pairs) // 2)]
 
 
+ROOM = 1.2
+"""Graphs are made if this multiple of the peak memory without them is free."""
+
+
+class GraphedGradients:
+    """Gradients of packed batches by CUDA graphs, one for each shape of a batch.
+
+    Started one by one from Python, the kernels of an update take longer on the CPU than
+    on the GPU; a graph starts all of them at once. A shape that appears for the first
+    time is computed without a graph, as it may be the last time.
+    """
+
+    def __init__(self, batch_loss: BatchLoss) -> None:
+        self._batch_loss = batch_loss
+        self._seen: set[tuple[int, ...]] = set()
+        self._graphs: dict[tuple[int, ...], _GradientGraph] = {}
+
+    def __len__(self) -> int:
+        """Number of graphs so far."""
+        return len(self._graphs)
+
+    def backward(
+        self, batch: PackedBatch, weight: float, is_alone: bool
+    ) -> Float[Tensor, "2"]:
+        """Add the gradients of a batch's loss times `weight`; return both losses.
+
+        The batch is in pinned memory. Of a batch that `is_alone` in its update, the
+        gradients are valid until the next call.
+        """
+        if batch.shape in self._graphs:
+            return self._graphs[batch.shape].backward(batch, weight, is_alone)
+        if batch.shape in self._seen and self._has_room():
+            pool = next((each.pool for each in self._graphs.values()), None)
+            graph = _GradientGraph(self._batch_loss, batch, pool)
+            self._graphs[batch.shape] = graph
+            return graph.backward(batch, weight, is_alone)
+        self._seen.add(batch.shape)
+        loss = self._batch_loss(batch)
+        (loss.smoothed * weight).backward()
+        return as_tensor(loss)
+
+    def _has_room(self) -> bool:
+        """Whether memory suffices; all graphs share theirs."""
+        if self._graphs:
+            return True
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        free, _ = torch.cuda.mem_get_info()
+        return free + cached > ROOM * torch.cuda.max_memory_allocated()
+
+
+class _GradientGraph:
+    """CUDA graph of the loss and the gradients of a batch."""
+
+    def __init__(
+        self,
+        batch_loss: BatchLoss,
+        batch: PackedBatch,
+        pool: Any,
+    ) -> None:
+        model = batch_loss.model
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        device = self._parameters[0].device
+        self._batch = batch.to(device)
+        self._weight = torch.zeros((), device=device)
+        self._graph = torch.cuda.CUDAGraph()
+        # Another thread reads batches ahead, and may allocate memory meanwhile.
+        mode = "thread_local"
+        capture = torch.cuda.graph(self._graph, pool, capture_error_mode=mode)
+        # Weights must be rounded in each replay, not taken from an earlier call.
+        with capture, unchanged_weights():
+            loss = batch_loss(self._batch)
+            gradients = torch.autograd.grad(
+                loss.smoothed * self._weight, self._parameters, allow_unused=True
+            )
+            found = zip(self._parameters, gradients, strict=True)
+            self._gradients = [_after_hooks(*each) for each in found]
+            self._losses = as_tensor(loss)
+        # The graph reads this table by its address, even if the model makes another.
+        longest = max(self._batch.source.longest, self._batch.target.longest)
+        assert isinstance(model, Transformer)
+        self._positions = model.positions(0, longest, device)
+
+    @property
+    def pool(self) -> Any:
+        """Handle of the memory, for other graphs that never run at the same time."""
+        return self._graph.pool()
+
+    def backward(
+        self, batch: PackedBatch, weight: float, is_alone: bool
+    ) -> Float[Tensor, "2"]:
+        for own, given in zip(self._batch.tensors, batch.tensors, strict=True):
+            own.copy_(given, non_blocking=True)
+        self._weight.fill_(weight)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is not None:
+                parameter.grad += gradient
+            else:
+                parameter.grad = gradient if is_alone else gradient.clone()
+        return self._losses.clone()
+
+
+def _after_hooks(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return what a parameter's hooks make of its gradient, as `backward` would."""
+    for hook in (parameter._backward_hooks or {}).values():
+        if gradient is not None:
+            changed = hook(gradient)
+            gradient = gradient if changed is None else changed
+    return gradient
+
+
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
 TRIAL_PART = 4
@@ -347,7 +467,7 @@ class MicroBatch:
     max_positions: int
     """Source and target positions that fit in memory at a time."""
     was_cut: bool
-    """Whether that is less than a whole batch."""
+    """Whether that is less than a whole batch; if packed, than a whole update."""
     seconds: float
     """Seconds per position, corrected for the time of other programs."""
     peak_bytes: int
@@ -394,10 +514,14 @@ def find_micro_batch(
 ) -> MicroBatch:
     """Compute the gradient of the longest batch, halved until it fits in memory.
 
+    If sentences are packed, it is that of a whole update of such batches, halved.
     `num_processes` processes of this machine do so at the same time. The model's
     gradients are dropped. Raises `ConfigError` if not even one pair fits.
     """
-    indices = longest = batcher.longest_batch()
+    longest = batcher.longest_batch()
+    if batch_loss.is_packed:
+        longest = np.tile(longest, batcher.max_batches)
+    indices = longest
     seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
     if hardware.device.type == "cpu":

@@ -26,12 +26,13 @@ from torch.utils.checkpoint import checkpoint
 
 from transduce.architectures.interface import AuxiliaryLoss, TransductionModel
 from transduce.architectures.mixture_layers import MixtureOfExperts
-from transduce.data.tensors import Batch, pad_rows
+from transduce.data.tensors import Batch, PackedBatch, pad_rows
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.metrics.scores import gleu_of_counts, n_grams
 from transduce.model.config import PASSES
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
+from transduce.nn.fuse import FusedTransformer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 
@@ -289,8 +290,24 @@ class BatchLoss(nn.Module):
         """Whether training guides a head of attention, which needs hooks."""
         return self._guidance is not None
 
-    def forward(self, batch: Batch, samples: Samples | None = None) -> Loss:
+    @property
+    def is_packed(self) -> bool:
+        """Whether the sentences of a batch are computed without padding."""
+        model = self.model
+        return (
+            not self.is_guided
+            and isinstance(model, FusedTransformer)
+            and model.can_pack(self._hardware.dtype)
+        )
+
+    def forward(
+        self, batch: Batch | PackedBatch, samples: Samples | None = None
+    ) -> Loss:
         """Return the losses of a batch; with samples, a `RewardLoss`."""
+        if isinstance(batch, PackedBatch):
+            return self._packed_cross_entropy(batch)
+        if samples is None and self.is_packed:
+            return self._packed_cross_entropy(batch.packed())
         batch = batch.to(self._hardware.device)
         if samples is not None:
             return self._rewarded(batch, samples.to(self._hardware.device))
@@ -372,7 +389,18 @@ class BatchLoss(nn.Module):
 
     def _cross_entropy(self, batch: Batch) -> Loss:
         states, is_token = self._states(batch)
-        states, output_weight = states[is_token], self.model.output_weight
+        return self._loss(states[is_token], batch.target_out[is_token])
+
+    def _packed_cross_entropy(self, batch: PackedBatch) -> Loss:
+        assert isinstance(self.model, FusedTransformer)
+        batch = batch.to(self._hardware.device)
+        states = self.model.packed_states(batch, self._hardware.dtype)
+        return self._loss(states, batch.target_out)
+
+    def _loss(
+        self, states: Float[Tensor, "rows d_model"], targets: Int[Tensor, " rows"]
+    ) -> Loss:
+        output_weight = self.model.output_weight
         if (bias := self.model.output_bias) is not None:
             # The bias is one more column of the matrix, times a state of one.
             states = functional.pad(states, (0, 1), value=1.0)
@@ -380,7 +408,7 @@ class BatchLoss(nn.Module):
         return smoothed_cross_entropy(
             states,
             output_weight,
-            batch.target_out[is_token],
+            targets,
             self._label_smoothing,
             self._hardware.dtype,
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.data.batches import Batcher, Update, read_ahead
-from transduce.data.tensors import Batch
+from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, TransduceError
 from transduce.files import atomic_directory, read_json
@@ -31,6 +31,7 @@ from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
     ALONE,
+    GraphedGradients,
     MicroBatch,
     Processes,
     Share,
@@ -152,9 +153,11 @@ class _Loaded:
 
     update: Update
     share: Share
-    batch: Batch
+    batch: Batch | PackedBatch
     is_last: bool
     """Whether it is the last share of this process in the update."""
+    is_alone: bool
+    """Whether it is the only one."""
     samples: Samples | None = None
     """Samples of the batch, if the update is by reward."""
 
@@ -200,6 +203,10 @@ class Trainer:
             refinement.likelihood_weight if refinement else 0.0,
         )
         self._parallel_loss = processes.data_parallel(self._batch_loss, hardware.device)
+        self.graphs: GraphedGradients | None = None
+        """CUDA graphs of packed batches; None on a CPU and in several processes."""
+        if hardware.device.type == "cuda" and processes.count == 1:
+            self.graphs = GraphedGradients(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
@@ -338,7 +345,9 @@ class Trainer:
         """Yield updates with this process's shares, of which the next is read ahead."""
         while self.progress.step < self._config.steps:
             start = self.progress
-            with closing(read_ahead(self._shares(start))) as shares:
+            # Not in the thread that reads ahead: validation changes the model's mode.
+            is_packed = self._batch_loss.is_packed
+            with closing(read_ahead(self._shares(start, is_packed))) as shares:
                 for update, loaded in groupby(shares, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
@@ -350,20 +359,26 @@ class Trainer:
                         return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
-    def _shares(self, start: Progress) -> Iterator[_Loaded]:
-        """Load this process's shares of the remaining updates of an epoch."""
+    def _shares(self, start: Progress, is_packed: bool) -> Iterator[_Loaded]:
+        """Load this process's shares of the remaining updates of an epoch.
+
+        If `is_packed`, updates by likelihood compute their sentences without padding.
+        """
         updates = self._batcher.epoch(
             start.epoch, first=start.update, first_step=start.step - start.update
         )
         for step, update in enumerate(updates, start.step + 1):
-            parts = self._cut(update, self._bound(step))
+            packs = is_packed and not self._config.is_by_reward(step)
+            bound = self._bound(step)
+            parts = self._joined(update) if packs else self._cut(update, bound)
             shares = self._processes.share(parts)
             for share in shares:
                 yield _Loaded(
                     update=update,
                     share=share,
-                    batch=self._load(update, share),
+                    batch=self._load(update, share, packs),
                     is_last=share is shares[-1],
+                    is_alone=len(shares) == 1,
                 )
 
     def _step(self, update: Update, loaded: Iterator[_Loaded]) -> StepReport:
@@ -372,21 +387,24 @@ class Trainer:
         self._optimizer.zero_grad()
         rate = self._learning_rate()
         rewarded = self._config.is_by_reward(self.progress.step)
-        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
+        of_samples = 0
         if rewarded:
             shares = [self._with_samples(each) for each in loaded]
-            flops += self._sample_flops(shares)
+            of_samples = self._sample_flops(shares)
             loaded = iter(shares)
             without_dropout(self.model)
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
-        smoothed, likelihood, reward = self._accumulate(loaded).tolist()
+        losses = self._accumulate(loaded)
         max_norm = self._config.clip_norm
         norm = None if max_norm is None else self._optimizer.clip(max_norm)
         self._optimizer.step(rate)
+        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
+        # A GPU may still compute: reading the losses earlier would only wait for it.
+        smoothed, likelihood, reward = losses.tolist()
         self.progress = replace(
             self.progress,
-            flops=self.progress.flops + flops,
+            flops=self.progress.flops + flops + of_samples,
             corpus_pairs=self._corpus_pairs(update),
         )
         num_tokens = update.num_source_tokens + update.num_target_tokens
@@ -436,6 +454,7 @@ class Trainer:
         step = self.progress.step
         names = [(step, pair) for pair in loaded.share.indices.tolist()]
         batch = loaded.batch
+        assert isinstance(batch, Batch)
         samples = draw_samples(self.model, batch, names, self._refinement)
         return replace(loaded, samples=samples)
 
@@ -472,8 +491,12 @@ class Trainer:
             processes.average_gradients(self._parallel_loss)
         return processes.all_reduce_sum(losses)
 
-    def _load(self, update: Update, share: Share) -> Batch:
-        batch = update.dataset.load(share.indices)
+    def _load(self, update: Update, share: Share, packs: bool) -> Batch | PackedBatch:
+        batch: Batch | PackedBatch = update.dataset.load(share.indices)
+        if packs:
+            assert isinstance(batch, Batch)
+            packed = batch.packed()
+            batch = packed if self.graphs is None else packed.filled()
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _bound(self, step: int) -> int | None:
@@ -490,6 +513,20 @@ class Trainer:
     def _longest_positions(self) -> int:
         batcher = self._batcher.longest_possible()
         return batcher.num_positions(batcher.longest_batch())
+
+    def _joined(self, update: Update) -> list[Integer[np.ndarray, " _"]]:
+        """Join the batches of an update that is packed, as far as they fit in memory.
+
+        Products of many rows are faster, and without padding lengths may differ. Each
+        process has at least one part.
+        """
+        pairs = np.concatenate(update.batches)
+        tokens = np.cumsum(update.source_lengths + update.target_lengths)
+        bound = self._max_positions or int(tokens[-1])
+        count = max(-(-int(tokens[-1]) // bound), self._processes.count)
+        ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
+        parts = np.split(pairs, np.searchsorted(tokens, ends))
+        return [part for part in parts if len(part) > 0]
 
     def _cut(
         self, update: Update, bound: int | None
@@ -510,6 +547,9 @@ class Trainer:
         # Each share has its own dropout masks, whichever process computes it.
         self._hardware.seed(self._dropout_seed(share.number))
         samples = loaded.samples
+        if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
+            losses = self.graphs.backward(loaded.batch, 1 / num_tokens, loaded.is_alone)
+            return torch.cat([losses, losses.new_zeros(1)])
         given = (loaded.batch,) if samples is None else (loaded.batch, samples)
         loss = self._parallel_loss(*given)
         is_by_reward = isinstance(loss, RewardLoss)
@@ -520,7 +560,8 @@ class Trainer:
         with torch.autocast("cpu", enabled=False):
             (objective * weight).backward()
         losses = as_tensor(loss)
-        reward = losses.new_tensor([0.0 if samples is None else samples.reward])
+        # Unlike `new_tensor`, this does not wait for the GPU.
+        reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
         return share.counts * torch.cat([losses, reward])
 
     def _dropout_seed(self, number: int) -> int:

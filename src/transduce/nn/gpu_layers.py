@@ -1,0 +1,448 @@
+"""Stacks of layers over packed sentences on a GPU, forward and backward.
+
+The rows of all sentences follow each other, so no product computes padding, and a batch
+can hold sentences of all lengths. One call computes all layers of a stack, by PyTorch's
+matrix products and Triton's kernels between them: the operators of a layer, recorded
+one by one, take longer on the CPU than on the GPU
+(benchmarks/results/gpu/training.md).
+
+Rows are in bf16; kernels compute in fp32, and the gradients of weights are in fp32.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transduce.data.tensors import PackedSide
+from transduce.nn.gpu_kernels import (
+    MAX_SEED,
+    SEED_STRIDE,
+    SHORT_SENTENCE,
+    Dropped,
+    PackedAttention,
+    Sentences,
+    add_and_norm,
+    add_and_norm_backward,
+    attention,
+    attention_backward,
+    column_sums,
+    dropout_into,
+    relu_backward_,
+    weight_gradient,
+)
+from transduce.nn.layers import StackSettings
+from transduce.nn.operators import packed_once
+
+SUBLAYER_WEIGHTS = {"attention": 8, "feed_forward": 6}
+"""Number of weights of each sub-layer, with its norm."""
+MAX_MASKS = 64
+"""Number of seeds drawn at a time: those of a stack of nine decoder layers."""
+
+
+def packed_stack(
+    x: Float[Tensor, "queries d_model"],
+    memory: Float[Tensor, "keys d_model"] | None,
+    sentences: Sentences,
+    sources: Sentences,
+    layers: StackSettings,
+    weights: Sequence[Tensor],
+) -> Float[Tensor, "queries d_model"]:
+    """Return the output of the last layer for the input x.
+
+    With a memory, the layers are those of a decoder: self-attention is causal, and the
+    rows of the memory are those of `sources`. `weights` has the weights of each layer
+    in the order of `layer_stack`.
+    """
+    places = _Places(sentences=sentences, sources=sources)
+    y: Tensor = _PackedStack.apply(  # type: ignore[no-untyped-call] # torch's own
+        x, memory, places, layers, torch.is_grad_enabled(), *weights
+    )
+    return y
+
+
+def sentences_of(side: PackedSide) -> Sentences:
+    """Return the places of a side's sentences."""
+    are_short = side.mean_length <= SHORT_SENTENCE
+    return Sentences(side.starts, side.longest, are_short)
+
+
+def dropped_rows(
+    x: Float[Tensor, "rows width"], rate: float, dtype: torch.dtype
+) -> Float[Tensor, "rows width"]:
+    """Return Dropout(x) in another type."""
+    dropout = Dropped(rate, next(_seeds(x.device)))
+    y: Tensor = _DroppedRows.apply(x, dropout, dtype)  # type: ignore[no-untyped-call] # torch's own
+    return y
+
+
+class _DroppedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropout: Dropped, dtype: torch.dtype) -> Tensor:
+        ctx.dropout, ctx.dtype = dropout, x.dtype
+        return dropout_into(torch.empty_like(x, dtype=dtype), x, dropout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        grad = gradients[0].contiguous()
+        of_x = torch.empty_like(grad, dtype=ctx.dtype)
+        return dropout_into(of_x, grad, ctx.dropout), None, None
+
+
+def _seeds(device: torch.device) -> Iterator[Int[Tensor, " _"]]:
+    """Draw seeds by the device's generator, and yield one after the other."""
+    size = (MAX_MASKS, SEED_STRIDE)
+    while True:
+        yield from torch.randint(MAX_SEED, size, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Sentences of the rows of x, and of those of the memory."""
+
+    sentences: Sentences
+    sources: Sentences
+
+
+class _PackedStack(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        memory: Tensor | None,
+        places: _Places,
+        layers: StackSettings,
+        keeps: bool,
+        *weights: Tensor,
+    ) -> Tensor:
+        ctx.saved = []
+        for sublayer in _sublayers(x, memory, places, layers, weights):
+            x, saved = sublayer.forward(x)
+            if keeps:
+                ctx.saved.append(saved)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad, grad_memory = gradients[0].contiguous(), None
+        of_sublayers: list[list[Tensor]] = []
+        while ctx.saved:  # what has been read is freed
+            grad, grad_memory, found = ctx.saved.pop().backward(grad, grad_memory)
+            of_sublayers.append(found)
+        of_weights = [each for found in reversed(of_sublayers) for each in found]
+        return grad, grad_memory, None, None, None, *of_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Weights of a sub-layer, as factors and addends of products.
+
+    The input map of attention is that of queries, and then that of keys and values.
+    """
+
+    inner: Float[Tensor, "inner d_model"]
+    inner_bias: Float[Tensor, " inner"]
+    outer: Float[Tensor, "d_model outer"]
+    outer_bias: Float[Tensor, " d_model"]
+    gain: Float[Tensor, " d_model"]
+    """Gain of the norm, in fp32 as its bias."""
+    bias: Float[Tensor, " d_model"]
+
+
+def _sublayers(
+    x: Float[Tensor, "queries d_model"],
+    memory: Float[Tensor, "keys d_model"] | None,
+    places: _Places,
+    layers: StackSettings,
+    weights: Sequence[Tensor],
+) -> "Iterator[_SelfAttention | _CrossAttention | _FeedForward]":
+    """Return the sub-layers of a stack in their order, with seeds for their masks."""
+    is_decoder = memory is not None
+    kinds = ["attention", *(["attention"] if is_decoder else []), "feed_forward"]
+    rounded = iter(_rounded(weights, kinds * layers.count, x.dtype))
+    seeds, heads = _seeds(x.device), layers.heads
+
+    def attention_to(keys: Sentences, *, is_causal: bool) -> PackedAttention:
+        return PackedAttention(
+            queries=places.sentences,
+            keys=keys,
+            num_heads=heads.count,
+            width=heads.d_k,
+            scale=heads.scale,
+            is_causal=is_causal,
+            dropout=Dropped(layers.attention_dropout, next(seeds)),
+        )
+
+    def residual() -> "_Residual":
+        return _Residual(layers.norm_epsilon, Dropped(layers.dropout, next(seeds)))
+
+    for _ in range(layers.count):
+        settings = attention_to(places.sentences, is_causal=is_decoder)
+        yield _SelfAttention(next(rounded), settings, residual())
+        if memory is not None:
+            settings = attention_to(places.sources, is_causal=False)
+            yield _CrossAttention(next(rounded), settings, residual(), memory)
+        relu_dropout = Dropped(layers.relu_dropout, next(seeds))
+        yield _FeedForward(next(rounded), relu_dropout, residual())
+
+
+def _rounded(
+    weights: Sequence[Tensor], kinds: Iterable[str], dtype: torch.dtype
+) -> list[_Weights]:
+    """Return the weights of each sub-layer in the type of the rows."""
+    remaining, groups = iter(weights), []
+    for kind in kinds:
+        own = list(islice(remaining, SUBLAYER_WEIGHTS[kind]))
+        if kind == "attention":
+            query, query_bias, both, both_bias, *own = own
+            groups += [[query, both], [query_bias, both_bias]]
+        groups += [[each] for each in own]
+    members = [each for group in groups for each in group]
+
+    def copy(elements: Tensor) -> None:
+        pieces = elements.split([each.numel() for each in members])
+        flat = [each.detach().flatten() for each in members]
+        torch._foreach_copy_(list(pieces), flat)
+
+    size = sum(each.numel() for each in members)
+    elements = packed_once(weights[0], size, copy, dtype)
+    pieces = elements.split([sum(each.numel() for each in group) for group in groups])
+    views = (
+        piece.view(-1, *group[0].shape[1:])
+        for piece, group in zip(pieces, groups, strict=True)
+    )
+    originals = iter(groups)
+    found = []
+    while own := list(islice(views, 6)):
+        inner, inner_bias, outer, outer_bias, _, _ = own
+        *_, [gain], [bias] = islice(originals, 6)
+        found.append(
+            _Weights(
+                inner=inner,
+                inner_bias=inner_bias,
+                outer=outer,
+                outer_bias=outer_bias,
+                gain=gain.detach(),
+                bias=bias.detach(),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Residual:
+    """Residual connection of a sub-layer: LayerNorm(x + Dropout(addend))."""
+
+    epsilon: float
+    dropout: Dropped
+
+    def forward(
+        self, x: Tensor, addend: Tensor, weights: _Weights
+    ) -> tuple[Tensor, "_SavedResidual"]:
+        y, scales = add_and_norm(
+            x, addend, weights.gain, weights.bias, self.epsilon, self.dropout
+        )
+        return y, _SavedResidual(addend, scales, weights.gain, self.dropout)
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedResidual:
+    total: Tensor
+    scales: Tensor
+    gain: Tensor
+    dropout: Dropped
+
+    def backward(self, grad_y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the gradients of x, of the addend, and of three vectors.
+
+        The vectors are the last bias of the sub-layer, and the norm's gain and bias.
+        """
+        found = add_and_norm_backward(
+            grad_y, self.total, self.scales, self.gain, self.dropout
+        )
+        return found.x, found.addend, [found.addend_sum, found.gain, found.bias]
+
+
+Gradients = tuple[Tensor, Tensor | None, list[Tensor]]
+"""Gradients of x, of the memory as far as known, and of the weights of a sub-layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SelfAttention:
+    """Self-attention with its residual connection."""
+
+    weights: _Weights
+    settings: PackedAttention
+    residual: _Residual
+
+    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedSelfAttention"]:
+        """Return the output, and what the backward pass needs."""
+        weights = self.weights
+        inner = torch.addmm(weights.inner_bias, x, weights.inner.t())
+        heads, log_sums = attention(*self.settings.split(inner), self.settings)
+        addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
+        y, residual = self.residual.forward(x, addend, weights)
+        return y, _SavedSelfAttention(
+            weights, self.settings, x, inner, heads, log_sums, residual
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedSelfAttention:
+    weights: _Weights
+    settings: PackedAttention
+    x: Tensor
+    inner: Tensor
+    heads: Tensor
+    log_sums: Tensor
+    residual: _SavedResidual
+
+    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        """Return the gradients; that of the memory is as before."""
+        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
+        inner = torch.empty_like(self.inner)
+        split = self.settings.split
+        attention_backward(
+            split(inner),
+            grad_addend @ self.weights.outer,
+            split(self.inner),
+            self.heads,
+            self.log_sums,
+            self.settings,
+        )
+        query, key_value = split(weight_gradient(inner, self.x).t())
+        query_bias, key_value_bias = split(column_sums(inner)[None])
+        return (
+            grad_x.addmm_(inner, self.weights.inner),
+            grad_memory,
+            [
+                query.t(),
+                query_bias[0],
+                key_value.t(),
+                key_value_bias[0],
+                weight_gradient(grad_addend, self.heads),
+                *vectors,
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _CrossAttention:
+    """Attention to the memory with its residual connection."""
+
+    weights: _Weights
+    settings: PackedAttention
+    residual: _Residual
+    memory: Tensor
+
+    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedCrossAttention"]:
+        """Return the output, and what the backward pass needs."""
+        weights = self.weights
+        of_query, of_both = self.settings.split(weights.inner.t())
+        query_bias, both_bias = self.settings.split(weights.inner_bias[None])
+        query = torch.addmm(query_bias[0], x, of_query)
+        key_value = torch.addmm(both_bias[0], self.memory, of_both)
+        heads, log_sums = attention(query, key_value, self.settings)
+        addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
+        y, residual = self.residual.forward(x, addend, weights)
+        return y, _SavedCrossAttention(
+            weights, self.settings, x, self.memory, query, key_value, heads, log_sums,
+            residual,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedCrossAttention:
+    weights: _Weights
+    settings: PackedAttention
+    x: Tensor
+    memory: Tensor
+    query: Tensor
+    key_value: Tensor
+    heads: Tensor
+    log_sums: Tensor
+    residual: _SavedResidual
+
+    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        """Return the gradients; that of later layers is added to the memory's."""
+        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
+        query, key_value = (
+            torch.empty_like(self.query),
+            torch.empty_like(self.key_value),
+        )
+        attention_backward(
+            (query, key_value),
+            grad_addend @ self.weights.outer,
+            (self.query, self.key_value),
+            self.heads,
+            self.log_sums,
+            self.settings,
+        )
+        of_query, of_both = self.settings.split(self.weights.inner.t())
+        if grad_memory is None:
+            grad_memory = key_value @ of_both.t()
+        else:
+            grad_memory.addmm_(key_value, of_both.t())
+        return (
+            grad_x.addmm_(query, of_query.t()),
+            grad_memory,
+            [
+                weight_gradient(query, self.x),
+                column_sums(query),
+                weight_gradient(key_value, self.memory),
+                column_sums(key_value),
+                weight_gradient(grad_addend, self.heads),
+                *vectors,
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedForward:
+    """Feed-forward network with its residual connection."""
+
+    weights: _Weights
+    dropout: Dropped
+    residual: _Residual
+
+    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedFeedForward"]:
+        """Return the output, and what the backward pass needs."""
+        weights = self.weights
+        hidden = torch._addmm_activation(weights.inner_bias, x, weights.inner.t())
+        if self.dropout.rate > 0:
+            dropout_into(hidden, hidden, self.dropout)
+        addend = torch.addmm(weights.outer_bias, hidden, weights.outer.t())
+        y, residual = self.residual.forward(x, addend, weights)
+        return y, _SavedFeedForward(weights, self.dropout.rate, x, hidden, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedFeedForward:
+    weights: _Weights
+    dropout_rate: float
+    x: Tensor
+    hidden: Tensor
+    residual: _SavedResidual
+
+    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        """Return the gradients; that of the memory is as before."""
+        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
+        grad_hidden = grad_addend @ self.weights.outer
+        inner_bias = relu_backward_(grad_hidden, self.hidden, self.dropout_rate)
+        return (
+            grad_x.addmm_(grad_hidden, self.weights.inner),
+            grad_memory,
+            [
+                weight_gradient(grad_hidden, self.x),
+                inner_bias,
+                weight_gradient(grad_addend, self.hidden),
+                *vectors,
+            ],
+        )

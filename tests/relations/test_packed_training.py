@@ -1,0 +1,383 @@
+"""Training over packed sentences computes what the model does, without padding.
+
+Without a GPU, Triton's interpreter runs the same kernels in fp32.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.tensors import Batch, PackedBatch
+from transduce.device import Hardware, choose_hardware
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.nn.fuse import FusedTransformer, fuse
+from transduce.text.vocabulary import PAD
+from transduce.training.config import TrainingConfig
+from transduce.training.hardware import GraphedGradients
+from transduce.training.loss import BatchLoss
+from transduce.training.trainer import Trainer
+
+pytest.importorskip("triton", exc_type=ImportError)
+
+from transduce.nn import gpu_kernels
+from transduce.nn.cross_entropy import triton_loss
+from transduce.nn.gpu_kernels import Dropped, PackedAttention, Sentences
+
+IS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_GPU else "cpu")
+DTYPE = torch.bfloat16 if IS_GPU else torch.float32
+TOLERANCE = 0.02 if IS_GPU else 1e-5
+"""Relative error of a kernel's results."""
+WIDTHS = {"d_model": 32, "d_ff": 48, "num_heads": 2, "d_k": 16, "d_v": 16}
+LENGTHS = ([5, 40, 1, 17], [9, 38, 2, 4])
+"""Source and target lengths: below, at and above a block of attention."""
+
+needs_gpu = pytest.mark.skipif(not IS_GPU, reason="CUDA graphs need a GPU")
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    difference = (found.detach().double() - expected.detach().double()).norm()
+    return float(difference / expected.detach().double().norm().clamp(min=1e-9))
+
+
+@pytest.fixture
+def config(tiny: ModelConfig) -> ModelConfig:
+    return replace(tiny, **WIDTHS)
+
+
+def random_batch(vocab_size: int) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+
+    def side(lengths: list[int]) -> Tensor:
+        ids = torch.full((len(lengths), max(lengths)), PAD)
+        for row, length in zip(ids, lengths, strict=True):
+            row[:length] = torch.randint(4, vocab_size, (length,), generator=generator)
+        return ids
+
+    sources, targets = LENGTHS
+    return Batch(
+        source=side(sources), target_in=side(targets), target_out=side(targets)
+    )
+
+
+def loss_and_gradients(
+    model: FusedTransformer, batch: PackedBatch, dtype: torch.dtype = DTYPE
+) -> dict[str, Tensor]:
+    """Loss of a packed batch and gradients of all parameters."""
+    batch = batch.to(DEVICE)
+    states = model.packed_states(batch, dtype)
+    weight = model.output_weight.detach()
+    found = triton_loss(states.detach(), weight, batch.target_out, 0.1, dtype)
+    model.zero_grad()
+    states.backward(found.grad_states)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return {
+        "loss": found.sums,
+        "output": found.grad_weight,
+        **{name: each for name, each in gradients.items() if each is not None},
+    }
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "learned", "max_positions": 20},
+        {"target_vocab_size": 29},
+        {"decoder_layers": 1, "scores": "unscaled"},
+    ],
+    ids=["base", "learned positions", "two vocabularies", "unscaled"],
+)
+def test_packed_states_and_gradients_are_those_of_the_model(
+    config: ModelConfig, changes: dict[str, object]
+):
+    model = Transformer(replace(config, **changes)).to(DEVICE)
+    batch = random_batch(config.vocab_size)
+    plain = batch.to(DEVICE)
+    states = model.decode(plain.target_in, model.encode(plain.source))
+    expected = states[plain.target_out != PAD]
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+
+    found = fuse(model).packed_states(batch.packed().to(DEVICE), DTYPE)
+    found.backward(grad.to(DTYPE))
+    assert relative_error(found, expected) < TOLERANCE
+    largest = max(float(each.norm()) for each in wanted.values() if each is not None)
+    for name, parameter in model.named_parameters():
+        if (each := wanted[name]) is None:
+            assert parameter.grad is None
+            continue
+        error = float((parameter.grad - each).norm())
+        # Gradients of keys' biases are sums that cancel.
+        bound = 5 * TOLERANCE * max(float(each.norm()), largest / 1_000)
+        assert error < bound, name
+
+
+@torch.enable_grad()
+def test_a_filled_batch_has_exactly_the_loss_and_gradients_of_a_packed_one(
+    config: ModelConfig,
+):
+    model = fuse(Transformer(config).to(DEVICE))
+    packed = random_batch(config.vocab_size).packed()
+    filled = packed.filled()
+    assert len(filled.source.ids) > len(packed.source.ids)
+    expected = loss_and_gradients(model, packed)
+    found = loss_and_gradients(model, filled)
+    for name, wanted in expected.items():
+        if IS_GPU:  # products of other sizes may be summed in another order
+            assert relative_error(found[name], wanted) < TOLERANCE, name
+        else:
+            torch.testing.assert_close(found[name], wanted, rtol=1e-5, atol=1e-7)
+
+
+@torch.enable_grad()
+def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
+    config: ModelConfig,
+):
+    model = fuse(Transformer(config).to(DEVICE))
+    batch = random_batch(config.vocab_size)
+    together = loss_and_gradients(model, batch.packed())
+    one_by_one = [
+        loss_and_gradients(
+            model,
+            Batch(
+                source=batch.source[i : i + 1],
+                target_in=batch.target_in[i : i + 1],
+                target_out=batch.target_out[i : i + 1],
+            ).packed(),
+        )
+        for i in range(len(batch.source))
+    ]
+    largest = max(float(each.norm()) for each in together.values())
+    for name, whole in together.items():
+        total = torch.stack([each[name] for each in one_by_one]).sum(dim=0)
+        error = float((total - whole).norm())
+        assert error < 5 * TOLERANCE * max(float(whole.norm()), largest / 1_000), name
+
+
+@pytest.mark.skipif(IS_GPU, reason="differences of bf16 losses are too coarse")
+@torch.enable_grad()
+def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig):
+    rates = {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.1}
+    model = fuse(Transformer(replace(config, **rates))).train()
+    batch = random_batch(config.vocab_size).packed()
+
+    def loss() -> dict[str, Tensor]:
+        torch.manual_seed(7)  # the same masks in each call
+        return loss_and_gradients(model, batch)
+
+    found = loss()
+    loss_before = float(found["loss"][0])
+    parameters = {n: p for n, p in model.named_parameters() if "layers" in n}
+    weights = list(parameters.values())
+    gradients = [found[name] for name in parameters]
+    steepness = float(torch.stack([each.norm() for each in gradients]).norm())
+    directions = [each / steepness for each in gradients]
+
+    def moved(distance: float) -> float:
+        before = [each.detach().clone() for each in weights]
+        with torch.no_grad():
+            torch._foreach_add_(weights, directions, alpha=distance)
+        value = float(loss()["loss"][0])
+        with torch.no_grad():
+            torch._foreach_copy_(weights, before)
+        return value
+
+    step = 3e-3
+    measured = (moved(step) - moved(-step)) / (2 * step)
+    assert steepness == pytest.approx(measured, rel=0.01)
+    torch.manual_seed(8)
+    assert float(loss_and_gradients(model, batch)["loss"][0]) != loss_before
+
+
+def starts_of(lengths: list[int]) -> Sentences:
+    starts = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=DEVICE)
+    return Sentences(starts, max(lengths), are_short=max(lengths) < 64)
+
+
+NO_DROPOUT = Dropped(0.0, torch.zeros(4, dtype=torch.int32, device=DEVICE))
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [([3, 70, 16], [3, 70, 16]), ([2, 0, 17], [5, 4, 0])]
+)
+def test_attention_is_that_of_each_sentence(
+    lengths: tuple[list[int], list[int]], is_causal: bool
+):
+    queries, keys = lengths
+    if is_causal and queries != keys:
+        pytest.skip("only self-attention is causal")
+    heads, width = 2, 16
+    query = torch.randn(sum(queries), heads * width, device=DEVICE)
+    both = torch.randn(sum(keys), 2 * heads * width, device=DEVICE)
+    query, both = (x.to(DTYPE).float().requires_grad_() for x in (query, both))
+    outputs = []
+    pairs = zip(query.split(queries), both.split(keys), strict=True)
+    for of_query, of_both in pairs:
+        q, k, v = (
+            each.view(len(each), heads, width).transpose(0, 1)
+            for each in (of_query, *of_both.chunk(2, dim=1))
+        )
+        scores = q @ k.transpose(1, 2) / math.sqrt(width)
+        if is_causal:
+            above = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(above, -math.inf)
+        outputs.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+    expected = torch.cat(outputs)
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+
+    settings = PackedAttention(
+        starts_of(queries), starts_of(keys), heads, width, 1 / math.sqrt(width),
+        is_causal, NO_DROPOUT,
+    )  # fmt: skip
+    inputs = (query.detach().to(DTYPE), both.detach().to(DTYPE))
+    output, log_sums = gpu_kernels.attention(*inputs, settings)
+    gradients = (torch.empty_like(inputs[0]), torch.empty_like(inputs[1]))
+    gpu_kernels.attention_backward(
+        gradients, grad.to(DTYPE), inputs, output, log_sums, settings
+    )
+    assert relative_error(output, expected) < TOLERANCE
+    for found, wanted in zip(gradients, (query.grad, both.grad), strict=True):
+        assert relative_error(found, wanted) < TOLERANCE
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("max_logits", [10**9, 2_000])
+def test_the_loss_is_torch_s_and_ignores_rows_without_a_target(max_logits: int):
+    vocab = 101
+    states = torch.randn(50, 32, device=DEVICE).to(DTYPE).float().requires_grad_()
+    weight = torch.randn(vocab, 32, device=DEVICE).to(DTYPE).float().requires_grad_()
+    targets = torch.randint(vocab, (50,), device=DEVICE)
+    targets[::7] = -1
+    expected = functional.cross_entropy(
+        states @ weight.t(), targets, ignore_index=-1, reduction="sum",
+        label_smoothing=0.1,
+    )  # fmt: skip
+    expected.backward()
+    found = triton_loss(
+        states.detach(), weight.detach(), targets, 0.1, DTYPE, max_logits
+    )
+    assert relative_error(found.sums[0], expected) < TOLERANCE
+    assert relative_error(found.grad_states, states.grad) < TOLERANCE
+    assert relative_error(found.grad_weight, weight.grad) < TOLERANCE
+    likelihood = functional.cross_entropy(
+        states @ weight.t(), targets, ignore_index=-1, reduction="sum"
+    )
+    assert relative_error(found.sums[1], likelihood) < TOLERANCE
+
+
+def masks(seed: int, rate: float, count: int) -> Tensor:
+    """Return a mask of the elements that dropout keeps."""
+    x = torch.ones(1, count, device=DEVICE)
+    seeds = torch.tensor([seed, 0, 0, 0], dtype=torch.int32, device=DEVICE)
+    gpu_kernels.dropout_into(x, x, Dropped(rate, seeds))
+    assert set(x.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - rate)))}
+    return x[0] > 0
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_keeps_independent_elements_at_its_rate(rate: float):
+    count = 200_000
+    first, second = masks(1, rate, count), masks(2, rate, count)
+    kept, both = 1 - rate, (1 - rate) ** 2
+
+    def deviations(found: Tensor, share: float) -> float:
+        spread = math.sqrt(share * (1 - share) / len(found))
+        return abs(float(found.float().mean()) - share) / spread
+
+    assert deviations(first, kept) < 4
+    assert deviations(first & second, both) < 4
+    for distance in (1, 32, 512):
+        assert deviations(first[distance:] & first[:-distance], both) < 4
+
+
+def test_a_model_with_what_packing_lacks_is_not_packed(config: ModelConfig):
+    def can_pack(**changes: object) -> bool:
+        model = fuse(Transformer(replace(config, **changes)).to(DEVICE))
+        return model.can_pack(torch.bfloat16)
+
+    assert can_pack() is IS_GPU
+    assert not can_pack(norm="pre")
+    assert not can_pack(neighbourhood=2)
+    assert not can_pack(decoder_self_attention="ssru")
+    assert not can_pack(activation="silu")
+    assert not can_pack(d_k=24)
+    model = fuse(Transformer(config).to(DEVICE))
+    model.cross_attention_taps[0].register_forward_hook(lambda *_: None)
+    assert not model.can_pack(torch.bfloat16)
+    assert not fuse(Transformer(config).to(DEVICE)).can_pack(torch.float32)
+
+
+@pytest.fixture
+def train(
+    config: ModelConfig, make_dataset, random_pairs, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[float], list[Tensor], Trainer]]:
+    """Train a model on a GPU with or without CUDA graphs."""
+    batching = BatchingConfig(source_tokens=400, target_tokens=400, batch_tokens=100)
+    dataset = make_dataset(random_pairs(200, 20))
+
+    def run(*, with_graphs: bool, positions: int | None = None):
+        if not with_graphs:
+            monkeypatch.setattr(GraphedGradients, "_has_room", lambda _: False)
+        torch.manual_seed(1)
+        model = Transformer(replace(config, dropout=0.1))
+        hardware: Hardware = choose_hardware("cuda", "bf16")
+        training = TrainingConfig(steps=30, warmup_steps=10)
+        trainer = Trainer(model, Batcher(dataset, batching, 1), training, hardware)
+        if positions is not None:
+            trainer.find_micro_batch(positions)
+        losses: list[float] = []
+        trainer.train(
+            on_step=lambda report: losses.append(report.loss),
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+        monkeypatch.undo()
+        weights = [each.detach().clone() for each in model.parameters()]
+        return losses, weights, trainer
+
+    return run
+
+
+@needs_gpu
+@torch.enable_grad()
+@pytest.mark.parametrize("positions", [None, 300])
+def test_training_by_cuda_graphs_is_bit_for_bit_the_same(train, positions):
+    losses, weights, trainer = train(with_graphs=True, positions=positions)
+    assert len(trainer.graphs) > 0
+    expected, plain, _ = train(with_graphs=False, positions=positions)
+    assert losses == expected
+    assert losses[-1] < losses[0]
+    assert all(map(torch.equal, weights, plain))
+
+
+@needs_gpu
+@torch.enable_grad()
+def test_a_batch_loss_packs_by_itself(config: ModelConfig):
+    hardware = choose_hardware("cuda", "bf16")
+    model = Transformer(config).to(DEVICE)
+    batch = random_batch(config.vocab_size)
+    packing = BatchLoss(fuse(model), 0.1, hardware)
+    assert packing.is_packed
+    plain = BatchLoss(model, 0.1, hardware)
+    assert not plain.is_packed
+    assert relative_error(packing(batch).smoothed, plain(batch).smoothed) < TOLERANCE
+    with torch.no_grad():
+        model.eval()
+        found = packing(batch).smoothed
+        assert relative_error(found, plain(batch).smoothed) < TOLERANCE
