@@ -327,8 +327,8 @@ def train(
     config: ModelConfig, make_dataset, random_pairs, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[list[float], list[Tensor], Trainer]]:
     """Train a model on a GPU with or without CUDA graphs."""
-    batching = BatchingConfig(source_tokens=400, target_tokens=400, batch_tokens=100)
-    dataset = make_dataset(random_pairs(200, 20))
+    batching = BatchingConfig(source_tokens=800, target_tokens=800, batch_tokens=100)
+    dataset = make_dataset(random_pairs(800, 20))
 
     def run(*, with_graphs: bool, positions: int | None = None):
         if not with_graphs:
@@ -336,7 +336,7 @@ def train(
         torch.manual_seed(1)
         model = Transformer(replace(config, dropout=0.1))
         hardware: Hardware = choose_hardware("cuda", "bf16")
-        training = TrainingConfig(steps=30, warmup_steps=10)
+        training = TrainingConfig(steps=60, warmup_steps=10)
         trainer = Trainer(model, Batcher(dataset, batching, 1), training, hardware)
         if positions is not None:
             trainer.find_micro_batch(positions)

@@ -92,7 +92,7 @@ class PackedSide:
             positions=torch.cat([self.positions, positions]),
             starts=starts.to(torch.int32),
             longest=longest,
-            mean_length=1 << (self.mean_length - 1).bit_length(),
+            mean_length=1 << (max(self.mean_length, SHORTEST_MEAN) - 1).bit_length(),
         )
 
 
@@ -156,8 +156,8 @@ class PackedBatch:
 SOURCE_STEPS, TARGET_STEPS = 8, 16
 """Numbers of rows of filled batches from one power of two to the next. More of them
 waste less, but need more graphs; a row of a target costs more than one of a source."""
-SHORTEST_GRID = 64
-"""Smallest upper bound of the lengths of a filled batch."""
+SHORTEST_GRID, SHORTEST_MEAN = 64, 32
+"""Smallest upper bound of the lengths of a filled batch, and smallest mean length."""
 
 
 def _with_sentences(side: PackedSide, count: int) -> PackedSide:

@@ -168,13 +168,41 @@ def _scores(
 
 
 @triton.jit
-def _weight_places(query_row, key_row, first_query, HEADS: tl.constexpr):
-    """Places of weights for dropout, different for all queries, heads and keys.
+def _span(starts, HEADS: tl.constexpr):
+    """First row of the program's sentence, and its number of rows."""
+    sentence = tl.program_id(0) // HEADS
+    first = tl.load(starts + sentence)
+    return first, tl.load(starts + sentence + 1) - first
 
-    Multiples of the factor, 2^32 over the golden ratio, are far apart modulo 2^32.
+
+@triton.jit
+def _places(first, row, STRIDE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Places of the elements of the program's head in rows of a sentence."""
+    column = tl.program_id(0) % HEADS * WIDTH + tl.arange(0, WIDTH)
+    return (first + row).to(tl.int64)[:, None] * STRIDE + column[None, :]
+
+
+@triton.jit
+def _end_of_keys(num_keys, BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr):
+    """Number of keys that the program's block of queries may attend to."""
+    end = num_keys
+    if IS_CAUSAL:
+        end = tl.minimum(num_keys, (tl.program_id(1) + 1) * BLOCK)
+    return end
+
+
+@triton.jit
+def _kept_weights(
+    query_row, key_row, first_query, seed, HEADS: tl.constexpr, RATE: tl.constexpr
+):
+    """Return whether dropout keeps each weight of a block.
+
+    Places differ for all queries, heads and keys: multiples of the factor, 2^32 over
+    the golden ratio, are far apart modulo 2^32.
     """
     row = (first_query + query_row).to(tl.uint32) * HEADS + tl.program_id(0) % HEADS
-    return row[:, None] * 0x9E3779B1 + key_row[None, :].to(tl.uint32)
+    place = row[:, None] * 0x9E3779B1 + key_row[None, :].to(tl.uint32)
+    return _is_kept(place, tl.load(seed), RATE)
 
 
 @triton.jit
@@ -185,30 +213,20 @@ def _attention(
     IS_CAUSAL: tl.constexpr, RATE: tl.constexpr,
 ):  # fmt: skip
     """Attention of one head for a block of the queries of one sentence."""
-    sentence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first_query = tl.load(query_starts + sentence)
-    num_queries = tl.load(query_starts + sentence + 1) - first_query
-    first_key = tl.load(key_starts + sentence)
-    num_keys = tl.load(key_starts + sentence + 1) - first_key
+    first_query, num_queries = _span(query_starts, HEADS)
+    first_key, num_keys = _span(key_starts, HEADS)
     query_row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(1) * BLOCK < num_queries:
-        column = head * WIDTH + tl.arange(0, WIDTH)[None, :]
-        row = (first_query + query_row).to(tl.int64)[:, None]
-        query_place = row * QUERY_STRIDE + column
-        output_place = row * (HEADS * WIDTH) + column
         is_query = query_row[:, None] < num_queries
+        query_place = _places(first_query, query_row, QUERY_STRIDE, HEADS, WIDTH)
         queries = tl.load(query + query_place, is_query, 0.0)
         largest = tl.full((BLOCK,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         average = tl.zeros((BLOCK, WIDTH), tl.float32)
-        end = num_keys
-        if IS_CAUSAL:
-            end = tl.minimum(num_keys, (tl.program_id(1) + 1) * BLOCK)
-        for start in range(0, end, BLOCK):
+        for start in range(0, _end_of_keys(num_keys, BLOCK, IS_CAUSAL), BLOCK):
             key_row = start + tl.arange(0, BLOCK)
-            key_place = (first_key + key_row).to(tl.int64)[:, None]
-            key_place = key_place * KEY_STRIDE + column
             is_key = key_row[:, None] < num_keys
+            key_place = _places(first_key, key_row, KEY_STRIDE, HEADS, WIDTH)
             keys = tl.load(key_value + key_place, is_key, 0.0)
             values = tl.load(key_value + key_place + HEADS * WIDTH, is_key, 0.0)
             scores = _scores(
@@ -222,18 +240,17 @@ def _attention(
             correction = tl.exp(largest - new_largest)
             total = total * correction + tl.sum(weights, 1)
             if RATE > 0:
-                places = _weight_places(query_row, key_row, first_query, HEADS)
-                weights = tl.where(_is_kept(places, tl.load(seed), RATE), weights, 0.0)
+                kept = _kept_weights(query_row, key_row, first_query, seed, HEADS, RATE)
+                weights = tl.where(kept, weights, 0.0)
             average = average * correction[:, None]
             average += tl.dot(weights.to(values.dtype), values)
             largest = new_largest
         total = tl.where(total > 0, total, 1.0)  # beyond the last query, or no keys
         average = average / (total * (1 - RATE))[:, None]
-        tl.store(
-            output + output_place, average.to(output.dtype.element_ty), mask=is_query
-        )
-        log_sum = (first_query + query_row).to(tl.int64) * HEADS + head
-        tl.store(log_sums + log_sum, largest + tl.log(total), query_row < num_queries)
+        place = _places(first_query, query_row, HEADS * WIDTH, HEADS, WIDTH)
+        tl.store(output + place, average.to(output.dtype.element_ty), is_query)
+        number = (first_query + query_row) * HEADS + tl.program_id(0) % HEADS
+        tl.store(log_sums + number, largest + tl.log(total), query_row < num_queries)
 
 
 @triton.jit
@@ -248,34 +265,25 @@ def _attention_backward_queries(
 
     It also writes the product of each output and its gradient, for that of the keys.
     """
-    sentence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first_query = tl.load(query_starts + sentence)
-    num_queries = tl.load(query_starts + sentence + 1) - first_query
-    first_key = tl.load(key_starts + sentence)
-    num_keys = tl.load(key_starts + sentence + 1) - first_key
+    first_query, num_queries = _span(query_starts, HEADS)
+    first_key, num_keys = _span(key_starts, HEADS)
     query_row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(1) * BLOCK < num_queries:
-        column = head * WIDTH + tl.arange(0, WIDTH)[None, :]
-        row = (first_query + query_row).to(tl.int64)[:, None]
-        query_place = row * QUERY_STRIDE + column
-        output_place = row * (HEADS * WIDTH) + column
         is_query = query_row[:, None] < num_queries
+        query_place = _places(first_query, query_row, QUERY_STRIDE, HEADS, WIDTH)
         queries = tl.load(query + query_place, is_query, 0.0)
-        grads = tl.load(grad_output + output_place, is_query, 0.0)
-        outputs = tl.load(output + output_place, is_query, 0.0)
+        place = _places(first_query, query_row, HEADS * WIDTH, HEADS, WIDTH)
+        grads = tl.load(grad_output + place, is_query, 0.0)
+        outputs = tl.load(output + place, is_query, 0.0)
         along = tl.sum(grads.to(tl.float32) * outputs.to(tl.float32), 1)
-        number = (first_query + query_row).to(tl.int64) * HEADS + head
+        number = (first_query + query_row) * HEADS + tl.program_id(0) % HEADS
         sums = tl.load(log_sums + number, query_row < num_queries, 0.0)
         tl.store(products + number, along, query_row < num_queries)
         grad_queries = tl.zeros((BLOCK, WIDTH), tl.float32)
-        end = num_keys
-        if IS_CAUSAL:
-            end = tl.minimum(num_keys, (tl.program_id(1) + 1) * BLOCK)
-        for start in range(0, end, BLOCK):
+        for start in range(0, _end_of_keys(num_keys, BLOCK, IS_CAUSAL), BLOCK):
             key_row = start + tl.arange(0, BLOCK)
-            key_place = (first_key + key_row).to(tl.int64)[:, None]
-            key_place = key_place * KEY_STRIDE + column
             is_key = key_row[:, None] < num_keys
+            key_place = _places(first_key, key_row, KEY_STRIDE, HEADS, WIDTH)
             keys = tl.load(key_value + key_place, is_key, 0.0)
             values = tl.load(key_value + key_place + HEADS * WIDTH, is_key, 0.0)
             scores = _scores(
@@ -285,16 +293,12 @@ def _attention_backward_queries(
             weights = tl.exp(scores - sums[:, None])
             grad_weights = tl.dot(grads, tl.trans(values))
             if RATE > 0:
-                places = _weight_places(query_row, key_row, first_query, HEADS)
-                kept = _is_kept(places, tl.load(seed), RATE)
+                kept = _kept_weights(query_row, key_row, first_query, seed, HEADS, RATE)
                 grad_weights = tl.where(kept, grad_weights / (1 - RATE), 0.0)
             grad_scores = weights * (grad_weights - along[:, None]) * scale
             grad_queries += tl.dot(grad_scores.to(keys.dtype), keys)
-        tl.store(
-            grad_query + query_place,
-            grad_queries.to(grad_query.dtype.element_ty),
-            is_query,
-        )
+        grad_queries = grad_queries.to(grad_query.dtype.element_ty)
+        tl.store(grad_query + query_place, grad_queries, is_query)
 
 
 @triton.jit
@@ -306,19 +310,15 @@ def _attention_backward_keys(
     IS_CAUSAL: tl.constexpr, RATE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one head's keys and values, for a block of one sentence."""
-    sentence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    first_query = tl.load(query_starts + sentence)
-    num_queries = tl.load(query_starts + sentence + 1) - first_query
-    first_key = tl.load(key_starts + sentence)
-    num_keys = tl.load(key_starts + sentence + 1) - first_key
+    first_query, num_queries = _span(query_starts, HEADS)
+    first_key, num_keys = _span(key_starts, HEADS)
     key_row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(1) * BLOCK < num_keys:
-        column = head * WIDTH + tl.arange(0, WIDTH)[None, :]
-        key_place = (first_key + key_row).to(tl.int64)[:, None]
-        key_place = key_place * KEY_STRIDE + column
         is_key = key_row[:, None] < num_keys
+        key_place = _places(first_key, key_row, KEY_STRIDE, HEADS, WIDTH)
+        value_place = key_place + HEADS * WIDTH
         keys = tl.load(key_value + key_place, is_key, 0.0)
-        values = tl.load(key_value + key_place + HEADS * WIDTH, is_key, 0.0)
+        values = tl.load(key_value + value_place, is_key, 0.0)
         grad_keys = tl.zeros((BLOCK, WIDTH), tl.float32)
         grad_values = tl.zeros((BLOCK, WIDTH), tl.float32)
         begin = 0
@@ -326,13 +326,12 @@ def _attention_backward_keys(
             begin = tl.program_id(1) * BLOCK
         for start in range(begin, num_queries, BLOCK):
             query_row = start + tl.arange(0, BLOCK)
-            row = (first_query + query_row).to(tl.int64)[:, None]
-            query_place = row * QUERY_STRIDE + column
-            output_place = row * (HEADS * WIDTH) + column
             is_query = query_row[:, None] < num_queries
+            query_place = _places(first_query, query_row, QUERY_STRIDE, HEADS, WIDTH)
             queries = tl.load(query + query_place, is_query, 0.0)
-            grads = tl.load(grad_output + output_place, is_query, 0.0)
-            number = (first_query + query_row).to(tl.int64) * HEADS + head
+            place = _places(first_query, query_row, HEADS * WIDTH, HEADS, WIDTH)
+            grads = tl.load(grad_output + place, is_query, 0.0)
+            number = (first_query + query_row) * HEADS + tl.program_id(0) % HEADS
             sums = tl.load(log_sums + number, query_row < num_queries, 0.0)
             along = tl.load(products + number, query_row < num_queries, 0.0)
             scores = _scores(
@@ -343,8 +342,7 @@ def _attention_backward_keys(
             grad_weights = tl.dot(grads, tl.trans(values))
             dropped = weights
             if RATE > 0:
-                places = _weight_places(query_row, key_row, first_query, HEADS)
-                kept = _is_kept(places, tl.load(seed), RATE)
+                kept = _kept_weights(query_row, key_row, first_query, seed, HEADS, RATE)
                 dropped = tl.where(kept, weights / (1 - RATE), 0.0)
                 grad_weights = tl.where(kept, grad_weights / (1 - RATE), 0.0)
             grad_values += tl.dot(tl.trans(dropped.to(grads.dtype)), grads)
@@ -352,8 +350,7 @@ def _attention_backward_keys(
             grad_keys += tl.dot(tl.trans(grad_scores.to(queries.dtype)), queries)
         dtype = grad_key_value.dtype.element_ty
         tl.store(grad_key_value + key_place, grad_keys.to(dtype), is_key)
-        values_place = key_place + HEADS * WIDTH
-        tl.store(grad_key_value + values_place, grad_values.to(dtype), is_key)
+        tl.store(grad_key_value + value_place, grad_values.to(dtype), is_key)
 
 
 @triton.jit(do_not_specialize=["vocab"])
