@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transduce.benchmark.training import TrainingTask
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware, choose_hardware
+from transduce.experiments.presets import preset
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn.fuse import FusedTransformer, fuse
-from transduce.text.vocabulary import PAD
+from transduce.nn.fuse import FusedTransformer, _is_packable, fuse
+from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import GraphedGradients
+from transduce.training.hardware import GraphedGradients, joined
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer
 
@@ -29,7 +31,7 @@ pytest.importorskip("triton", exc_type=ImportError)
 
 from transduce.nn import gpu_kernels
 from transduce.nn.cross_entropy import triton_loss
-from transduce.nn.gpu_kernels import Dropped, PackedAttention, Sentences
+from transduce.nn.gpu_kernels import DropoutMask, PackedAttention, Sentences
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
@@ -53,7 +55,13 @@ def config(tiny: ModelConfig) -> ModelConfig:
     return replace(tiny, **WIDTHS)
 
 
-def random_batch(vocab_size: int) -> Batch:
+LONG_LENGTHS = ([70, 3, 64], [65, 90, 1])
+"""Lengths for which attention has long blocks."""
+
+
+def random_batch(
+    vocab_size: int, lengths: tuple[list[int], list[int]] = LENGTHS
+) -> Batch:
     generator = torch.Generator().manual_seed(1)
 
     def side(lengths: list[int]) -> Tensor:
@@ -88,20 +96,30 @@ def loss_and_gradients(
 
 @torch.enable_grad()
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "lengths"),
     [
-        {},
-        {"positions": "learned", "max_positions": 20},
-        {"target_vocab_size": 29},
-        {"decoder_layers": 1, "scores": "unscaled"},
+        ({}, LENGTHS),
+        ({"positions": "learned", "max_positions": 20}, LENGTHS),
+        ({"target_vocab_size": 29}, LENGTHS),
+        ({"decoder_layers": 1, "scores": "unscaled"}, LENGTHS),
+        ({"output_bias": True, "tied_output": False}, LENGTHS),
+        ({"learned_start": False}, LENGTHS),
+        ({"d_model": 40, "d_k": 32, "d_v": 32}, LENGTHS),
+        ({"d_k": 64, "d_v": 64, "num_layers": 1}, LONG_LENGTHS),
+        ({"d_k": 128, "d_v": 128, "num_layers": 1}, LONG_LENGTHS),
     ],
-    ids=["base", "learned positions", "two vocabularies", "unscaled"],
-)
-def test_packed_states_and_gradients_are_those_of_the_model(
-    config: ModelConfig, changes: dict[str, object]
+    ids=[
+        "base", "learned positions", "two vocabularies", "unscaled", "own output",
+        "no start", "d_model is no power of two", "long sentences", "wide heads",
+    ],
+)  # fmt: skip
+def test_the_loss_and_gradients_are_those_of_the_model(
+    config: ModelConfig,
+    changes: dict[str, object],
+    lengths: tuple[list[int], list[int]],
 ):
     model = Transformer(replace(config, **changes)).to(DEVICE)
-    batch = random_batch(config.vocab_size)
+    batch = random_batch(config.vocab_size, lengths)
     plain = batch.to(DEVICE)
     states = model.decode(plain.target_in, model.encode(plain.source))
     expected = states[plain.target_out != PAD]
@@ -125,12 +143,12 @@ def test_packed_states_and_gradients_are_those_of_the_model(
 
 
 @torch.enable_grad()
-def test_a_filled_batch_has_exactly_the_loss_and_gradients_of_a_packed_one(
+def test_a_batch_padded_to_a_bucket_has_the_same_loss_and_gradients(
     config: ModelConfig,
 ):
     model = fuse(Transformer(config).to(DEVICE))
     packed = random_batch(config.vocab_size).packed()
-    filled = packed.filled()
+    filled = packed.padded_to_bucket()
     assert len(filled.source.ids) > len(packed.source.ids)
     expected = loss_and_gradients(model, packed)
     found = loss_and_gradients(model, filled)
@@ -206,7 +224,7 @@ def starts_of(lengths: list[int]) -> Sentences:
     return Sentences(starts, max(lengths), are_short=max(lengths) < 64)
 
 
-NO_DROPOUT = Dropped(0.0, torch.zeros(4, dtype=torch.int32, device=DEVICE))
+NO_DROPOUT = DropoutMask(0.0, torch.zeros(4, dtype=torch.int32, device=DEVICE))
 
 
 @torch.enable_grad()
@@ -255,6 +273,24 @@ def test_attention_is_that_of_each_sentence(
         assert relative_error(found, wanted) < TOLERANCE
 
 
+def test_heads_and_queries_have_dropout_masks_of_their_own():
+    heads, width, length = 4, 16, 16
+    seed = torch.tensor([3, 0, 0, 0], dtype=torch.int32, device=DEVICE)
+    settings = PackedAttention(
+        starts_of([length, length]), starts_of([length, length]), heads, width, 1.0,
+        is_causal=False, dropout=DropoutMask(0.5, seed),
+    )  # fmt: skip
+    # Queries of zeros weight all keys equally, and value i is the i-th unit vector.
+    query = torch.zeros(2 * length, heads * width, device=DEVICE, dtype=DTYPE)
+    values = torch.eye(width, device=DEVICE, dtype=DTYPE).repeat(2, heads)
+    key_value = torch.cat([torch.zeros_like(values), values], dim=1)
+    output, _ = gpu_kernels.attention(query, key_value, settings)
+    rows = (output > 0).view(2 * length * heads, width)
+    assert set(output.unique().tolist()) == {0.0, 2 / length}
+    # Of 128 rows of 16 random bits, few are equal by chance.
+    assert len({tuple(row) for row in rows.tolist()}) > 120
+
+
 @torch.enable_grad()
 @pytest.mark.parametrize("max_logits", [10**9, 2_000])
 def test_the_loss_is_torch_s_and_ignores_rows_without_a_target(max_logits: int):
@@ -284,7 +320,7 @@ def masks(seed: int, rate: float, count: int) -> Tensor:
     """Return a mask of the elements that dropout keeps."""
     x = torch.ones(1, count, device=DEVICE)
     seeds = torch.tensor([seed, 0, 0, 0], dtype=torch.int32, device=DEVICE)
-    gpu_kernels.dropout_into(x, x, Dropped(rate, seeds))
+    gpu_kernels.dropout_into(x, x, DropoutMask(rate, seeds))
     assert set(x.unique().tolist()) <= {0.0, float(torch.tensor(1 / (1 - rate)))}
     return x[0] > 0
 
@@ -305,21 +341,91 @@ def test_dropout_keeps_independent_elements_at_its_rate(rate: float):
         assert deviations(first[distance:] & first[:-distance], both) < 4
 
 
-def test_a_model_with_what_packing_lacks_is_not_packed(config: ModelConfig):
-    def can_pack(**changes: object) -> bool:
-        model = fuse(Transformer(replace(config, **changes)).to(DEVICE))
-        return model.can_pack(torch.bfloat16)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": "pre"},
+        {"neighbourhood": 2},
+        {"decoder_self_attention": "ssru"},
+        {"activation": "silu"},
+        {"scores": "additive"},
+        {"d_k": 24},
+    ],
+)
+def test_a_model_with_what_packing_lacks_is_not_packed(
+    config: ModelConfig, changes: dict[str, object]
+):
+    def is_packable(model: FusedTransformer) -> bool:
+        return all(map(_is_packable, (model.encoder_layers, model.decoder_layers)))
 
-    assert can_pack() is IS_GPU
-    assert not can_pack(norm="pre")
-    assert not can_pack(neighbourhood=2)
-    assert not can_pack(decoder_self_attention="ssru")
-    assert not can_pack(activation="silu")
-    assert not can_pack(d_k=24)
     model = fuse(Transformer(config).to(DEVICE))
+    assert is_packable(model)
+    assert model.can_pack(torch.bfloat16) is IS_GPU
+    assert not model.can_pack(torch.float32)
     model.cross_attention_taps[0].register_forward_hook(lambda *_: None)
-    assert not model.can_pack(torch.bfloat16)
-    assert not fuse(Transformer(config).to(DEVICE)).can_pack(torch.float32)
+    assert not is_packable(model)
+    assert not is_packable(fuse(Transformer(replace(config, **changes))))
+
+
+def test_a_dataset_packs_as_its_padded_batches_do(make_dataset, random_pairs):
+    dataset = make_dataset(random_pairs(40, 20))
+    indices = np.array([7, 3, 39, 0])
+    found = dataset.load_packed(indices)
+    expected = dataset.load(indices).packed()
+    for tensor, wanted in zip(found.tensors, expected.tensors, strict=True):
+        assert torch.equal(tensor, wanted)
+    assert found.shape == expected.shape
+
+
+def test_sides_without_ids_are_packed(make_dataset):
+    found = make_dataset([([], []), ([], [])]).load_packed(np.array([0, 1]))
+    assert found.source.ids.tolist() == [EOS, EOS]
+    assert found.target.ids.tolist() == [BOS, BOS]
+    assert found.source.starts.tolist() == [0, 1, 2]
+
+
+def test_the_batches_of_a_training_have_few_shapes(cpu: Hardware):
+    task = TrainingTask(run=preset("base"), hardware=cpu, steps=200)
+    dataset = task.dataset()
+    shapes = [
+        dataset.load_packed(np.concatenate(update.batches)).padded_to_bucket().shape
+        for update in task.updates(dataset)
+    ]
+    assert len(shapes) == task.steps
+    assert len(set(shapes)) < task.steps / 2
+
+
+@pytest.mark.parametrize("longest", [3, 20, 60])
+def test_the_largest_update_has_the_tokens_of_any(
+    make_dataset, random_pairs, longest: int
+):
+    batching = BatchingConfig(source_tokens=300, target_tokens=200, batch_tokens=100)
+    batcher = Batcher(make_dataset(random_pairs(150, longest)), batching, 1)
+    largest = batcher.load_packed(batcher.largest_update())
+    for epoch in range(5):
+        for update in batcher.epoch(epoch):
+            assert update.num_source_tokens <= len(largest.source.ids)
+            assert update.num_target_tokens <= len(largest.target.ids)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("positions", [None, 150, 400])
+def test_batches_of_an_update_are_joined_within_the_bound(
+    make_dataset, random_pairs, positions: int | None, count: int
+):
+    batching = BatchingConfig(source_tokens=300, target_tokens=300, batch_tokens=100)
+    batcher = Batcher(make_dataset(random_pairs(150, 20)), batching, 1)
+    for update in batcher.epoch(0):
+        parts = joined(update, positions, count)
+        pairs = np.concatenate(update.batches)
+        assert np.array_equal(np.concatenate(parts), pairs)
+        assert len(parts) % count == 0
+        if positions is None:
+            assert len(parts) == count
+            continue
+        for part in parts:
+            batch = batcher.load_packed(part).padded_to_bucket()
+            assert len(batch.source.ids) + len(batch.target.ids) <= positions
 
 
 @pytest.fixture
@@ -332,7 +438,7 @@ def train(
 
     def run(*, with_graphs: bool, positions: int | None = None):
         if not with_graphs:
-            monkeypatch.setattr(GraphedGradients, "_has_room", lambda _: False)
+            monkeypatch.setattr(GraphedGradients, "_fits_in_memory", lambda _: False)
         torch.manual_seed(1)
         model = Transformer(replace(config, dropout=0.1))
         hardware: Hardware = choose_hardware("cuda", "bf16")

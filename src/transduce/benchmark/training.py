@@ -6,6 +6,7 @@ alike. Each has its own process, so that its memory is its own.
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -378,8 +379,16 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
-    if task.hardware.device.type == "cuda":
+    if trainer.is_packed:
         make_graphs(trainer)
+    elif task.hardware.device.type == "cuda":  # as in all but short trainings
+        reason = trainer.compile_layers()
+        if reason is not None:
+            warnings.warn(
+                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
     turns.begin()
     trainer.train(
         on_step=done,

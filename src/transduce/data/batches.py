@@ -85,6 +85,21 @@ class EncodedSide:
         rows[is_id] = self.ids[(starts[:, None] + column)[is_id]]
         return rows
 
+    def packed(
+        self, indices: Integer[np.ndarray, " rows"]
+    ) -> tuple[Integer[np.ndarray, " tokens"], Integer[np.ndarray, " starts"]]:
+        """Return the ids of some sentences one after the other, each with EOS.
+
+        The second array has the first token of each sentence, and the number of tokens.
+        """
+        starts = np.concatenate([[0], np.cumsum(self.lengths(indices) + 1)])
+        is_id = np.ones(starts[-1], dtype=bool)
+        is_id[starts[1:] - 1] = False
+        shift = np.repeat(self.offsets[indices] - starts[:-1], np.diff(starts))
+        ids = np.full(starts[-1], EOS, dtype=np.int64)
+        ids[is_id] = self.ids[(np.arange(starts[-1]) + shift)[is_id]]
+        return ids, starts
+
     def picked(self, indices: Integer[np.ndarray, " picked"]) -> "EncodedSide":
         """Return some sentences in memory, in the order of the indices."""
         starts, lengths = self.offsets[indices], self.lengths(indices)
@@ -139,6 +154,18 @@ class Dataset:
         source_ids[rows, source - 1] = EOS
         target_ids[rows, target - 1] = EOS
         return as_batch(source_ids, target_in, target_ids)
+
+    def load_packed(
+        self, indices: Integer[np.ndarray, " pairs"]
+    ) -> "transduce.data.tensors.PackedBatch":
+        """Return ids as tensors without padding, with special tokens."""
+        from transduce.data.tensors import as_packed
+
+        source, source_starts = self.source.packed(indices)
+        target_out, target_starts = self.target.packed(indices)
+        target_in = np.roll(target_out, 1)
+        target_in[target_starts[:-1]] = BOS
+        return as_packed(source, source_starts, target_in, target_out, target_starts)
 
 
 def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
@@ -236,8 +263,6 @@ MAX_LENGTH = 2**20
 """Maximum number of tokens of a sentence."""
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
-FULLEST = 1.25
-"""Tokens of the fullest updates relative to the budget, as these have whole batches."""
 AUGMENTED_PAIRS = 2**17
 """The same with augmentation: training waits until the first part is changed."""
 
@@ -510,6 +535,12 @@ class Batcher:
         """Return the padded tensors of some pairs of the dataset."""
         return self._dataset.load(indices)
 
+    def load_packed(
+        self, indices: Integer[np.ndarray, " batch"]
+    ) -> "transduce.data.tensors.PackedBatch":
+        """Return the tensors of some pairs of the dataset, without padding."""
+        return self._dataset.load_packed(indices)
+
     def longest_possible(self) -> "Batcher":
         """Return a batcher of pairs as long as augmentation can make them.
 
@@ -540,11 +571,21 @@ class Batcher:
             longest = candidates[order[:num_pairs]]
         return longest
 
-    @property
-    def max_batches(self) -> int:
-        """Number of batches of the longest pairs that have the tokens of any update."""
-        tokens = max(self._config.source_tokens, self._config.target_tokens)
-        return math.ceil(FULLEST * tokens / self._config.batch_tokens)
+    def largest_update(self) -> Integer[np.ndarray, " pairs"]:
+        """Repeat the longest pairs until each side has the tokens of any update."""
+        pairs, config = self.longest_batch(), self._config
+        filled = max(self._num_budgets(np.arange(len(self._dataset))))
+        # Updates are equally full, by whole batches.
+        share = max(filled / max(round(filled), 1), 1.0)
+        times = [
+            (share * budget + config.batch_tokens) / side.sum()
+            for side, budget in zip(
+                self._lengths(pairs),
+                (config.source_tokens, config.target_tokens),
+                strict=True,
+            )
+        ]
+        return np.tile(pairs, math.ceil(max(times)))
 
     def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
         """Return the number of positions of both sides of a batch, with padding."""

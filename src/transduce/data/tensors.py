@@ -40,11 +40,13 @@ class Batch:
         """Return the same sentences without padding."""
         # NumPy is faster here: PyTorch shares such small work among all cores.
         source, target_out = self.source.numpy(), self.target_out.numpy()
-        is_target = target_out != PAD
-        return PackedBatch(
-            source=_packed(source, source != PAD),
-            target=_packed(self.target_in.numpy(), is_target),
-            target_out=torch.from_numpy(target_out[is_target]),
+        is_source, is_target = source != PAD, target_out != PAD
+        return as_packed(
+            source[is_source],
+            _starts(is_source),
+            self.target_in.numpy()[is_target],
+            target_out[is_target],
+            _starts(is_target),
         )
 
 
@@ -72,28 +74,30 @@ class PackedSide:
         """Return the same sentences with other tensors."""
         return replace(self, ids=ids, positions=positions, starts=starts)
 
-    def filled(self, steps: int) -> "PackedSide":
-        """Return a side with one of a few shapes, as a CUDA graph has a fixed one.
+    def padded_to_bucket(self, buckets: int, longest: int) -> "PackedSide":
+        """Add sentences of padding up to a bucket of numbers of rows.
 
-        There are `steps` numbers of rows from one power of two to the next. Padding is
-        in further sentences, of which some may be empty.
+        There are `buckets` from one power of two to the next. No sentence of padding is
+        longer than `longest`.
         """
-        step = max((1 << len(self.ids).bit_length() - 1) // steps, 1)
-        missing = -len(self.ids) % step
-        longest = 1 << (max(self.longest, SHORTEST_GRID) - 1).bit_length()
-        count = len(self.starts) - 1 + -(-missing // longest)
-        starts = torch.full(((1 << count.bit_length()) + 1,), len(self.ids) + missing)
-        starts[: len(self.starts)] = self.starts
-        fillers = len(self.ids) + longest * torch.arange(-(-missing // longest))
-        starts[len(self.starts) - 1 : count] = fillers
-        positions = torch.arange(missing) % longest
+        rows, count = len(self.ids), len(self.starts) - 1
+        step = max((1 << rows.bit_length() - 1) // buckets, 1)
+        missing = -rows % step
+        ends = [*range(rows + longest, rows + missing, longest), rows + missing]
+        padding = torch.tensor(ends if missing else [], dtype=torch.int32)
         return PackedSide(
             ids=functional.pad(self.ids, (0, missing), value=PAD),
-            positions=torch.cat([self.positions, positions]),
-            starts=starts.to(torch.int32),
+            positions=torch.cat([self.positions, torch.arange(missing) % longest]),
+            starts=torch.cat([self.starts, padding]),
             longest=longest,
-            mean_length=1 << (max(self.mean_length, SHORTEST_MEAN) - 1).bit_length(),
+            mean_length=rounded_up(max(rows // count, SHORTEST_MEAN)),
         )
+
+    def with_sentences(self, count: int) -> "PackedSide":
+        """Add empty sentences up to a number of sentences."""
+        missing = count + 1 - len(self.starts)
+        starts = torch.cat([self.starts, self.starts[-1:].expand(missing)])
+        return replace(self, starts=starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +134,19 @@ class PackedBatch:
         """Return the batch on a device."""
         return self._with([each.to(device, non_blocking=True) for each in self.tensors])
 
-    def filled(self) -> "PackedBatch":
-        """Return the batch with one of a few shapes."""
-        source, target = (
-            self.source.filled(SOURCE_STEPS),
-            self.target.filled(TARGET_STEPS),
-        )
-        count = max(len(source.starts), len(target.starts))
+    def padded_to_bucket(self) -> "PackedBatch":
+        """Add padding up to one of a few shapes, as a CUDA graph has a fixed one.
+
+        Padding follows the sentences, as further ones, of which some are empty.
+        """
+        longest = rounded_up(max(self.source.longest, self.target.longest, SHORTEST))
+        source = self.source.padded_to_bucket(SOURCE_BUCKETS, longest)
+        target = self.target.padded_to_bucket(TARGET_BUCKETS, longest)
+        count = rounded_up(max(len(source.starts), len(target.starts)) - 1)
         missing = len(target.ids) - len(self.target_out)
         return PackedBatch(
-            source=_with_sentences(source, count),
-            target=_with_sentences(target, count),
+            source=source.with_sentences(count),
+            target=target.with_sentences(count),
             target_out=functional.pad(self.target_out, (0, missing), value=-1),
         )
 
@@ -153,34 +159,17 @@ class PackedBatch:
         )
 
 
-SOURCE_STEPS, TARGET_STEPS = 8, 16
-"""Numbers of rows of filled batches from one power of two to the next. More of them
-waste less, but need more graphs; a row of a target costs more than one of a source."""
-SHORTEST_GRID, SHORTEST_MEAN = 64, 32
-"""Smallest upper bound of the lengths of a filled batch, and smallest mean length."""
+SOURCE_BUCKETS, TARGET_BUCKETS = 8, 16
+"""Buckets of numbers of rows from one power of two to the next. With more of them there
+is less padding, but more CUDA graphs; a row of a target costs more than one of a
+source."""
+SHORTEST, SHORTEST_MEAN = 64, 32
+"""Smallest bucket of the longest sentence, and of the mean length."""
 
 
-def _with_sentences(side: PackedSide, count: int) -> PackedSide:
-    """Add empty sentences."""
-    missing = count - len(side.starts)
-    starts = torch.cat([side.starts, side.starts[-1:].expand(missing)])
-    return replace(side, starts=starts)
-
-
-def _packed(
-    ids: Integer[np.ndarray, "batch length"], is_token: Bool[np.ndarray, "batch length"]
-) -> PackedSide:
-    """Return the tokens of padded sentences."""
-    lengths = is_token.sum(axis=1)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    _, positions = np.nonzero(is_token)
-    return PackedSide(
-        ids=torch.from_numpy(ids[is_token]),
-        positions=torch.from_numpy(positions),
-        starts=torch.from_numpy(starts),
-        longest=int(lengths.max()),
-        mean_length=int(starts[-1]) // len(ids),
-    )
+def rounded_up(number: int) -> int:
+    """Round up to a power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def as_batch(
@@ -194,6 +183,42 @@ def as_batch(
         target_in=torch.from_numpy(target_in),
         target_out=torch.from_numpy(target_out),
     )
+
+
+def as_packed(
+    source: Integer[np.ndarray, " source_rows"],
+    source_starts: Integer[np.ndarray, " sentences_and_one"],
+    target_in: Integer[np.ndarray, " target_rows"],
+    target_out: Integer[np.ndarray, " target_rows"],
+    target_starts: Integer[np.ndarray, " sentences_and_one"],
+) -> PackedBatch:
+    """Return a packed batch that shares the memory of the arrays of ids."""
+    return PackedBatch(
+        source=_packed_side(source, source_starts),
+        target=_packed_side(target_in, target_starts),
+        target_out=torch.from_numpy(target_out),
+    )
+
+
+def _packed_side(
+    ids: Integer[np.ndarray, " rows"],
+    starts: Integer[np.ndarray, " sentences_and_one"],
+) -> PackedSide:
+    lengths = np.diff(starts)
+    positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
+    return PackedSide(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+        longest=int(lengths.max()),
+        mean_length=len(ids) // len(lengths),
+    )
+
+
+def _starts(
+    is_token: Bool[np.ndarray, "batch length"],
+) -> Integer[np.ndarray, " sentences_and_one"]:
+    return np.concatenate([[0], np.cumsum(is_token.sum(axis=1))])
 
 
 def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:

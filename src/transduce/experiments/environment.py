@@ -6,6 +6,7 @@ another order, and other versions and processors use other kernels.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transduce import native
 from transduce.device import Hardware
 from transduce.machine import describe_processor
 from transduce.native import string
-from transduce.nn.operators import bf16_unit
+from transduce.nn.operators import bf16_unit, has_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Environment:
     num_threads: int
     """Threads of each process."""
     instructions: str
-    """Instruction set of the native library; "none" if it is not used."""
+    """Instruction set of the native library, or Triton's version on a GPU; "none" if
+    neither is used."""
     torch: str
     transduce: str
 
@@ -52,13 +54,17 @@ def current_environment(hardware: Hardware, num_processes: int) -> Environment:
         precision=hardware.precision,
         num_processes=num_processes,
         num_threads=torch.get_num_threads(),
-        instructions="none" if is_cuda else _instructions(hardware.precision),
+        instructions=_instructions(hardware),
         torch=str(torch.__version__),
         transduce=transduce.__version__,
     )
 
 
-def _instructions(precision: str) -> str:
+def _instructions(hardware: Hardware) -> str:
+    precision = hardware.precision
+    if hardware.device.type == "cuda":
+        uses_triton = precision == "bf16" and has_triton()
+        return f"triton {version('triton')}" if uses_triton else "none"
     api = native.api()
     if api is None:
         return "none"

@@ -13,6 +13,7 @@ the variable TRITON_INTERPRET is 1.
 """
 
 from dataclasses import dataclass
+from subprocess import SubprocessError
 
 import torch
 import triton
@@ -29,14 +30,18 @@ PROGRAMS = 1_056
 TILE = 2_048
 """Elements that a program of `add_and_norm` computes at a time."""
 BACKWARD_TILE = 512
-"""The same for its backward pass, which needs more registers."""
+"""Elements that a program of `add_and_norm_backward` computes at a time; it needs more
+registers."""
 COLUMNS, SUMMED_ROWS = 128, 32
 """Tile of a kernel that sums columns over rows."""
-SHORT, LONG = 16, 64
-"""Queries, or keys, that a program of attention computes at a time."""
+SHORT, LONG, LONG_WIDE = 16, 64, 32
+"""Queries, or keys, that a program of attention computes at a time: in short sentences,
+in long ones, and in long ones with wide heads."""
 SHORT_WARPS, LONG_WARPS = 1, 4
 SHORT_SENTENCE = 32
 """Mean length up to which short blocks are faster: long ones would mostly be empty."""
+LONGEST_SHORT = 1_024
+"""Length of a sentence from which on all have long blocks."""
 WIDE_HEAD = 64
 """Largest width of a head for which the long blocks fit in shared memory."""
 LOGITS = 2_048
@@ -134,10 +139,26 @@ def _dropout(
 
 @triton.jit(do_not_specialize=["rows"])
 def _column_sums(
+    x, sums, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Sum some columns over a part of the rows."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1)):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < WIDTH)
+        place = row.to(tl.int64) * WIDTH + column
+        total += tl.load(x + place, inside, 0.0).to(tl.float32)
+    own = sums + tl.program_id(1) * WIDTH + column
+    tl.store(own, tl.sum(total, 0)[None, :], column < WIDTH)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _relu_backward(
     grad, hidden, sums, rows, scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, IS_RELU: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sum columns; if IS_RELU, set gradients to 0 where the hidden unit is 0."""
+    """Set gradients to 0 where the hidden unit is 0, and sum them as `_column_sums`."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for tile in range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1)):
@@ -145,10 +166,9 @@ def _column_sums(
         inside = (row < rows) & (column < WIDTH)
         place = row.to(tl.int64) * WIDTH + column
         value = tl.load(grad + place, inside, 0.0).to(tl.float32)
-        if IS_RELU:
-            active = tl.load(hidden + place, inside, 0.0) > 0
-            value = tl.where(active, value * scale, 0.0)
-            tl.store(grad + place, value.to(grad.dtype.element_ty), inside)
+        active = tl.load(hidden + place, inside, 0.0) > 0
+        value = tl.where(active, value * scale, 0.0)
+        tl.store(grad + place, value.to(grad.dtype.element_ty), inside)
         total += value
     own = sums + tl.program_id(1) * WIDTH + column
     tl.store(own, tl.sum(total, 0)[None, :], column < WIDTH)
@@ -263,7 +283,8 @@ def _attention_backward_queries(
 ):  # fmt: skip
     """Gradient of one head's queries, for a block of one sentence.
 
-    It also writes the product of each output and its gradient, for that of the keys.
+    It also writes the products of outputs and their gradients, which
+    `_attention_backward_keys` reads.
     """
     first_query, num_queries = _span(query_starts, HEADS)
     first_key, num_keys = _span(key_starts, HEADS)
@@ -393,7 +414,7 @@ def _cross_entropy(
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DropoutMask:
     """Rate of a dropout, and the seed of its mask."""
 
     rate: float
@@ -407,7 +428,7 @@ def add_and_norm(
     gain: Float[Tensor, " width"],
     bias: Float[Tensor, " width"],
     epsilon: float,
-    dropout: Dropped,
+    dropout: DropoutMask,
 ) -> tuple[Float[Tensor, "rows width"], Float[Tensor, "rows 2"]]:
     """Return LayerNorm(x + Dropout(addend)), and each row's mean and scale.
 
@@ -441,7 +462,7 @@ def add_and_norm_backward(
     total: Float[Tensor, "rows width"],
     scales: Float[Tensor, "rows 2"],
     gain: Float[Tensor, " width"],
-    dropout: Dropped,
+    dropout: DropoutMask,
 ) -> SumGradients:
     """Return the gradients of `add_and_norm`, given the sum that it has written."""
     rows, width = grad_y.shape
@@ -459,11 +480,11 @@ def add_and_norm_backward(
 
 
 def dropout_into(
-    y: Float[Tensor, "rows width"], x: Float[Tensor, "rows width"], dropout: Dropped
+    y: Float[Tensor, "rows width"], x: Float[Tensor, "rows width"], dropout: DropoutMask
 ) -> Float[Tensor, "rows width"]:
     """Write Dropout(x) to y, which can be x or of another type; return y.
 
-    Applied to the gradient of y it gives that of x.
+    The backward pass calls it with the gradient of y.
     """
     rows, width = x.shape
     _dropout[(triton.cdiv(rows * width, TILE),)](
@@ -474,7 +495,11 @@ def dropout_into(
 
 def column_sums(x: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
     """Return the sums over rows in fp32."""
-    return _summed(x, x, 1.0, is_relu=False)
+    rows, width = x.shape
+    grid = _grid_of_sums(rows, width)
+    sums = x.new_empty(grid[1], width, dtype=torch.float32)
+    _column_sums[grid](x, sums, rows, WIDTH=width, BLOCK=COLUMNS, ROWS=SUMMED_ROWS)
+    return sums.sum(dim=0)
 
 
 def relu_backward_(
@@ -482,29 +507,25 @@ def relu_backward_(
     hidden: Float[Tensor, "rows width"],
     dropout_rate: float,
 ) -> Float[Tensor, " width"]:
-    """Turn the gradient of the hidden units into that before the ReLU; return its sums.
+    """Overwrite `grad` by the gradient of the ReLU's input; return its column sums.
 
     The hidden units are those after dropout, if there is any.
     """
-    return _summed(grad, hidden, 1 / (1 - dropout_rate), is_relu=True)
-
-
-def _summed(
-    grad: Float[Tensor, "rows width"],
-    hidden: Float[Tensor, "rows width"],
-    scale: float,
-    *,
-    is_relu: bool,
-) -> Float[Tensor, " width"]:
     rows, width = grad.shape
-    blocks = triton.cdiv(width, COLUMNS)
-    programs = max(min(PROGRAMS // blocks, triton.cdiv(rows, SUMMED_ROWS)), 1)
-    sums = grad.new_empty(programs, width, dtype=torch.float32)
-    _column_sums[(blocks, programs)](
-        grad, hidden, sums, rows, scale,
-        WIDTH=width, BLOCK=COLUMNS, ROWS=SUMMED_ROWS, IS_RELU=is_relu,
+    grid = _grid_of_sums(rows, width)
+    sums = grad.new_empty(grid[1], width, dtype=torch.float32)
+    _relu_backward[grid](
+        grad, hidden, sums, rows, 1 / (1 - dropout_rate),
+        WIDTH=width, BLOCK=COLUMNS, ROWS=SUMMED_ROWS,
     )  # fmt: skip
     return sums.sum(dim=0)
+
+
+def _grid_of_sums(rows: int, width: int) -> tuple[int, int]:
+    """Return numbers of programs: for blocks of columns, and for parts of the rows."""
+    blocks = triton.cdiv(width, COLUMNS)
+    parts = min(PROGRAMS // blocks, triton.cdiv(rows, SUMMED_ROWS))
+    return blocks, max(parts, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,13 +553,14 @@ class PackedAttention:
     """Width of a head."""
     scale: float
     is_causal: bool
-    dropout: Dropped
+    dropout: DropoutMask
 
     @property
     def block(self) -> int:
         """Queries, or keys, of a program."""
-        are_short = self.queries.are_short and self.keys.are_short
-        return SHORT if are_short or self.width > WIDE_HEAD else LONG
+        if self.queries.are_short and self.keys.are_short:
+            return SHORT
+        return LONG if self.width <= WIDE_HEAD else LONG_WIDE
 
     def grid(self, sentences: Sentences) -> tuple[int, int]:
         """Programs for the blocks of all sentences and heads."""
@@ -631,6 +653,15 @@ def cross_entropy_(
         STRIDE=padded, BLOCK=LOGITS,
     )  # fmt: skip
     return losses
+
+
+def launch_fault() -> str | None:
+    """Return why kernels cannot run on the current GPU; None if they can."""
+    try:
+        column_sums(torch.zeros(1, 16, device="cuda"))
+    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def weight_gradient(

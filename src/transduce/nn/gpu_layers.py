@@ -21,10 +21,11 @@ from torch.autograd.function import once_differentiable
 
 from transduce.data.tensors import PackedSide
 from transduce.nn.gpu_kernels import (
+    LONGEST_SHORT,
     MAX_SEED,
     SEED_STRIDE,
     SHORT_SENTENCE,
-    Dropped,
+    DropoutMask,
     PackedAttention,
     Sentences,
     add_and_norm,
@@ -42,7 +43,7 @@ from transduce.nn.operators import packed_once
 SUBLAYER_WEIGHTS = {"attention": 8, "feed_forward": 6}
 """Number of weights of each sub-layer, with its norm."""
 MAX_MASKS = 64
-"""Number of seeds drawn at a time: those of a stack of nine decoder layers."""
+"""Number of seeds drawn at a time: those of a stack of ten decoder layers."""
 
 
 def packed_stack(
@@ -59,16 +60,15 @@ def packed_stack(
     rows of the memory are those of `sources`. `weights` has the weights of each layer
     in the order of `layer_stack`.
     """
-    places = _Places(sentences=sentences, sources=sources)
     y: Tensor = _PackedStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, memory, places, layers, torch.is_grad_enabled(), *weights
+        x, memory, (sentences, sources), layers, torch.is_grad_enabled(), *weights
     )
     return y
 
 
 def sentences_of(side: PackedSide) -> Sentences:
     """Return the places of a side's sentences."""
-    are_short = side.mean_length <= SHORT_SENTENCE
+    are_short = side.mean_length <= SHORT_SENTENCE and side.longest <= LONGEST_SHORT
     return Sentences(side.starts, side.longest, are_short)
 
 
@@ -76,14 +76,16 @@ def dropped_rows(
     x: Float[Tensor, "rows width"], rate: float, dtype: torch.dtype
 ) -> Float[Tensor, "rows width"]:
     """Return Dropout(x) in another type."""
-    dropout = Dropped(rate, next(_seeds(x.device)))
+    dropout = DropoutMask(rate, next(_seeds(x.device)))
     y: Tensor = _DroppedRows.apply(x, dropout, dtype)  # type: ignore[no-untyped-call] # torch's own
     return y
 
 
 class _DroppedRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropout: Dropped, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, dropout: DropoutMask, dtype: torch.dtype
+    ) -> Tensor:
         ctx.dropout, ctx.dtype = dropout, x.dtype
         return dropout_into(torch.empty_like(x, dtype=dtype), x, dropout)
 
@@ -91,8 +93,8 @@ class _DroppedRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         grad = gradients[0].contiguous()
-        of_x = torch.empty_like(grad, dtype=ctx.dtype)
-        return dropout_into(of_x, grad, ctx.dropout), None, None
+        grad_x = torch.empty_like(grad, dtype=ctx.dtype)
+        return dropout_into(grad_x, grad, ctx.dropout), None, None
 
 
 def _seeds(device: torch.device) -> Iterator[Int[Tensor, " _"]]:
@@ -102,27 +104,19 @@ def _seeds(device: torch.device) -> Iterator[Int[Tensor, " _"]]:
         yield from torch.randint(MAX_SEED, size, dtype=torch.int32, device=device)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
-    """Sentences of the rows of x, and of those of the memory."""
-
-    sentences: Sentences
-    sources: Sentences
-
-
 class _PackedStack(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         memory: Tensor | None,
-        places: _Places,
+        sides: tuple[Sentences, Sentences],
         layers: StackSettings,
         keeps: bool,
         *weights: Tensor,
     ) -> Tensor:
         ctx.saved = []
-        for sublayer in _sublayers(x, memory, places, layers, weights):
+        for sublayer in _sublayers(x, memory, sides, layers, weights):
             x, saved = sublayer.forward(x)
             if keeps:
                 ctx.saved.append(saved)
@@ -132,12 +126,12 @@ class _PackedStack(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad, grad_memory = gradients[0].contiguous(), None
-        of_sublayers: list[list[Tensor]] = []
+        grads_by_sublayer: list[list[Tensor]] = []
         while ctx.saved:  # what has been read is freed
             grad, grad_memory, found = ctx.saved.pop().backward(grad, grad_memory)
-            of_sublayers.append(found)
-        of_weights = [each for found in reversed(of_sublayers) for each in found]
-        return grad, grad_memory, None, None, None, *of_weights
+            grads_by_sublayer.append(found)
+        grad_weights = [each for found in reversed(grads_by_sublayer) for each in found]
+        return grad, grad_memory, None, None, None, *grad_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,37 +153,37 @@ class _Weights:
 def _sublayers(
     x: Float[Tensor, "queries d_model"],
     memory: Float[Tensor, "keys d_model"] | None,
-    places: _Places,
+    sides: tuple[Sentences, Sentences],
     layers: StackSettings,
     weights: Sequence[Tensor],
 ) -> "Iterator[_SelfAttention | _CrossAttention | _FeedForward]":
     """Return the sub-layers of a stack in their order, with seeds for their masks."""
-    is_decoder = memory is not None
+    is_decoder, (sentences, sources) = memory is not None, sides
     kinds = ["attention", *(["attention"] if is_decoder else []), "feed_forward"]
     rounded = iter(_rounded(weights, kinds * layers.count, x.dtype))
     seeds, heads = _seeds(x.device), layers.heads
 
     def attention_to(keys: Sentences, *, is_causal: bool) -> PackedAttention:
         return PackedAttention(
-            queries=places.sentences,
+            queries=sentences,
             keys=keys,
             num_heads=heads.count,
             width=heads.d_k,
             scale=heads.scale,
             is_causal=is_causal,
-            dropout=Dropped(layers.attention_dropout, next(seeds)),
+            dropout=DropoutMask(layers.attention_dropout, next(seeds)),
         )
 
     def residual() -> "_Residual":
-        return _Residual(layers.norm_epsilon, Dropped(layers.dropout, next(seeds)))
+        return _Residual(layers.norm_epsilon, DropoutMask(layers.dropout, next(seeds)))
 
     for _ in range(layers.count):
-        settings = attention_to(places.sentences, is_causal=is_decoder)
+        settings = attention_to(sentences, is_causal=is_decoder)
         yield _SelfAttention(next(rounded), settings, residual())
         if memory is not None:
-            settings = attention_to(places.sources, is_causal=False)
+            settings = attention_to(sources, is_causal=False)
             yield _CrossAttention(next(rounded), settings, residual(), memory)
-        relu_dropout = Dropped(layers.relu_dropout, next(seeds))
+        relu_dropout = DropoutMask(layers.relu_dropout, next(seeds))
         yield _FeedForward(next(rounded), relu_dropout, residual())
 
 
@@ -201,8 +195,8 @@ def _rounded(
     for kind in kinds:
         own = list(islice(remaining, SUBLAYER_WEIGHTS[kind]))
         if kind == "attention":
-            query, query_bias, both, both_bias, *own = own
-            groups += [[query, both], [query_bias, both_bias]]
+            query, query_bias, both, key_value_bias, *own = own
+            groups += [[query, both], [query_bias, key_value_bias]]
         groups += [[each] for each in own]
     members = [each for group in groups for each in group]
 
@@ -241,7 +235,7 @@ class _Residual:
     """Residual connection of a sub-layer: LayerNorm(x + Dropout(addend))."""
 
     epsilon: float
-    dropout: Dropped
+    dropout: DropoutMask
 
     def forward(
         self, x: Tensor, addend: Tensor, weights: _Weights
@@ -257,7 +251,7 @@ class _SavedResidual:
     total: Tensor
     scales: Tensor
     gain: Tensor
-    dropout: Dropped
+    dropout: DropoutMask
 
     def backward(self, grad_y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the gradients of x, of the addend, and of three vectors.
@@ -345,10 +339,10 @@ class _CrossAttention:
     def forward(self, x: Tensor) -> tuple[Tensor, "_SavedCrossAttention"]:
         """Return the output, and what the backward pass needs."""
         weights = self.weights
-        of_query, of_both = self.settings.split(weights.inner.t())
-        query_bias, both_bias = self.settings.split(weights.inner_bias[None])
-        query = torch.addmm(query_bias[0], x, of_query)
-        key_value = torch.addmm(both_bias[0], self.memory, of_both)
+        query_weight, key_value_weight = self.settings.split(weights.inner.t())
+        query_bias, key_value_bias = self.settings.split(weights.inner_bias[None])
+        query = torch.addmm(query_bias[0], x, query_weight)
+        key_value = torch.addmm(key_value_bias[0], self.memory, key_value_weight)
         heads, log_sums = attention(query, key_value, self.settings)
         addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
         y, residual = self.residual.forward(x, addend, weights)
@@ -385,13 +379,13 @@ class _SavedCrossAttention:
             self.log_sums,
             self.settings,
         )
-        of_query, of_both = self.settings.split(self.weights.inner.t())
+        query_weight, key_value_weight = self.settings.split(self.weights.inner.t())
         if grad_memory is None:
-            grad_memory = key_value @ of_both.t()
+            grad_memory = key_value @ key_value_weight.t()
         else:
-            grad_memory.addmm_(key_value, of_both.t())
+            grad_memory.addmm_(key_value, key_value_weight.t())
         return (
-            grad_x.addmm_(query, of_query.t()),
+            grad_x.addmm_(query, query_weight.t()),
             grad_memory,
             [
                 weight_gradient(query, self.x),
@@ -409,7 +403,7 @@ class _FeedForward:
     """Feed-forward network with its residual connection."""
 
     weights: _Weights
-    dropout: Dropped
+    dropout: DropoutMask
     residual: _Residual
 
     def forward(self, x: Tensor) -> tuple[Tensor, "_SavedFeedForward"]:

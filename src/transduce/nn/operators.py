@@ -9,6 +9,7 @@ memory with tensors.
 """
 
 import ctypes
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -80,8 +81,22 @@ def has_bf16_products() -> bool:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton, which PyTorch's builds for GPUs bring along, is installed."""
-    return find_spec("triton") is not None
+    """Whether Triton's kernels run on this machine's GPU; warn once if they should.
+
+    PyTorch's builds for GPUs bring Triton along, but it needs a C compiler.
+    """
+    if find_spec("triton") is None:
+        return False
+    from transduce.nn.gpu_kernels import launch_fault
+
+    if (fault := launch_fault()) is None:
+        return True
+    warnings.warn(
+        f"Training is without Triton's kernels, and several times slower: {fault}",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+    return False
 
 
 def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:

@@ -6,7 +6,9 @@ launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WOR
 MASTER_ADDR and MASTER_PORT.
 
 A GPU starts every operator from the CPU, and most operators read and write more than
-they compute. PyTorch's compiler fuses the many small ones of a layer into a few.
+they compute. Triton's kernels compute several at once, and a CUDA graph starts those of
+an update together. Where they do not exist, PyTorch's compiler fuses the small
+operators of a layer.
 
 The settings determine the pairs of an update. Trials find how to split it into the
 largest micro-batches that fit in memory, and their time.
@@ -31,8 +33,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
-from transduce.data.batches import Batcher
-from transduce.data.tensors import PackedBatch
+from transduce.data.batches import Batcher, Update
+from transduce.data.tensors import SOURCE_BUCKETS, PackedBatch
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
 from transduce.machine import WaitingMeter, free_memory, return_freed_memory
@@ -339,8 +341,11 @@ def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
         pairs = pairs[: -(-len(pairs) // 2)]
 
 
-ROOM = 1.2
-"""Graphs are made if this multiple of the peak memory without them is free."""
+MEMORY_FACTOR = 2.5
+"""CUDA graphs are made if this multiple of the memory of a batch is free: they and
+batches without a graph have memory of their own."""
+MOST_GRAPHS = 1_024
+"""Largest number of CUDA graphs, which share almost all of their memory."""
 
 
 class GraphedGradients:
@@ -353,40 +358,75 @@ class GraphedGradients:
 
     def __init__(self, batch_loss: BatchLoss) -> None:
         self._batch_loss = batch_loss
+        self._parameters = [p for p in batch_loss.parameters() if p.requires_grad]
+        self._gradients: list[Tensor] = []
+        """Gradients of the last graph, in the same memory for all graphs."""
         self._seen: set[tuple[int, ...]] = set()
         self._graphs: dict[tuple[int, ...], _GradientGraph] = {}
+        self._is_full = False
 
     def __len__(self) -> int:
         """Number of graphs so far."""
         return len(self._graphs)
+
+    def clear(self) -> None:
+        """Forget all graphs and free their memory."""
+        self._graphs.clear()
+        self._gradients.clear()
+        self._seen.clear()
 
     def backward(
         self, batch: PackedBatch, weight: float, is_alone: bool
     ) -> Float[Tensor, "2"]:
         """Add the gradients of a batch's loss times `weight`; return both losses.
 
-        The batch is in pinned memory. Of a batch that `is_alone` in its update, the
-        gradients are valid until the next call.
+        If the batch `is_alone` in its update, its gradients are valid until the next
+        call.
         """
-        if batch.shape in self._graphs:
-            return self._graphs[batch.shape].backward(batch, weight, is_alone)
-        if batch.shape in self._seen and self._has_room():
-            pool = next((each.pool for each in self._graphs.values()), None)
-            graph = _GradientGraph(self._batch_loss, batch, pool)
-            self._graphs[batch.shape] = graph
-            return graph.backward(batch, weight, is_alone)
-        self._seen.add(batch.shape)
-        loss = self._batch_loss(batch)
-        (loss.smoothed * weight).backward()
-        return as_tensor(loss)
+        graph = self._graph(batch)
+        if graph is None:
+            loss = self._batch_loss(batch)
+            (loss.smoothed * weight).backward()
+            return as_tensor(loss)
+        losses = graph.replay(batch, weight)
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            if parameter.grad is not None:
+                parameter.grad += gradient
+            else:
+                parameter.grad = gradient if is_alone else gradient.clone()
+        return losses
 
-    def _has_room(self) -> bool:
-        """Whether memory suffices; all graphs share theirs."""
+    def _graph(self, batch: PackedBatch) -> "_GradientGraph | None":
+        """Return the graph of a batch's shape; None if there is none, nor to be one."""
+        shape = batch.shape
+        if shape in self._graphs or self._is_full:
+            return self._graphs.get(shape)
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return None
+        if not self._fits_in_memory():
+            return None
+        if not self._gradients:
+            self._gradients = [torch.zeros_like(each) for each in self._parameters]
+        pool = next((each.pool for each in self._graphs.values()), None)
+        given = (self._parameters, self._gradients)
+        try:
+            graph = _GradientGraph(self._batch_loss, batch, *given, pool)
+        except torch.OutOfMemoryError:
+            self._is_full = True  # later batches have the graphs made so far
+            return None
+        self._graphs[shape] = graph
+        self._is_full = len(self._graphs) == MOST_GRAPHS
+        return graph
+
+    def _fits_in_memory(self) -> bool:
+        """Whether memory suffices for the first graph; others take little more."""
         if self._graphs:
             return True
-        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        allocated = torch.cuda.memory_allocated()
         free, _ = torch.cuda.mem_get_info()
-        return free + cached > ROOM * torch.cuda.max_memory_allocated()
+        free += torch.cuda.memory_reserved() - allocated
+        return free > MEMORY_FACTOR * (torch.cuda.max_memory_allocated() - allocated)
 
 
 class _GradientGraph:
@@ -396,11 +436,12 @@ class _GradientGraph:
         self,
         batch_loss: BatchLoss,
         batch: PackedBatch,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
         pool: Any,
     ) -> None:
-        model = batch_loss.model
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        device = self._parameters[0].device
+        """Record the computation, which will write the gradients."""
+        device = gradients[0].device
         self._batch = batch.to(device)
         self._weight = torch.zeros((), device=device)
         self._graph = torch.cuda.CUDAGraph()
@@ -410,46 +451,59 @@ class _GradientGraph:
         # Weights must be rounded in each replay, not taken from an earlier call.
         with capture, unchanged_weights():
             loss = batch_loss(self._batch)
-            gradients = torch.autograd.grad(
-                loss.smoothed * self._weight, self._parameters, allow_unused=True
+            found = torch.autograd.grad(
+                loss.smoothed * self._weight,
+                parameters,
+                allow_unused=True,
+                materialize_grads=True,
             )
-            found = zip(self._parameters, gradients, strict=True)
-            self._gradients = [_after_hooks(*each) for each in found]
+            # Gradients of its own would take the memory of all weights in each graph.
+            torch._foreach_copy_(list(gradients), list(found))
             self._losses = as_tensor(loss)
         # The graph reads this table by its address, even if the model makes another.
         longest = max(self._batch.source.longest, self._batch.target.longest)
-        assert isinstance(model, Transformer)
-        self._positions = model.positions(0, longest, device)
+        assert isinstance(batch_loss.model, Transformer)
+        with torch.no_grad():
+            self._positions = batch_loss.model.positions(0, longest, device)
 
     @property
     def pool(self) -> Any:
         """Handle of the memory, for other graphs that never run at the same time."""
         return self._graph.pool()
 
-    def backward(
-        self, batch: PackedBatch, weight: float, is_alone: bool
-    ) -> Float[Tensor, "2"]:
+    def replay(self, batch: PackedBatch, weight: float) -> Float[Tensor, "2"]:
+        """Compute the gradients of a batch in pinned memory; return both losses."""
         for own, given in zip(self._batch.tensors, batch.tensors, strict=True):
             own.copy_(given, non_blocking=True)
         self._weight.fill_(weight)
         self._graph.replay()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is not None:
-                parameter.grad += gradient
-            else:
-                parameter.grad = gradient if is_alone else gradient.clone()
         return self._losses.clone()
 
 
-def _after_hooks(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return what a parameter's hooks make of its gradient, as `backward` would."""
-    for hook in (parameter._backward_hooks or {}).values():
-        if gradient is not None:
-            changed = hook(gradient)
-            gradient = gradient if changed is None else changed
-    return gradient
+LEAST_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
+"""Smallest share of tokens in a batch that is padded to a bucket."""
+
+
+def joined(
+    update: Update, max_positions: int | None, num_processes: int
+) -> list[Integer[np.ndarray, " _"]]:
+    """Join the batches of an update that is packed, and cut it into parts that fit.
+
+    Products of many rows are faster, and without padding lengths may differ. A part has
+    at most `max_positions` if no pair is longer. All processes have equally many parts
+    if there are enough pairs.
+    """
+    pairs = np.concatenate(update.batches)
+    lengths = update.source_lengths + update.target_lengths
+    tokens, count = np.cumsum(lengths), 1
+    if max_positions is not None:
+        # A part has whole pairs, and is padded to a bucket.
+        bound = max(max_positions * LEAST_TOKEN_SHARE - lengths.max(), 1)
+        count = math.ceil(tokens[-1] / bound)
+    count = -(-count // num_processes) * num_processes
+    ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
+    parts = np.split(pairs, np.searchsorted(tokens, ends))
+    return [part for part in parts if len(part) > 0]
 
 
 BYTES_PER_PARAMETER = 16
@@ -510,17 +564,20 @@ def _sizes(config: ArchitectureConfig) -> str:
 
 
 def find_micro_batch(
-    batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware, num_processes: int = 1
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    hardware: Hardware,
+    num_processes: int = 1,
+    graphs: GraphedGradients | None = None,
 ) -> MicroBatch:
     """Compute the gradient of the longest batch, halved until it fits in memory.
 
-    If sentences are packed, it is that of a whole update of such batches, halved.
-    `num_processes` processes of this machine do so at the same time. The model's
+    If sentences are packed, it is that of the largest update, by a graph if there are
+    any. `num_processes` processes of this machine do so at the same time. The model's
     gradients are dropped. Raises `ConfigError` if not even one pair fits.
     """
-    longest = batcher.longest_batch()
-    if batch_loss.is_packed:
-        longest = np.tile(longest, batcher.max_batches)
+    is_packed = batch_loss.is_packed
+    longest = batcher.largest_update() if is_packed else batcher.longest_batch()
     indices = longest
     seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
@@ -533,12 +590,14 @@ def find_micro_batch(
         # The peak of a trial that failed is not the run's.
         forget_peak_memory(hardware.device)
         with _out_of_memory_suppressed():
-            # The first pass warms up.
-            for _ in range(2):
+            # The first pass warms up, and a graph is made in the second.
+            for _ in range(2 if graphs is None else 3):
                 meter = WaitingMeter()
-                seconds = _time_gradient(batch_loss, batcher, indices, hardware)
+                seconds = _time_gradient(batch_loss, batcher, indices, hardware, graphs)
                 waiting_share = meter.share()
             break
+        if graphs is not None:
+            graphs.clear()
         if len(indices) == 1:
             raise ConfigError(
                 "The longest pair must fit in memory, but does not; make the model or "
@@ -552,8 +611,16 @@ def find_micro_batch(
         was_cut=len(indices) < len(longest),
         seconds=seconds * (1 - waiting_share) / max_positions,
         waiting_share=waiting_share,
-        peak_bytes=peak_memory(hardware.device),
+        peak_bytes=_peak_bytes(hardware.device),
     )
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the peak memory of the trial, with that of graphs beside it."""
+    peak = peak_memory(device)
+    if device.type != "cuda":
+        return peak
+    return peak + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _estimate(
@@ -597,10 +664,15 @@ def _time_gradient(
     batcher: Batcher,
     indices: Integer[np.ndarray, " pairs"],
     hardware: Hardware,
+    graphs: GraphedGradients | None = None,
 ) -> float:
     """Compute the gradient of a batch; return the seconds it takes."""
     started = time.perf_counter()
-    batch_loss(batcher.load(indices)).smoothed.backward()
+    if graphs is None or not batch_loss.is_packed:
+        batch_loss(batcher.load(indices)).smoothed.backward()
+    else:
+        batch = batcher.load_packed(indices).padded_to_bucket().pinned()
+        graphs.backward(batch, weight=1.0, is_alone=True)
     if hardware.device.type == "cuda":
         torch.cuda.synchronize(hardware.device)
     return time.perf_counter() - started

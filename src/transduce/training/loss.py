@@ -307,7 +307,10 @@ class BatchLoss(nn.Module):
         if isinstance(batch, PackedBatch):
             return self._packed_cross_entropy(batch)
         if samples is None and self.is_packed:
-            return self._packed_cross_entropy(batch.packed())
+            packed = batch.packed()
+            return self._packed_cross_entropy(
+                packed.padded_to_bucket() if self.model.training else packed
+            )
         batch = batch.to(self._hardware.device)
         if samples is not None:
             return self._rewarded(batch, samples.to(self._hardware.device))

@@ -38,6 +38,7 @@ from transduce.training.hardware import (
     compile_layers,
     find_micro_batch,
     is_worth_compiling,
+    joined,
     no_sync,
 )
 from transduce.training.loss import (
@@ -210,6 +211,7 @@ class Trainer:
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
+        self._is_packed = False
 
     def find_micro_batch(self, max_positions: int | None = None) -> MicroBatch:
         """Find how much of an update fits in memory, and split updates accordingly.
@@ -224,7 +226,11 @@ class Trainer:
         moments = self._optimizer.missing_moments()
         sharing = self._processes.count_here
         found = find_micro_batch(
-            self._batch_loss, self._batcher.longest_possible(), self._hardware, sharing
+            self._batch_loss,
+            self._batcher.longest_possible(),
+            self._hardware,
+            sharing,
+            self.graphs,
         )
         found = replace(found, compile_error=compile_error)
         del moments
@@ -282,6 +288,13 @@ class Trainer:
                 self._checkpointed_at = time.monotonic()
                 if is_over:
                     return
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all processes compute sentences without padding."""
+        cannot = not self._batch_loss.is_packed
+        # All must split updates alike.
+        return not self._processes.all_reduce_any(cannot, self._hardware.device)
 
     def state(self) -> TrainingState:
         """Return the state for `restore`, without the model's weights."""
@@ -346,8 +359,8 @@ class Trainer:
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
-            is_packed = self._batch_loss.is_packed
-            with closing(read_ahead(self._shares(start, is_packed))) as shares:
+            self._is_packed = self.is_packed
+            with closing(read_ahead(self._shares(start))) as shares:
                 for update, loaded in groupby(shares, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
@@ -359,18 +372,19 @@ class Trainer:
                         return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
-    def _shares(self, start: Progress, is_packed: bool) -> Iterator[_Loaded]:
-        """Load this process's shares of the remaining updates of an epoch.
-
-        If `is_packed`, updates by likelihood compute their sentences without padding.
-        """
+    def _shares(self, start: Progress) -> Iterator[_Loaded]:
+        """Load this process's shares of the remaining updates of an epoch."""
         updates = self._batcher.epoch(
             start.epoch, first=start.update, first_step=start.step - start.update
         )
         for step, update in enumerate(updates, start.step + 1):
-            packs = is_packed and not self._config.is_by_reward(step)
+            packs = self._packs(step)
             bound = self._bound(step)
-            parts = self._joined(update) if packs else self._cut(update, bound)
+            parts = (
+                joined(update, bound, self._processes.count)
+                if packs
+                else self._cut(update, bound)
+            )
             shares = self._processes.share(parts)
             for share in shares:
                 yield _Loaded(
@@ -387,10 +401,10 @@ class Trainer:
         self._optimizer.zero_grad()
         rate = self._learning_rate()
         rewarded = self._config.is_by_reward(self.progress.step)
-        of_samples = 0
+        flops_of_samples = 0
         if rewarded:
             shares = [self._with_samples(each) for each in loaded]
-            of_samples = self._sample_flops(shares)
+            flops_of_samples = self._sample_flops(shares)
             loaded = iter(shares)
             without_dropout(self.model)
         elif not self.model.training:  # setting each module takes a while
@@ -404,7 +418,7 @@ class Trainer:
         smoothed, likelihood, reward = losses.tolist()
         self.progress = replace(
             self.progress,
-            flops=self.progress.flops + flops + of_samples,
+            flops=self.progress.flops + flops + flops_of_samples,
             corpus_pairs=self._corpus_pairs(update),
         )
         num_tokens = update.num_source_tokens + update.num_target_tokens
@@ -418,7 +432,11 @@ class Trainer:
             reward=reward / len(update.target_lengths) if rewarded else None,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
-            padding=1 - num_tokens / update.num_positions,
+            padding=(
+                0.0
+                if self._packs(self.progress.step)
+                else 1 - num_tokens / update.num_positions
+            ),
             flops=self.progress.flops,
             seconds=time.perf_counter() - started,
             shares=self._shares_of_corpora(),
@@ -491,12 +509,16 @@ class Trainer:
             processes.average_gradients(self._parallel_loss)
         return processes.all_reduce_sum(losses)
 
+    def _packs(self, step: int) -> bool:
+        """Whether an update computes its sentences without padding."""
+        return self._is_packed and not self._config.is_by_reward(step)
+
     def _load(self, update: Update, share: Share, packs: bool) -> Batch | PackedBatch:
-        batch: Batch | PackedBatch = update.dataset.load(share.indices)
+        batch: Batch | PackedBatch
         if packs:
-            assert isinstance(batch, Batch)
-            packed = batch.packed()
-            batch = packed if self.graphs is None else packed.filled()
+            batch = update.dataset.load_packed(share.indices).padded_to_bucket()
+        else:
+            batch = update.dataset.load(share.indices)
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _bound(self, step: int) -> int | None:
@@ -506,27 +528,15 @@ class Trainer:
         """
         if not self._config.is_by_reward(step):
             return self._max_positions
-        fitting = self._max_positions or self._longest_positions
+        fitting = self._longest_positions
+        if self._max_positions is not None:
+            fitting = min(fitting, self._max_positions)
         return max(fitting // (self._config.reward_samples + 1), 1)
 
     @cached_property
     def _longest_positions(self) -> int:
         batcher = self._batcher.longest_possible()
         return batcher.num_positions(batcher.longest_batch())
-
-    def _joined(self, update: Update) -> list[Integer[np.ndarray, " _"]]:
-        """Join the batches of an update that is packed, as far as they fit in memory.
-
-        Products of many rows are faster, and without padding lengths may differ. Each
-        process has at least one part.
-        """
-        pairs = np.concatenate(update.batches)
-        tokens = np.cumsum(update.source_lengths + update.target_lengths)
-        bound = self._max_positions or int(tokens[-1])
-        count = max(-(-int(tokens[-1]) // bound), self._processes.count)
-        ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
-        parts = np.split(pairs, np.searchsorted(tokens, ends))
-        return [part for part in parts if len(part) > 0]
 
     def _cut(
         self, update: Update, bound: int | None
