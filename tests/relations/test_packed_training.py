@@ -25,11 +25,11 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import GraphedGradients, joined
 from transduce.training.loss import BatchLoss
-from transduce.training.trainer import Trainer
+from transduce.training.trainer import StepReport, Trainer
 
 pytest.importorskip("triton", exc_type=ImportError)
 
-from transduce.nn import gpu_kernels
+from transduce.nn import cross_entropy, gpu_kernels
 from transduce.nn.cross_entropy import triton_loss
 from transduce.nn.gpu_kernels import DropoutMask, PackedAttention, Sentences
 
@@ -426,6 +426,52 @@ def test_batches_of_an_update_are_joined_within_the_bound(
         for part in parts:
             batch = batcher.load_packed(part).padded_to_bucket()
             assert len(batch.source.ids) + len(batch.target.ids) <= positions
+
+
+@pytest.mark.skipif(IS_GPU, reason="interprets the kernels in fp32 on a CPU")
+@pytest.mark.usefixtures("unchecked_types")
+@torch.enable_grad()
+@pytest.mark.parametrize("positions", [None, 70])
+def test_a_packed_training_has_the_losses_of_a_padded_one(
+    config: ModelConfig,
+    cpu: Hardware,
+    make_dataset,
+    random_pairs,
+    monkeypatch: pytest.MonkeyPatch,
+    positions: int | None,
+):
+    batching = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=30)
+    batcher = Batcher(make_dataset(random_pairs(20, 9)), batching, 1)
+
+    def reports() -> list[StepReport]:
+        torch.manual_seed(1)
+        training = TrainingConfig(steps=2, warmup_steps=2)
+        model = Transformer(replace(config, num_layers=1))
+        trainer = Trainer(model, batcher, training, cpu)
+        if positions is not None:
+            monkeypatch.setattr(trainer, "_max_positions", positions)
+        found: list[StepReport] = []
+        trainer.train(
+            on_step=found.append,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+        validation = trainer.validate(batcher)
+        losses.append(validation.loss)
+        return found
+
+    losses: list[float] = []
+    padded = reports()
+    monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
+    monkeypatch.setattr(cross_entropy, "has_triton_loss", lambda *_: True)
+    packed = reports()
+    assert [each.padding for each in packed] == [0.0, 0.0]
+    assert all(each.padding > 0 for each in padded)
+    for found, expected in zip(packed, padded, strict=True):
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert found.num_target_tokens == expected.num_target_tokens
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.fixture
