@@ -20,10 +20,11 @@ from transduce.device import Hardware, choose_hardware
 from transduce.experiments.presets import preset
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn.fuse import FusedTransformer, _is_packable, fuse
+from transduce.nn.fuse import FusedTransformer, fuse, is_packable
 from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.training import hardware as hardware_of_training
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import GraphedGradients, joined
+from transduce.training.hardware import joined
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import StepReport, Trainer
 
@@ -355,16 +356,16 @@ def test_dropout_keeps_independent_elements_at_its_rate(rate: float):
 def test_a_model_with_what_packing_lacks_is_not_packed(
     config: ModelConfig, changes: dict[str, object]
 ):
-    def is_packable(model: FusedTransformer) -> bool:
-        return all(map(_is_packable, (model.encoder_layers, model.decoder_layers)))
+    def can_be_packed(model: FusedTransformer) -> bool:
+        return all(map(is_packable, (model.encoder_layers, model.decoder_layers)))
 
     model = fuse(Transformer(config).to(DEVICE))
-    assert is_packable(model)
+    assert can_be_packed(model)
     assert model.can_pack(torch.bfloat16) is IS_GPU
     assert not model.can_pack(torch.float32)
     model.cross_attention_taps[0].register_forward_hook(lambda *_: None)
-    assert not is_packable(model)
-    assert not is_packable(fuse(Transformer(replace(config, **changes))))
+    assert not can_be_packed(model)
+    assert not can_be_packed(fuse(Transformer(replace(config, **changes))))
 
 
 def test_a_dataset_packs_as_its_padded_batches_do(make_dataset, random_pairs):
@@ -449,7 +450,7 @@ def test_a_packed_training_has_the_losses_of_a_padded_one(
         model = Transformer(replace(config, num_layers=1))
         trainer = Trainer(model, batcher, training, cpu)
         if positions is not None:
-            monkeypatch.setattr(trainer, "_max_positions", positions)
+            trainer.find_micro_batch(positions)
         found: list[StepReport] = []
         trainer.train(
             on_step=found.append,
@@ -484,7 +485,7 @@ def train(
 
     def run(*, with_graphs: bool, positions: int | None = None):
         if not with_graphs:
-            monkeypatch.setattr(GraphedGradients, "_fits_in_memory", lambda _: False)
+            monkeypatch.setattr(hardware_of_training, "MEMORY_FACTOR", math.inf)
         torch.manual_seed(1)
         model = Transformer(replace(config, dropout=0.1))
         hardware: Hardware = choose_hardware("cuda", "bf16")
@@ -507,6 +508,7 @@ def train(
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Memory suffices for 0 CUDA graphs")
 @torch.enable_grad()
 @pytest.mark.parametrize("positions", [None, 300])
 def test_training_by_cuda_graphs_is_bit_for_bit_the_same(train, positions):

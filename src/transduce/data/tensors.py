@@ -68,12 +68,6 @@ class PackedSide:
         """Tensors of the sentences."""
         return self.ids, self.positions, self.starts
 
-    def with_tensors(
-        self, ids: Tensor, positions: Tensor, starts: Tensor
-    ) -> "PackedSide":
-        """Return the same sentences with other tensors."""
-        return replace(self, ids=ids, positions=positions, starts=starts)
-
     def padded_to_bucket(self, buckets: int, longest: int) -> "PackedSide":
         """Add sentences of padding up to a bucket of numbers of rows.
 
@@ -151,12 +145,11 @@ class PackedBatch:
         )
 
     def _with(self, tensors: Sequence[Tensor]) -> "PackedBatch":
-        *sides, target_out = tensors
-        return PackedBatch(
-            source=self.source.with_tensors(*sides[:3]),
-            target=self.target.with_tensors(*sides[3:]),
-            target_out=target_out,
-        )
+        ids, positions, starts, *of_target, target_out = tensors
+        source = replace(self.source, ids=ids, positions=positions, starts=starts)
+        ids, positions, starts = of_target
+        target = replace(self.target, ids=ids, positions=positions, starts=starts)
+        return PackedBatch(source=source, target=target, target_out=target_out)
 
 
 SOURCE_BUCKETS, TARGET_BUCKETS = 8, 16

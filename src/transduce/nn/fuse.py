@@ -283,7 +283,7 @@ class FusedTransformer(Transformer):
             self.output_weight.is_cuda
             and dtype == torch.bfloat16
             and has_triton()
-            and all(map(_is_packable, stacks))
+            and all(map(is_packable, stacks))
         )
 
     def packed_states(
@@ -362,7 +362,7 @@ PACKED_WIDTHS = (16, 32, 64, 128)
 """Widths of a head for which attention over packed sentences exists."""
 
 
-def _is_packable(stack: Stack) -> bool:
+def is_packable(stack: Stack) -> bool:
     """Whether one call can compute all layers over packed sentences."""
     layers = list(stack)
     if not (

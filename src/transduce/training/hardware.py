@@ -18,6 +18,7 @@ import gc
 import math
 import os
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -374,6 +375,7 @@ class GraphedGradients:
         self._graphs.clear()
         self._gradients.clear()
         self._seen.clear()
+        self._is_full = False
 
     def backward(
         self, batch: PackedBatch, weight: float, is_alone: bool
@@ -405,6 +407,7 @@ class GraphedGradients:
             self._seen.add(shape)
             return None
         if not self._fits_in_memory():
+            self._stop()
             return None
         if not self._gradients:
             self._gradients = [torch.zeros_like(each) for each in self._parameters]
@@ -413,11 +416,21 @@ class GraphedGradients:
         try:
             graph = _GradientGraph(self._batch_loss, batch, *given, pool)
         except torch.OutOfMemoryError:
-            self._is_full = True  # later batches have the graphs made so far
+            self._stop()
             return None
         self._graphs[shape] = graph
         self._is_full = len(self._graphs) == MOST_GRAPHS
         return graph
+
+    def _stop(self) -> None:
+        """Make no more graphs; batches of other shapes are computed without."""
+        self._is_full = True
+        warnings.warn(
+            f"Memory suffices for {len(self)} CUDA graphs: training is slower for "
+            "batches of other shapes.",
+            RuntimeWarning,
+            stacklevel=1,
+        )
 
     def _fits_in_memory(self) -> bool:
         """Whether memory suffices for the first graph; others take little more."""
@@ -578,6 +591,7 @@ def find_micro_batch(
     """
     is_packed = batch_loss.is_packed
     longest = batcher.largest_update() if is_packed else batcher.longest_batch()
+    graphs = graphs if is_packed else None
     indices = longest
     seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
@@ -668,7 +682,7 @@ def _time_gradient(
 ) -> float:
     """Compute the gradient of a batch; return the seconds it takes."""
     started = time.perf_counter()
-    if graphs is None or not batch_loss.is_packed:
+    if graphs is None:
         batch_loss(batcher.load(indices)).smoothed.backward()
     else:
         batch = batcher.load_packed(indices).padded_to_bucket().pinned()
