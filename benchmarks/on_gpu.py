@@ -225,7 +225,7 @@ def _measure_updates(task: Task, name: str) -> None:
         f"about {run.batching.target_tokens:,} target tokens.\n"
     )
     started = time.perf_counter()
-    steps = WARM_UP + MEASURED + 1
+    steps = WARM_UP + MEASURED + 2
     work = TrainingTask(run=run, hardware=hardware, steps=steps)
     torch.manual_seed(1)
     trainer = our_trainer(work)
@@ -251,7 +251,10 @@ def _measure_updates(task: Task, name: str) -> None:
 def _timed_updates(
     work: "TrainingTask", trainer: "Trainer", profile: Path
 ) -> "list[tuple[StepReport, float]]":
-    """Report and seconds of each update; the last one is profiled by kernel."""
+    """Report and seconds of each update; the last one is profiled by kernel.
+
+    An update takes the time from the end of the one before to its end.
+    """
     import torch
 
     is_cuda = work.hardware.device.type == "cuda"
@@ -263,11 +266,15 @@ def _timed_updates(
 
     def on_step(report: "StepReport") -> None:
         nonlocal started
-        now = _now(work.hardware)
+        now = time.perf_counter()
         found.append((report, now - started))
-        if report.step == work.steps - 1:
+        started = now
+        if report.step == WARM_UP + MEASURED:
+            trainer.runs_ahead = False  # the profiler needs the start of an update
+        elif report.step == work.steps - 1:
             profiler.start()
-        started = _now(work.hardware)
+        elif report.step == work.steps:
+            profiler.stop()
 
     trainer.train(
         on_step=on_step,
@@ -275,7 +282,6 @@ def _timed_updates(
         on_checkpoint=lambda: False,
         should_stop=lambda: False,
     )
-    profiler.stop()
     key = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     table = profiler.key_averages().table(sort_by=key, row_limit=NUM_KERNELS)
     profile.write_text(table, encoding="utf-8")

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import get_args
 
 import torch
+from torch import Tensor
 
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import (
@@ -44,6 +46,23 @@ class Hardware:
             torch.default_generator.manual_seed(number)
         else:
             torch.manual_seed(number)
+
+    def read_later(self, values: Tensor) -> Callable[[], list[float]]:
+        """Begin to copy values to the CPU; return a function that waits for them.
+
+        It does not wait for what a GPU is given to do after this call.
+        """
+        if self.device.type != "cuda":
+            return values.tolist
+        copy = values.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def read() -> list[float]:
+            copied.synchronize()
+            return copy.tolist()
+
+        return read
 
     def memory_bytes(self) -> int:
         """Return the device's total memory in bytes, or this container's limit."""

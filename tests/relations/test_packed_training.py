@@ -71,7 +71,7 @@ def random_batch(
             row[:length] = torch.randint(4, vocab_size, (length,), generator=generator)
         return ids
 
-    sources, targets = LENGTHS
+    sources, targets = lengths
     return Batch(
         source=side(sources), target_in=side(targets), target_out=side(targets)
     )
@@ -122,13 +122,19 @@ def test_the_loss_and_gradients_are_those_of_the_model(
     model = Transformer(replace(config, **changes)).to(DEVICE)
     batch = random_batch(config.vocab_size, lengths)
     plain = batch.to(DEVICE)
-    states = model.decode(plain.target_in, model.encode(plain.source))
-    expected = states[plain.target_out != PAD]
-    grad = torch.randn_like(expected)
-    expected.backward(grad)
-    wanted = {name: p.grad for name, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
+    grad = torch.randn(int((plain.target_out != PAD).sum()), model.config.d_model)
+    grad = grad.to(DEVICE)
 
+    def of_the_model(dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor | None]]:
+        with Hardware(device=DEVICE, dtype=dtype).autocast():
+            states = model.decode(plain.target_in, model.encode(plain.source))
+        states[plain.target_out != PAD].backward(grad)
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        model.zero_grad(set_to_none=True)
+        return states[plain.target_out != PAD], gradients
+
+    _, as_precise = of_the_model(DTYPE)
+    expected, wanted = of_the_model(torch.float32)
     found = fuse(model).packed_states(batch.packed().to(DEVICE), DTYPE)
     found.backward(grad.to(DTYPE))
     assert relative_error(found, expected) < TOLERANCE
@@ -140,7 +146,8 @@ def test_the_loss_and_gradients_are_those_of_the_model(
         error = float((parameter.grad - each).norm())
         # Gradients of keys' biases are sums that cancel.
         bound = 5 * TOLERANCE * max(float(each.norm()), largest / 1_000)
-        assert error < bound, name
+        # In bf16 a unit of a ReLU near zero may be on in one and off in the other.
+        assert error < max(bound, 2 * float((as_precise[name] - each).norm())), name
 
 
 @torch.enable_grad()

@@ -379,6 +379,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
+    trainer.runs_ahead = False  # an update must end with its turn
     if trainer.is_packed:
         make_graphs(trainer)
     elif task.hardware.device.type == "cuda":  # as in all but short trainings
@@ -500,11 +501,12 @@ def measure_training(
     """Measure the training speed of all systems in turns.
 
     The first `WARM_UP_ROUNDS` are not counted. Peers get our memory settings, unless
-    `are_peers_plain`. Calls `on_round` with the number of each round before it.
+    `are_peers_plain`, and on a GPU batches as large as an update. Calls `on_round` with
+    the number of each round before it.
     """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     task = TrainingTask(
-        run=run,
+        run=in_large_batches(run) if hardware.device.type == "cuda" else run,
         hardware=hardware,
         steps=WARM_UP_ROUNDS + rounds,
         are_peers_plain=are_peers_plain,
@@ -518,6 +520,13 @@ def measure_training(
     speed = _summary(task, max(rates), played[WARM_UP_ROUNDS:])
     left_out = tuple(reason for reason in obstacles.values() if reason is not None)
     return replace(speed, load=load, left_out=left_out)
+
+
+def in_large_batches(run: RunConfig) -> RunConfig:
+    """Make batches as large as an update, which we join and which is best for peers."""
+    batching = run.batching
+    size = max(batching.source_tokens, batching.target_tokens, batching.batch_tokens)
+    return replace(run, batching=replace(batching, batch_tokens=size))
 
 
 def _play_rounds(

@@ -308,8 +308,9 @@ class BatchLoss(nn.Module):
             return self._packed_cross_entropy(batch)
         if samples is None and self.is_packed:
             packed = batch.packed()
+            # Only the loss that computes gradients ignores rows without a target.
             return self._packed_cross_entropy(
-                packed.padded_to_bucket() if self.model.training else packed
+                packed.padded_to_bucket() if torch.is_grad_enabled() else packed
             )
         batch = batch.to(self._hardware.device)
         if samples is not None:

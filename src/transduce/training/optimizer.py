@@ -206,12 +206,12 @@ class WeightOptimizer:
         """Drop the gradients."""
         self._last.zero_grad()  # it has all weights
 
-    def clip(self, max_norm: float) -> float:
+    def clip(self, max_norm: float) -> Float[Tensor, ""]:
         """Scale the gradients down to a norm of all of them; return the norm before."""
         # Unlike the paper: clipping of gradients (Pascanu et al., 2013). Off by
         # default: `training.clip_norm`.
         weights = self._weights.values()
-        return nn.utils.clip_grad_norm_(weights, max_norm).item()
+        return nn.utils.clip_grad_norm_(weights, max_norm)
 
     def step(self, learning_rate: float) -> None:
         """Update the weights by their gradients."""

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -123,6 +124,8 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
+    """Time to the end of this update from its start, or from the end of the update
+    before it if that is later."""
     shares: Mapping[str, float] | None = None
     """Share of each corpus of a mixture in the pairs of this stage so far; None without
     a mixture."""
@@ -209,6 +212,10 @@ class Trainer:
         if hardware.device.type == "cuda" and processes.count == 1:
             self.graphs = GraphedGradients(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
+        self.runs_ahead = hardware.device.type == "cuda"
+        """Whether an update is started before the figures of the one before are read,
+        so that a GPU need not wait for the CPU between updates."""
+        self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
         self._is_packed = False
@@ -262,19 +269,21 @@ class Trainer:
     ) -> None:
         """Train to the last step.
 
-        `save` is called when a checkpoint is due, at the end and before stopping.
-        `on_checkpoint` is called after it unless training stops; it returns whether
-        training ends early. Raises `TrainingStoppedError` after a step at which
-        `should_stop` returns true, and `DivergedError` if the loss diverges.
+        `on_step` is called for each update in order; if training `runs_ahead`, when the
+        next one has started. `save` is called when a checkpoint is due, at the end and
+        before stopping. `on_checkpoint` is called after it unless training stops; it
+        returns whether training ends early. Raises `TrainingStoppedError` after a step
+        at which `should_stop` returns true, and `DivergedError` if the loss diverges.
         """
+        unread: deque[Callable[[], StepReport]] = deque()
         for update, loaded in self._updates():
-            report = self._step(update, loaded)
-            self._watch_loss(report)
-            on_step(report)
+            unread.append(self._step(update, loaded))
+            self._report(unread, on_step, is_pausing=False)
             is_last = self.progress.step == self._config.steps
             is_stopping = self._any(should_stop()) and not is_last
             self.is_checkpoint_due = is_last or self._is_checkpoint_due()
             if is_stopping or self.is_checkpoint_due:
+                self._report(unread, on_step, is_pausing=True)
                 self._require_finite_weights()
                 save()
             if is_stopping:
@@ -288,6 +297,19 @@ class Trainer:
                 self._checkpointed_at = time.monotonic()
                 if is_over:
                     return
+
+    def _report(
+        self,
+        unread: deque[Callable[[], StepReport]],
+        on_step: Callable[[StepReport], None],
+        *,
+        is_pausing: bool,
+    ) -> None:
+        """Report updates; if training runs ahead without a pause, all but the last."""
+        while len(unread) > (self.runs_ahead and not is_pausing):
+            report = unread.popleft()()
+            self._watch_loss(report)
+            on_step(report)
 
     @property
     def is_packed(self) -> bool:
@@ -395,8 +417,14 @@ class Trainer:
                     is_alone=len(shares) == 1,
                 )
 
-    def _step(self, update: Update, loaded: Iterator[_Loaded]) -> StepReport:
-        """Accumulate the gradients of an update, then update the weights."""
+    def _step(
+        self, update: Update, loaded: Iterator[_Loaded]
+    ) -> Callable[[], StepReport]:
+        """Accumulate the gradients of an update, then update the weights.
+
+        A GPU may still compute at the end. Returns a function that waits for the losses
+        and reports the update.
+        """
         started = time.perf_counter()
         self._optimizer.zero_grad()
         rate = self._learning_rate()
@@ -411,25 +439,22 @@ class Trainer:
             self.model.train()
         losses = self._accumulate(loaded)
         max_norm = self._config.clip_norm
-        norm = None if max_norm is None else self._optimizer.clip(max_norm)
+        norms = [] if max_norm is None else [self._optimizer.clip(max_norm)]
         self._optimizer.step(rate)
+        read = self._hardware.read_later(torch.stack([*losses, *norms]))
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
-        # A GPU may still compute: reading the losses earlier would only wait for it.
-        smoothed, likelihood, reward = losses.tolist()
         self.progress = replace(
             self.progress,
             flops=self.progress.flops + flops + flops_of_samples,
             corpus_pairs=self._corpus_pairs(update),
         )
         num_tokens = update.num_source_tokens + update.num_target_tokens
-        return StepReport(
+        begun = StepReport(
             step=self.progress.step,
             epoch=self.progress.epoch,
-            loss=smoothed / update.num_target_tokens,
-            perplexity=perplexity(-likelihood, update.num_target_tokens),
+            loss=math.nan,
+            perplexity=math.nan,
             learning_rate=rate,
-            gradient_norm=norm,
-            reward=reward / len(update.target_lengths) if rewarded else None,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
             padding=(
@@ -438,10 +463,24 @@ class Trainer:
                 else 1 - num_tokens / update.num_positions
             ),
             flops=self.progress.flops,
-            seconds=time.perf_counter() - started,
+            seconds=math.nan,
             shares=self._shares_of_corpora(),
             stage=self._stage(),
         )
+
+        def report() -> StepReport:
+            smoothed, likelihood, reward, *norm = read()
+            before, self._reported_at = self._reported_at, time.perf_counter()
+            return replace(
+                begun,
+                loss=smoothed / update.num_target_tokens,
+                perplexity=perplexity(-likelihood, update.num_target_tokens),
+                gradient_norm=norm[0] if norm else None,
+                reward=reward / len(update.target_lengths) if rewarded else None,
+                seconds=self._reported_at - max(started, before),
+            )
+
+        return report
 
     def _corpus_pairs(self, update: Update) -> tuple[int, ...]:
         """Add an update to the pairs of each corpus in this stage."""
@@ -581,7 +620,7 @@ class Trainer:
 
     def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
-        before, step = self.progress, self.progress.step
+        before, step = self.progress, report.step
         is_by_reward = self._config.is_by_reward
         if is_by_reward(step) and not is_by_reward(step - 1):
             # The reward may raise the loss, which then is compared with its own start.

@@ -12,10 +12,14 @@ from transduce.benchmark.training import (
     OURS,
     TORCH,
     WARM_UP_ROUNDS,
+    TrainingTask,
     UpdateOutcome,
+    in_large_batches,
     measure_training,
 )
+from transduce.data.batches import Update
 from transduce.errors import ConfigError
+from transduce.experiments.presets import RunConfig, preset
 from transduce.model.config import count_parameters
 
 SECONDS = {
@@ -84,6 +88,20 @@ def test_peers_are_plain_on_request(order, task, is_plain):
         task.run, task.hardware, 1, lambda _: None, are_peers_plain=is_plain
     )
     assert KnownWorker.plain == 3 * [is_plain]
+
+
+def test_large_batches_make_updates_of_as_many_tokens_and_few_batches(cpu):
+    run = preset("base")
+
+    def updates(run: RunConfig) -> list[Update]:
+        task = TrainingTask(run=run, hardware=cpu, steps=30)
+        return list(task.updates(task.dataset()))
+
+    usual, large = updates(run), updates(in_large_batches(run))
+    assert min(len(each.batches) for each in usual) > 5
+    assert max(len(each.batches) for each in large) <= 2
+    sizes = [median(each.num_target_tokens for each in all) for all in (usual, large)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
 
 
 @pytest.mark.parametrize("shortens", [True, False])

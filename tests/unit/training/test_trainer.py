@@ -22,6 +22,7 @@ from transduce.training.hardware import ALONE, Processes
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
+    Progress,
     StepReport,
     Trainer,
     TrainingStoppedError,
@@ -276,6 +277,52 @@ def events_of(trainer: Trainer, stop_at: int | None = None) -> list[object]:
 def test_a_step_is_reported_before_its_checkpoint_is_saved(make_trainer):
     trainer = make_trainer(replace(CONFIG, steps=2, checkpoint_steps=1))
     assert events_of(trainer) == [1, "saved", "checkpoint", 2, "saved", "checkpoint"]
+
+
+def test_training_that_runs_ahead_reports_a_step_when_the_next_has_started(
+    make_trainer,
+):
+    trainer = make_trainer(replace(CONFIG, checkpoint_steps=3))
+    trainer.runs_ahead = True
+    events: list[object] = []
+    run(
+        trainer,
+        on_step=lambda report: events.append((report.step, trainer.progress.step)),
+        save=lambda: events.append("saved"),
+    )
+    assert events == [(1, 2), (2, 3), (3, 3), "saved", (4, 5), (5, 5), "saved"]
+
+
+def test_a_stop_while_training_runs_ahead_reports_all_steps(make_trainer):
+    trainer = make_trainer()
+    trainer.runs_ahead = True
+    assert events_of(trainer, stop_at=2)[:3] == [1, 2, "saved"]
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_running_ahead_changes_no_figure(make_trainer, clip_norm):
+    config = replace(CONFIG, clip_norm=clip_norm, checkpoint_steps=2)
+
+    def reports(*, runs_ahead: bool) -> tuple[list[StepReport], Progress]:
+        trainer = make_trainer(config)
+        trainer.runs_ahead = runs_ahead
+        found: list[StepReport] = []
+        run(trainer, on_step=found.append)
+        assert all(report.seconds > 0 for report in found)
+        return [replace(each, seconds=0.0) for each in found], trainer.progress
+
+    assert reports(runs_ahead=True) == reports(runs_ahead=False)
+
+
+def test_a_loss_that_is_read_late_ends_training_with_its_step(make_trainer):
+    trainer = make_trainer()
+    trainer.runs_ahead = True
+    with torch.no_grad():
+        trainer.model.embedding.weight[2, 0] = math.nan
+    events: list[object] = []
+    with pytest.raises(DivergedError, match="be a number, but is nan at step 1"):
+        run(trainer, on_step=events.append, save=lambda: events.append("saved"))
+    assert events == []
 
 
 @pytest.mark.parametrize("checkpoint_steps", [None, 2], ids=["not due", "due"])

@@ -201,7 +201,7 @@ def test_gradients_are_clipped_as_by_pytorch(tiny, max_norm):
     for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(our.grad, their.grad, atol=0, rtol=0)
     after = torch.cat([weight.grad.flatten() for weight in ours.parameters()]).norm()
-    assert after == pytest.approx(min(max_norm, norm), rel=1e-4)
+    assert after == pytest.approx(min(max_norm, float(norm)), rel=1e-4)
 
 
 def test_the_state_of_another_optimizer_is_refused(tiny):
