@@ -16,13 +16,14 @@ from transduce.decoding.torch_decoder import (
     CudaGraphs,
     FusedStep,
     GraphedDecoder,
-    StaticStep,
+    StepGraphs,
+    StepSize,
     TorchDecoder,
     plain_linear,
 )
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
@@ -46,7 +47,9 @@ def test_replayed_steps_have_the_logits_of_plain_steps(
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
-    graphed = [GraphedDecoder(flat, memory, recorder) for _ in range(2)]
+    graphed = [
+        GraphedDecoder(flat, memory, StepGraphs(flat, recorder)) for _ in range(2)
+    ]
     found = steps(*graphed)
     expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -57,7 +60,7 @@ def test_search_finds_the_same_translations_while_sentences_leave(tiny: ModelCon
     model = Transformer(tiny).eval()
     plain = TorchModel(model=model, stepper=FusedStep(model))
     recorder = OperatorRecorder()
-    graphed = replace(plain, recorder=recorder)
+    graphed = replace(plain, graphs=StepGraphs(FusedStep(model), recorder))
     sources, limits = SOURCES * 3, [3, 12, 5, 9, 7, 7, 30, 1, 20]
     config = SearchConfig(beam_size=3, num_best=3)
 
@@ -74,36 +77,111 @@ def test_search_finds_the_same_translations_while_sentences_leave(tiny: ModelCon
 
 
 @torch.no_grad()
-def test_a_hook_gets_the_weights_of_each_replayed_step(tiny: ModelConfig):
+def test_a_hook_gets_the_weights_of_each_step_that_it_watches(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
-    recorder = OperatorRecorder()
     plain = TorchDecoder(flat, memory)
-    graphed = GraphedDecoder(flat, memory, recorder)
+    graphed = GraphedDecoder(flat, memory, StepGraphs(flat, OperatorRecorder()))
     tap = model.decoder_layers[-1].cross_attention.weights_tap
     seen: list[Tensor] = []
-    num_moves = 0
-    for number in range(24):
+    for number in range(80):
         ids = np.arange(number, number + 3)[:, None] % tiny.vocab_size
         expected = plain.step(ids)
-        moves = not graphed.state.has_capacity
-        num_moves += moves
-        if moves or number == 5:
+        if number in (0, 5, 6, 64):
             hook = tap.register_forward_hook(lambda *given: seen.append(given[2]))
             found = graphed.step(ids)
             hook.remove()
         else:
             found = graphed.step(ids)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert num_moves > 0
-    assert (len(recorder.records), len(seen)) == (num_moves + 1, num_moves + 1)
+    assert len(seen) == 4
+
+
+@torch.no_grad()
+def test_a_decoder_replays_what_an_earlier_one_of_its_size_has_recorded(
+    tiny: ModelConfig,
+):
+    model = Transformer(tiny).eval()
+    flat, recorder = FusedStep(model), OperatorRecorder()
+    graphs = StepGraphs(flat, recorder)
+
+    def run(memory: Memory) -> list[Tensor]:
+        decoders = [GraphedDecoder(flat, memory, graphs) for _ in range(2)]
+        return steps(*decoders)
+
+    run(model.encode(SOURCE))
+    num_records = len(recorder.records)
+    other = model.encode(SOURCE.flip(0))
+    found = run(other)
+    assert len(recorder.records) == num_records
+    expected = steps(*(TorchDecoder(flat, other) for _ in range(2)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_decoders_at_the_same_time_have_memory_of_their_own(tiny: ModelConfig):
+    model = Transformer(tiny).eval()
+    flat = FusedStep(model)
+    graphs = StepGraphs(flat, OperatorRecorder())
+    memories = [model.encode(each) for each in (SOURCE, SOURCE.flip(0))]
+    graphed = [GraphedDecoder(flat, each, graphs) for each in memories]
+    plain = [TorchDecoder(flat, each) for each in memories]
+    for number in range(6):
+        ids = np.full((3, 1), number + 3)
+        found, expected = ([each.step(ids) for each in all] for all in (graphed, plain))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_decoder_finds_nothing_of_the_one_that_had_its_memory(tiny: ModelConfig):
+    model = Transformer(tiny).eval()
+    flat = FusedStep(model)
+    graphs = StepGraphs(flat, OperatorRecorder())
+    memory = model.encode(SOURCE)
+    ids = np.full((3, 1), BOS)
+    spoilt = replace(memory, states=torch.full_like(memory.states, torch.nan))
+    first = GraphedDecoder(flat, spoilt, graphs)
+    for _ in range(4):
+        assert first.step(ids).isnan().all()
+    del first
+    second = GraphedDecoder(flat, memory, graphs)
+    assert not second.step(ids).isnan().any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("max_idle_bytes", "num_kept"), [(0.0, 0), (1e9, 1)])
+def test_idle_memory_is_bounded(
+    tiny: ModelConfig, max_idle_bytes: float, num_kept: int
+):
+    model = Transformer(tiny).eval()
+    memory, flat = model.encode(SOURCE), FusedStep(model)
+    graphs = StepGraphs(flat, OperatorRecorder(), max_idle_bytes)
+    step = graphs.borrow(flat.start(memory))
+    graphs.give_back(step)
+    graphs.borrow(flat.start(model.encode(SOURCE[:2])))
+    again = graphs.borrow(flat.start(memory))
+    assert (again is step) == bool(num_kept)
+
+
+def test_few_sizes_of_steps_occur(tiny: ModelConfig):
+    model = Transformer(tiny).eval()
+    flat = FusedStep(model)
+    sizes = {
+        StepSize.fitting(flat.start(model.encode(torch.full((rows, width), 5))))
+        for rows in range(1, 33)
+        for width in range(1, 33)
+    }
+    assert {size.source for size in sizes} == {32}
+    assert {size.sentences for size in sizes} == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
+    for size in sizes:
+        assert size.slots in (64, 128)
 
 
 @torch.no_grad()
 def test_finished_sentences_leave_once_half_have_finished(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
-    decoder = GraphedDecoder(flat, memory, OperatorRecorder())
+    decoder = GraphedDecoder(flat, memory, StepGraphs(flat, OperatorRecorder()))
     num_live, places = 6, []
     for kept in ([0, 1, 2, 3, 4], [0, 2, 3, 4], [1, 2, 3], [0, 2]):
         decoder.step(np.full((num_live, 1), BOS))
@@ -114,19 +192,21 @@ def test_finished_sentences_leave_once_half_have_finished(tiny: ModelConfig):
 
 
 @torch.inference_mode()
-def test_a_step_does_not_synchronise_with_the_device(tiny: ModelConfig):
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_step_does_not_synchronise_with_the_device(
+    tiny: ModelConfig, variant: dict[str, object]
+):
     # On the meta device, reading a value fails.
-    model = Transformer(tiny).eval().to("meta")
+    model = Transformer(replace(tiny, **variant)).eval().to("meta")
     flat = FusedStep(model, plain_linear, torch.bfloat16)
     model = model.to(torch.bfloat16)
     state = flat.start(model.encode(SOURCE.to("meta")))
     recorder = OperatorRecorder()
-    ids = torch.zeros(3, 1, dtype=torch.int64, device="meta")
-    x, seen = flat.enter(ids, state)
-    step = StaticStep(flat, x, state, recorder)
-    for _ in range(3):
-        assert step(x, seen).shape == (3, 1, tiny.vocab_size)
-        x, seen = flat.enter(ids, state)
+    step = StepGraphs(flat, recorder).borrow(state)
+    step.load(state)
+    ids = np.zeros((3, 1), dtype=np.int64)
+    for number in range(3):
+        assert step(ids, ids, number).shape == (3, 1, tiny.vocab_size)
     [record] = recorder.records
     made = [out for *_, result in record.calls for out in tensors(result)]
     assert {each.device.type for each in made} == {"meta"}
@@ -154,7 +234,8 @@ def test_graphs_on_a_gpu_have_the_logits_of_plain_steps(
 ):
     device = torch.device("cuda", 0)
     model = Transformer(tiny).eval().to(device)
-    flat, graphs = FusedStep(model, plain_linear, dtype), CudaGraphs(device)
+    flat = FusedStep(model, plain_linear, dtype)
+    graphs = StepGraphs(flat, CudaGraphs(device))
     memory = model.to(dtype).encode(SOURCE.to(device))
     expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
     for _ in range(2):

@@ -15,7 +15,8 @@ A decoder with recurrent units has no past to keep but their cells: one a hypoth
 layer, copied when hypotheses are dropped or continued (`RecurrentState`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -55,6 +56,11 @@ class SourceCache:
     cross_key: Float[Tensor, "sentences heads source d_k"]
     cross_value: Float[Tensor, "sentences heads source d_v"]
 
+    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return the parts of all tensors for the first sentences and positions."""
+        sources = (self.cross_key, self.cross_value)
+        return [each[:sentences, :, :source] for each in sources]
+
     def keep_sources(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep the sources of these sentences, in this order."""
         self.cross_key = self.cross_key.index_select(0, sentences)
@@ -77,6 +83,21 @@ class LayerCache(SourceCache):
 
     key: Float[Tensor, "sentences heads slots d_k"]
     value: Float[Tensor, "sentences heads slots d_v"]
+
+    def empty(self, sentences: int, source: int, slots: int) -> "LayerCache":
+        """Return zeros for other numbers of sentences, positions and slots."""
+        return LayerCache(
+            cross_key=_zeros(self.cross_key, sentences, source),
+            cross_value=_zeros(self.cross_value, sentences, source),
+            key=_zeros(self.key, sentences, slots),
+            value=_zeros(self.value, sentences, slots),
+        )
+
+    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return the parts of all tensors for the first sentences and positions."""
+        stores = [each[:sentences, :, :slots] for each in (self.key, self.value)]
+        # Not `super`: a dataclass with slots is another class than the one defined.
+        return [*SourceCache.parts(self, sentences, source, slots), *stores]
 
     def write(
         self,
@@ -128,6 +149,21 @@ class RecurrentCache(SourceCache):
 
     cell: Float[Tensor, "sentences group d_model"]
 
+    def empty(self, sentences: int, source: int, slots: int) -> "RecurrentCache":
+        """Return zeros for other numbers of sentences and positions."""
+        return RecurrentCache(
+            cross_key=_zeros(self.cross_key, sentences, source),
+            cross_value=_zeros(self.cross_value, sentences, source),
+            cell=self.cell.new_zeros(sentences, *self.cell.shape[1:]),
+        )
+
+    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return the parts of all tensors for the first sentences and positions."""
+        return [
+            *SourceCache.parts(self, sentences, source, slots),
+            self.cell[:sentences],
+        ]
+
     def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep the cells of these hypotheses, in this order."""
         cell = self.cell.flatten(0, 1)[rows]
@@ -176,27 +212,71 @@ class DecodingState:
         """Whether a slot is free for the newest position of each hypothesis."""
         return self.num_slots + self.group_size <= self.capacity
 
+    def empty(self, sentences: int, source: int, slots: int) -> "DecodingState":
+        """Return a state of zeros for other numbers of sentences and positions."""
+        return DecodingState(
+            layers=[each.empty(sentences, source, slots) for each in self.layers],
+            memory_mask=self.memory_mask.new_zeros(sentences, 1, 1, source),
+            past=self.past.new_zeros(sentences, self.group_size, slots),
+            positions=self.positions.new_zeros(sentences, slots),
+            lengths=self.lengths.new_zeros(sentences),
+            neighbourhood=self.neighbourhood,
+        )
+
+    def alias(self) -> "DecodingState":
+        """Return a state that has the same tensors until one of them is replaced."""
+        return replace(self, layers=[replace(each) for each in self.layers])
+
+    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return the parts of all tensors for the first sentences and positions."""
+        of_layers = [each.parts(sentences, source, slots) for each in self.layers]
+        return [
+            *chain.from_iterable(of_layers),
+            self.memory_mask[:sentences, ..., :source],
+            self.past[:sentences, :, :slots],
+            self.positions[:sentences, :slots],
+            self.lengths[:sentences],
+        ]
+
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for the newest position of each hypothesis.
 
         Returns the mask of the slots that each hypothesis attends to.
         """
+        if not self.has_capacity:
+            self.grow()
+        end = self.num_slots + self.group_size
+        past = self.take(torch.arange(self.num_slots, end, device=self.past.device))
+        self.count()
+        return past[..., :end]
+
+    def take(
+        self, slots: Int[Tensor, " group"]
+    ) -> Bool[Tensor, "sentences 1 group capacity"]:
+        """Take these slots for the newest positions, in place, without counting them.
+
+        Returns the mask of all slots that each hypothesis attends to.
+        """
         if self.neighbourhood is not None:
             distance = self.lengths[:, None] - self.positions
-            self.past = self.past & (distance <= self.neighbourhood)[:, None]
-        if not self.has_capacity:
-            self._grow()
-        group_size = self.group_size
-        first = self.num_slots
-        own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
-        self.past[:, :, first : first + group_size] = own
-        self.positions[:, first : first + group_size] = self.lengths[:, None]
-        self.num_slots += group_size
-        self.lengths = self.lengths + 1
-        self.max_length += 1
-        return self.past[:, None, :, : self.num_slots]
+            self.past &= (distance <= self.neighbourhood)[:, None]
+        own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
+        self.past[:, :, slots] = own
+        self.positions[:, slots] = self.lengths[:, None]
+        self.lengths += 1
+        return self.past[:, None]
 
-    def _grow(self) -> None:
+    def count(self) -> None:
+        """Count the slots and the position that `take` has taken."""
+        self.num_slots += self.group_size
+        self.max_length += 1
+
+    def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
+        """Continue these hypotheses of each group, in place."""
+        index = parents[:, :, None].expand_as(self.past)
+        self.past.copy_(self.past.gather(1, index))
+
+    def grow(self) -> None:
         """Free unused slots, then add capacity.
 
         Wide groups leave many unused slots: their hypotheses often share their past.
@@ -297,11 +377,56 @@ class RecurrentState:
         """Hypotheses of one sentence."""
         return self.layers[0].cell.size(1)
 
+    num_slots: int = 0
+    """Always 0."""
+
+    def empty(self, sentences: int, source: int, slots: int) -> "RecurrentState":
+        """Return a state of zeros for other numbers of sentences and positions."""
+        return RecurrentState(
+            layers=[each.empty(sentences, source, slots) for each in self.layers],
+            memory_mask=self.memory_mask.new_zeros(sentences, 1, 1, source),
+            lengths=self.lengths.new_zeros(sentences),
+        )
+
+    def alias(self) -> "RecurrentState":
+        """Return a state that has the same tensors until one of them is replaced."""
+        return replace(self, layers=[replace(each) for each in self.layers])
+
+    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return the parts of all tensors for the first sentences and positions."""
+        of_layers = [each.parts(sentences, source, slots) for each in self.layers]
+        return [
+            *chain.from_iterable(of_layers),
+            self.memory_mask[:sentences, ..., :source],
+            self.lengths[:sentences],
+        ]
+
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Count the newest position. Returns a mask of no slots."""
-        self.lengths = self.lengths + 1
-        self.max_length += 1
+        past = self.take()
+        self.count()
+        return past
+
+    def take(self, _: object = None) -> Bool[Tensor, "sentences 1 group none"]:
+        """Move to the newest position, in place, without counting it.
+
+        Returns a mask of no slots.
+        """
+        self.lengths += 1
         return self.memory_mask.new_ones(len(self.lengths), 1, self.group_size, 0)
+
+    def count(self) -> None:
+        """Count the newest position."""
+        self.max_length += 1
+
+    def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
+        """Continue these hypotheses of each group, in place."""
+        for layer in self.layers:
+            index = parents[:, :, None].expand_as(layer.cell)
+            layer.cell.copy_(layer.cell.gather(1, index))
+
+    def grow(self) -> None:
+        """Do nothing: cells need no slots."""
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses in this order, as `DecodingState.reorder`."""
@@ -401,6 +526,12 @@ def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
     shape = list(tensor.shape)
     shape[dim] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _zeros(
+    like: Float[Tensor, "_ heads _ width"], sentences: int, length: int
+) -> Float[Tensor, "{sentences} heads {length} width"]:
+    return like.new_zeros(sentences, like.size(1), length, like.size(3))
 
 
 def _select_slots(

@@ -10,13 +10,16 @@ GPU needs to run them. CUDA graphs record a step once, and replay it with one ca
 """
 
 import gc
+import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -524,43 +527,107 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Size of the tensors of a decoding step."""
+
+    sentences: int
+    group: int
+    source: int
+    """Positions of the source."""
+    slots: int
+    longest: int
+    """Largest number of tokens that a hypothesis can have."""
+
+    @classmethod
+    def fitting(cls, state: DecodingState | RecurrentState) -> "StepSize":
+        """Return a size in which a state can take steps; few different ones occur."""
+        return cls(
+            sentences=_rounded_up(len(state.lengths), 1),
+            group=state.group_size,
+            source=_rounded_up(state.memory_mask.size(-1), FEWEST_POSITIONS),
+            slots=_rounded_up(state.capacity, FEWEST_SLOTS) if state.capacity else 0,
+            longest=_rounded_up(state.max_length + 1, FEWEST_TOKENS),
+        )
+
+
+FEWEST_POSITIONS, FEWEST_SLOTS, FEWEST_TOKENS = 32, 64, 512
+"""Smallest size of a step in positions of the source, slots, and tokens."""
+
+
+def _rounded_up(number: int, least: int) -> int:
+    """Round up to a power of two, or to three quarters of one."""
+    power = 1 << max(number - 1, 0).bit_length()
+    three_quarters = 3 * power // 4
+    return max(three_quarters if number <= three_quarters else power, least)
+
+
 class StaticStep:
     """A decoding step at fixed addresses: first run, then recorded, then replayed.
 
-    It is valid until the keys and values move or the size of groups changes.
+    It serves all states of one size, one at a time.
     """
 
     def __init__(
         self,
         step: FusedStep,
-        x: Float[Tensor, "sentences group d_model"],
-        state: DecodingState | RecurrentState,
+        size: StepSize,
+        like: DecodingState | RecurrentState,
         recorder: Recorder,
     ) -> None:
-        sentences, group, _ = x.shape
+        """Allocate the memory for states of a size that are of the model `like` is."""
+        self.size = size
         self._recorder = recorder
-        self._x = torch.empty_like(x)
-        self._slots = torch.zeros(group, dtype=torch.int64, device=x.device)
-        # All slots are masked at first, as they belong to no hypothesis.
-        lowest, capacity = torch.finfo(x.dtype).min, state.capacity
-        self._self_mask = x.new_full((sentences, 1, group, capacity), lowest)
-        cross_mask = additive_mask(state.memory_mask, x.dtype)
+        self._state = like.empty(size.sentences, size.source, size.slots)
+        device = self._state.lengths.device
+        rows = size.sentences * size.group
+        self._given = np.zeros(2 * rows + 1, dtype=np.int64)
+        self._inputs = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
+        # The graph reads these rows by their address.
+        encodings = step.model.positions(0, size.longest, device)
         # Not a method: a reference cycle would keep the memory until a collection.
-        masks = self._self_mask, cross_mask
-        self._run = partial(step.logits, self._x, state.layers, *masks, self._slots)
+        self._run = partial(_static_step, step, self._state, self._inputs, encodings)
         self._has_run = False
         self._replay: Run | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the state."""
+        parts = self._state.parts(*self._shape)
+        return sum(each.numel() * each.element_size() for each in parts)
+
+    def load(
+        self, state: DecodingState | RecurrentState
+    ) -> DecodingState | RecurrentState:
+        """Copy a state to this memory; sentences beyond its own are padding.
+
+        Returns the state here, which is valid until the next call.
+        """
+        # What is masked counts nothing only if it is finite.
+        torch._foreach_zero_(self._state.parts(*self._shape))
+        size = len(state.lengths), state.memory_mask.size(-1), state.num_slots
+        torch._foreach_copy_(self._state.parts(*size), state.parts(*size))
+        # The state that the graph reads must keep its tensors.
+        here = self._state.alias()
+        here.num_slots, here.max_length = state.num_slots, state.max_length
+        return here
+
     def __call__(
         self,
-        x: Float[Tensor, "sentences group d_model"],
-        mask: Bool[Tensor, "sentences 1 group slots"],
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Return logits from embedded tokens and the mask of slots."""
-        group, num_slots = mask.shape[2:]
-        self._x.copy_(x)
-        self._self_mask[..., :num_slots] = additive_mask(mask, x.dtype)
-        torch.arange(num_slots - group, num_slots, out=self._slots)
+        last_ids: Int64[np.ndarray, "places group"],
+        parents: Int64[np.ndarray, "places group"],
+        first_slot: int,
+    ) -> Float[Tensor, "all_places group vocab"]:
+        """Continue hypotheses by a token each, and return the logits of the next.
+
+        `parents` are numbers of hypotheses in their groups. Returns logits for all
+        sentences, of which the last ones may be padding.
+        """
+        self._given[0] = first_slot
+        ids, rows = self._given[1:].reshape(2, self.size.sentences, self.size.group)
+        ids[: len(last_ids)], rows[: len(parents)] = last_ids, parents
+        # From memory that is not pinned, the copy is made before the call returns.
+        self._inputs.copy_(torch.from_numpy(self._given))
         if self._replay is not None:
             return self._replay()
         if self._has_run:
@@ -569,82 +636,188 @@ class StaticStep:
         self._has_run = True
         return self._run()
 
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.size.sentences, self.size.source, self.size.slots
+
+
+def _static_step(
+    step: FusedStep,
+    state: DecodingState | RecurrentState,
+    inputs: Int64[Tensor, " inputs"],
+    encodings: Float[Tensor, "longest d_model"],
+) -> Float[Tensor, "sentences group vocab"]:
+    """Take a step with a state that stays in place.
+
+    `inputs` are the first slot to take, the last tokens, and the parents.
+    """
+    group = state.group_size
+    last_ids, parents = inputs[1:].view(2, -1, group)
+    state.continue_from(parents)
+    slots = inputs[0] + torch.arange(group, device=inputs.device)
+    x = step.model.output_embedding(last_ids)
+    x = x + encodings[state.lengths][:, None].to(x.dtype)
+    self_mask = additive_mask(state.take(slots), x.dtype)
+    cross_mask = additive_mask(state.memory_mask, x.dtype)
+    return step.logits(x, state.layers, self_mask, cross_mask, slots)
+
+
+class StepGraphs:
+    """Recorded steps of a model, which decoders borrow.
+
+    Recording a step takes as long as several steps, so its memory is kept for the next
+    decoder of that size.
+    """
+
+    def __init__(
+        self, step: FusedStep, recorder: Recorder, max_idle_bytes: float = math.inf
+    ) -> None:
+        """Keep steps that no decoder has in at most `max_idle_bytes` of memory."""
+        self._step = step
+        self._recorder = recorder
+        self._max_idle_bytes = max_idle_bytes
+        self._lock = Lock()
+        self._idle: list[StaticStep] = []
+        """Steps that no decoder has, the latest last."""
+        self._returned: deque[StaticStep] = deque()
+        """Steps given back since, as the garbage collector must not wait for a lock."""
+
+    def borrow(self, state: DecodingState | RecurrentState) -> StaticStep:
+        """Return a step for a state; nobody else has it until it is given back."""
+        size = StepSize.fitting(state)
+        with self._lock:
+            while self._returned:
+                self._idle.append(self._returned.popleft())
+            for number in reversed(range(len(self._idle))):
+                if self._idle[number].size == size:
+                    return self._idle.pop(number)
+            self._drop_oldest()
+            try:
+                return StaticStep(self._step, size, state, self._recorder)
+            except torch.OutOfMemoryError:
+                self._idle.clear()
+                torch.cuda.empty_cache()
+                return StaticStep(self._step, size, state, self._recorder)
+
+    def give_back(self, step: StaticStep) -> None:
+        """Keep a step for other decoders."""
+        self._returned.append(step)
+
+    def give_back_all(self, steps: list[StaticStep]) -> None:
+        """Keep steps for other decoders."""
+        self._returned.extend(steps)
+
+    def _drop_oldest(self) -> None:
+        """Free the memory of the steps that nobody has had for the longest time."""
+        while sum(each.num_bytes for each in self._idle) > self._max_idle_bytes:
+            del self._idle[0]
+
 
 class GraphedDecoder(TorchDecoder):
-    """A decoder that drops finished sentences only once half of all are finished.
+    """A decoder that replays recorded steps, in memory that it borrows.
 
-    Dropping a sentence moves the keys and values of the others, which makes the
-    recorded graph invalid.
+    To drop a sentence is to move the others to memory of another size, so sentences
+    are dropped only once half of the places are free.
     """
 
     @torch.inference_mode()
-    def __init__(self, stepper: FusedStep, memory: Memory, recorder: Recorder) -> None:
+    def __init__(self, stepper: FusedStep, memory: Memory, graphs: StepGraphs) -> None:
         super().__init__(stepper, memory)
         self._fused = stepper
         self.state: DecodingState | RecurrentState
-        self._recorder = recorder
+        self._graphs = graphs
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
-        self._static: StaticStep | None = None
+        self._parents = _in_place(self.state)
+        """Hypotheses with which the next step continues."""
+        self._borrowed: list[StaticStep] = []
+        """The step whose memory the state has or had; at most one."""
+        self._is_resident = False
+        """Whether the state is in that memory."""
+        finalize(self, graphs.give_back_all, self._borrowed).atexit = False
 
     @torch.inference_mode()
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        num_places = len(self.state.memory_mask)
-        ids = np.zeros((num_places, last_ids.shape[1]), dtype=np.int64)
+        if self._fused.is_watched:  # a replay runs no hooks
+            self._move_out()
+            return self._fused.step(self._as_tensor(last_ids), self.state)
+        if not self._is_resident or not self._can_step:
+            self._move_in()
+        ids = np.zeros(self._parents.shape, dtype=np.int64)
         ids[self._live] = last_ids
-        logits = self._step_of_all(self._as_tensor(ids))
-        if np.array_equal(self._live, np.arange(num_places)):
-            return logits
+        [static] = self._borrowed
+        logits = static(ids, self._parents, self.state.num_slots)
+        self.state.count()
+        self._parents = _in_place(self.state)
+        if np.array_equal(self._live, np.arange(len(self._live))):
+            return logits[: len(self._live)]
         return logits[torch.from_numpy(self._live).to(logits.device)]
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         before = self.state.group_size
-        sentences, parents = rows[:, :1] // before, rows % before
-        self._live = self._live[sentences[:, 0]]
-        live_rows = self._live[:, None] * before + parents
+        sentences, parents = rows[:, 0] // before, rows % before
+        self._live = self._live[sentences]
+        continued = np.take_along_axis(self._parents[self._live], parents, axis=1)
         num_places = len(self.state.memory_mask)
-        if 2 * len(self._live) <= num_places:
-            self._keep(live_rows)
+        if rows.shape[1] == before and num_places < 2 * len(self._live):
+            self._parents[self._live] = continued
             return
-        if rows.shape[1] != before:
-            self._static = None
-        all_rows = np.repeat(np.arange(num_places)[:, None] * before, rows.shape[1], 1)
-        all_rows[self._live] = live_rows
-        super().reorder(all_rows)
+        self._keep(self._live[:, None] * before + continued)
 
     @torch.inference_mode()
     def join(self, other: TorchDecoder) -> None:
         """Append the sentences of another decoder."""
         assert isinstance(other, GraphedDecoder)
-        for each in (self, other):
-            group = np.arange(each.state.group_size)
-            each._keep(each._live[:, None] * len(group) + group)
+        self._move_out()
+        other._move_out()
         super().join(other)
         self._live = np.arange(len(self.state.memory_mask))
+        self._parents = _in_place(self.state)
+
+    @property
+    def _can_step(self) -> bool:
+        """Whether the borrowed step has room for one more token."""
+        longest = self._borrowed[0].size.longest
+        return self.state.has_capacity and self.state.max_length < longest
+
+    def _move_in(self) -> None:
+        """Move the state to the memory of a recorded step."""
+        if not self.state.has_capacity:
+            self._move_out()
+            self.state.grow()
+        step = self._graphs.borrow(self.state)
+        self.state = step.load(self.state)
+        for before in self._borrowed:
+            self._graphs.give_back(before)
+        self._borrowed[:] = [step]
+        self._is_resident = True
+        more = len(self.state.memory_mask) - len(self._parents)
+        self._parents = np.pad(self._parents, ((0, more), (0, 0)))
+
+    def _move_out(self) -> None:
+        """Keep live hypotheses alone, in tensors of the state's own."""
+        rows = self._live[:, None] * self.state.group_size + self._parents[self._live]
+        self._keep(rows)
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Drop all hypotheses but these rows."""
-        self._static = None  # frees its memory before keys and values move
+        self._is_resident = False
         super().reorder(rows)
         self._live = np.arange(len(rows))
+        self._parents = _in_place(self.state)
 
-    def _step_of_all(
-        self, last_ids: Int64[Tensor, "places group"]
-    ) -> Float[Tensor, "places group vocab"]:
-        """Take a step for all places, also those of finished sentences."""
-        if not self.state.has_capacity:
-            self._static = None  # as in `_keep`
-        if self._fused.is_watched:  # a replay runs no hooks
-            return self._fused.step(last_ids, self.state)
-        x, mask = self._fused.enter(last_ids, self.state)
-        if self._static is None:
-            self._static = StaticStep(self._fused, x, self.state, self._recorder)
-        return self._static(x, mask)
+
+def _in_place(
+    state: DecodingState | RecurrentState,
+) -> Int64[np.ndarray, "sentences group"]:
+    """Return the numbers of hypotheses in their groups."""
+    shape = len(state.memory_mask), state.group_size
+    return np.tile(np.arange(shape[1]), (shape[0], 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from transduce.decoding.torch_decoder import (
     CudaGraphs,
     FusedStep,
     GraphedDecoder,
-    Recorder,
+    StepGraphs,
     TorchCoverageDecoder,
     TorchDecoder,
     plain_linear,
@@ -71,6 +71,10 @@ def available(device: torch.device) -> list[DecodingPrecision]:
     return found
 
 
+IDLE_SHARE = 1 / 8
+"""Share of a GPU's memory that recorded steps may keep while no decoder has them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchModel:
     """A model of any architecture on its device, prepared for decoding."""
@@ -78,8 +82,8 @@ class TorchModel:
     model: TransductionModel
     stepper: Stepper
     """Decoding steps: `FusedStep` for a Transformer, otherwise the model itself."""
-    recorder: Recorder | None = None
-    """Recorder of steps, on a GPU."""
+    graphs: StepGraphs | None = None
+    """Recorded steps of a Transformer, on a GPU."""
     shortlist: Shortlist | None = None
     """Shortlist of target pieces; None if the model has none."""
 
@@ -114,9 +118,9 @@ class TorchModel:
                     "set --coverage-penalty to 0."
                 )
             return TorchCoverageDecoder(self.stepper, memory, taps[-1])
-        if self.recorder is None or not isinstance(self.stepper, FusedStep):
+        if self.graphs is None or not isinstance(self.stepper, FusedStep):
             return TorchDecoder(self.stepper, memory)
-        return GraphedDecoder(self.stepper, memory, self.recorder)
+        return GraphedDecoder(self.stepper, memory, self.graphs)
 
     @torch.inference_mode()
     def cross_attention(
@@ -193,14 +197,13 @@ def prepared(
     # Unlike the paper: products in bf16, several times faster on processors that have
     # them. Off by default: `--precision bf16`.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    stepper = (
-        FusedStep(model, plain_linear, dtype)
-        if isinstance(model, Transformer)
-        else model
-    )
-    recorder = CudaGraphs(device) if device.type == "cuda" else None
-    model.to(dtype)
-    return TorchModel(model=model, stepper=stepper, recorder=recorder)
+    if not isinstance(model, Transformer):
+        return TorchModel(model=model.to(dtype), stepper=model)
+    step, graphs = FusedStep(model, plain_linear, dtype), None
+    if device.type == "cuda":
+        max_idle_bytes = torch.cuda.mem_get_info(device)[1] * IDLE_SHARE
+        graphs = StepGraphs(step, CudaGraphs(device), max_idle_bytes)
+    return TorchModel(model=model.to(dtype), stepper=step, graphs=graphs)
 
 
 def _natively(precision: NativePrecision) -> MakeMap | None:
