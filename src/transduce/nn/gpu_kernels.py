@@ -1,8 +1,9 @@
-"""Kernels of training on a GPU, in Triton: attention, sum and norm, ReLU, loss.
+"""Kernels on a GPU, in Triton: those of training, and candidates of a search.
 
-Sentences are packed: the rows of all sentences follow each other without padding, and
-`starts` has the first row of each sentence and the end of the last. Kernels read and
-write rows in any floating-point type and compute in fp32. All are deterministic.
+Training has attention, sum and norm, ReLU, and loss. Its sentences are packed: the rows
+of all sentences follow each other without padding, and `starts` has the first row of
+each sentence and the end of the last. Kernels read and write rows in any floating-point
+type and compute in fp32. All are deterministic.
 
 Dropout draws no mask in advance: whether an element is kept follows from a seed and its
 place, so the backward pass computes the same mask again. Seeds are in the GPU's memory,
@@ -46,6 +47,12 @@ WIDE_HEAD = 64
 """Largest width of a head for which the long blocks fit in shared memory."""
 LOGITS = 2_048
 """Logits that a program of the loss reads at a time."""
+SPAN, SPANS = 64, 32
+"""Logits whose maximum is kept, and maxima that a program computes at a time."""
+MAX_PARTS, PARTS = 16, 512
+"""Most programs that share a row of logits, and programs that keep a GPU busy."""
+MOST_CANDIDATES = 32
+"""Largest number of candidates of a row for which there are registers enough."""
 
 
 @triton.jit
@@ -413,6 +420,87 @@ def _cross_entropy(
         tl.store(own + column, grad.to(logits.dtype.element_ty), column < STRIDE)
 
 
+@triton.jit
+def _spans(logits, excluded, span, NUM_EXCLUDED, VOCAB, SPAN):
+    """Logits of some spans of the program's row, -inf beyond the vocabulary.
+
+    Also returns their columns, and the logits with -inf where a token is excluded.
+    """
+    column = span[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
+    own = logits + tl.program_id(0).to(tl.int64) * VOCAB
+    value = tl.load(own + column, column < VOCAB, float("-inf")).to(tl.float32)
+    allowed = value
+    for number in tl.static_range(NUM_EXCLUDED):
+        is_excluded = column == tl.load(excluded + number)
+        allowed = tl.where(is_excluded, float("-inf"), allowed)
+    return column, value, allowed
+
+
+@triton.jit
+def _maxima(
+    logits, excluded, maxima, sums,
+    VOCAB: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    NUM_EXCLUDED: tl.constexpr,
+):  # fmt: skip
+    """Maximum of each span of a row, and the sum of exponentials of a part of it."""
+    num_spans = tl.cdiv(VOCAB, SPAN)
+    largest = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((SPANS, SPAN), tl.float32)
+    first = tl.program_id(1) * SPANS
+    for start in range(first, num_spans, tl.num_programs(1) * SPANS):
+        span = start + tl.arange(0, SPANS)
+        _, value, allowed = _spans(logits, excluded, span, NUM_EXCLUDED, VOCAB, SPAN)
+        new_largest = tl.maximum(largest, tl.max(value))
+        # All logits of a part may be -inf, as outside a shortlist.
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        total = total * tl.exp(largest - shift) + tl.exp(value - shift)
+        largest = new_largest
+        place = tl.program_id(0) * num_spans + span
+        tl.store(maxima + place, tl.max(allowed, 1), span < num_spans)
+    own = sums + 2 * (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1))
+    tl.store(own, largest)
+    tl.store(own + 1, tl.sum(total))
+
+
+@triton.jit
+def _largest(
+    logits, excluded, maxima, sums, log_probs, tokens,
+    VOCAB: tl.constexpr, SPAN: tl.constexpr, NUM_EXCLUDED: tl.constexpr,
+    PARTS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """Likeliest tokens of a row, best first; of equal ones, the lowest first.
+
+    All are in the spans with the largest maxima. `ROWS` and `ALL` are the powers of two
+    from the numbers of candidates and of spans on.
+    """
+    num_spans = tl.cdiv(VOCAB, SPAN)
+    part = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
+    part_largest, total = tl.load(sums + 2 * part), tl.load(sums + 2 * part + 1)
+    largest = tl.max(part_largest)
+    shift = tl.where(largest == float("-inf"), 0.0, largest)
+    log_sum = shift + tl.log(tl.sum(total * tl.exp(part_largest - shift)))
+
+    place, span = tl.arange(0, ROWS), tl.arange(0, ALL)
+    is_left = span < num_spans
+    found = tl.load(maxima + tl.program_id(0) * num_spans + span, is_left, 0.0)
+    chosen = tl.full((ROWS,), VOCAB, tl.int32)  # further rows have no logits
+    for number in range(COUNT):
+        best = tl.max(tl.where(is_left, found, float("-inf")))
+        first = tl.min(tl.where(is_left & (found == best), span, num_spans - 1))
+        chosen = tl.where(place == number, first, chosen)
+        is_left = is_left & (span != first)
+
+    column, _, value = _spans(logits, excluded, chosen, NUM_EXCLUDED, VOCAB, SPAN)
+    is_free = column < VOCAB
+    for number in range(COUNT):
+        best = tl.max(tl.where(is_free, value, float("-inf")))
+        first = tl.min(tl.where(is_free & (value == best), column, VOCAB - 1))
+        own = tl.program_id(0) * COUNT + number
+        tl.store(log_probs + own, best - log_sum)
+        tl.store(tokens + own, first)
+        is_free = is_free & (column != first)
+
+
 @dataclass(frozen=True, slots=True)
 class DropoutMask:
     """Rate of a dropout, and the seed of its mask."""
@@ -653,6 +741,34 @@ def cross_entropy_(
         STRIDE=padded, BLOCK=LOGITS,
     )  # fmt: skip
     return losses
+
+
+def likeliest(
+    logits: Float[Tensor, "rows vocab"], count: int, excluded: Int[Tensor, " excluded"]
+) -> Int[Tensor, "2 rows {count}"]:
+    """Return bits of the log-probabilities, and tokens, of the likeliest, best first.
+
+    `excluded` tokens, in int32, count in the normalization, but come last with minus
+    infinity. Of equal tokens the lowest comes first. A row with a NaN has only NaN.
+    There must be at least `count` spans of logits, and at most `MOST_CANDIDATES`. The
+    log-probabilities in fp32 are as int32, so that one copy is enough for both.
+    """
+    rows, vocab = logits.shape
+    logits, num_spans = logits.contiguous(), triton.cdiv(vocab, SPAN)
+    assert count <= min(num_spans, MOST_CANDIDATES)
+    parts = min(triton.next_power_of_2(triton.cdiv(PARTS, rows)), MAX_PARTS)
+    maxima = logits.new_empty(rows, num_spans, dtype=torch.float32)
+    sums = logits.new_empty(rows, parts, 2, dtype=torch.float32)
+    found = logits.new_empty(2, rows, count, dtype=torch.int32)
+    log_probs, tokens = found[0].view(torch.float32), found[1]
+    sizes = {"VOCAB": vocab, "SPAN": SPAN, "NUM_EXCLUDED": len(excluded)}
+    _maxima[(rows, parts)](logits, excluded, maxima, sums, SPANS=SPANS, **sizes)
+    _largest[(rows,)](
+        logits, excluded, maxima, sums, log_probs, tokens, PARTS=parts, COUNT=count,
+        ROWS=triton.next_power_of_2(count), ALL=triton.next_power_of_2(num_spans),
+        **sizes,
+    )  # fmt: skip
+    return found
 
 
 def launch_fault() -> str | None:

@@ -92,7 +92,8 @@ def has_triton() -> bool:
     if (fault := launch_fault()) is None:
         return True
     warnings.warn(
-        f"Training is without Triton's kernels, and several times slower: {fault}",
+        "The GPU is without Triton's kernels, so training takes several times as long "
+        f"and decoding longer: {fault}",
         RuntimeWarning,
         stacklevel=1,
     )

@@ -1,0 +1,100 @@
+"""Triton's kernels find the candidates that PyTorch finds.
+
+Without a GPU, Triton's interpreter runs the same kernels.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding import torch_model
+from transduce.decoding.search import Candidates
+from transduce.decoding.torch_model import find_by_torch, has_likeliest
+
+pytest.importorskip("triton", exc_type=ImportError)
+
+from transduce.nn.gpu_kernels import MAX_PARTS, MOST_CANDIDATES, SPAN, SPANS
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SEVERAL_PARTS = 3 * SPAN * SPANS + 1
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch):
+    """Return the candidates of logits by Triton's kernels, and by PyTorch."""
+
+    def find(logits: Tensor, count: int, excluded: tuple[int, ...] = ()):
+        totals = -np.arange(logits.shape[0] * logits.shape[1], dtype=np.float64)
+        given = (totals.reshape(logits.shape[:2]), count, excluded, None, 0.25)
+        found: list[Candidates] = []
+        for by_kernels in (True, False):
+            monkeypatch.setattr(
+                torch_model, "has_likeliest", lambda *_, is_so=by_kernels: is_so
+            )
+            found.append(find_by_torch(logits.to(DEVICE), *given))
+        return found
+
+    return find
+
+
+def assert_same(found: Candidates, expected: Candidates) -> None:
+    np.testing.assert_allclose(
+        found.log_probabilities, expected.log_probabilities, atol=1e-5
+    )
+    is_there = np.isfinite(expected.log_probabilities)
+    assert (found.tokens == expected.tokens)[is_there].all()
+    assert (found.parents == expected.parents)[is_there].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 8, 10])
+@pytest.mark.parametrize("vocab", [SPAN * 10, 1_001, SEVERAL_PARTS])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4)])
+def test_candidates_are_those_of_pytorch(both, shape, vocab, count, dtype):
+    # Rounded, so that many are equal.
+    logits = (4 * torch.randn(*shape, vocab)).round() / 4
+    assert_same(*both(logits.to(dtype), count, (0, 3, vocab - 1)))
+
+
+@pytest.mark.parametrize("slope", [-10.0, 10.0])
+def test_a_part_of_a_row_may_have_several_tiles(both, slope: float):
+    vocab = MAX_PARTS * SPANS * SPAN + 1_000
+    rising = torch.linspace(0, slope, vocab)
+    assert_same(*both(rising + torch.randn(1, 1, vocab), 8))
+
+
+def test_tokens_outside_a_shortlist_are_no_candidates(both):
+    logits = torch.full((1, 2, SEVERAL_PARTS), -math.inf)
+    logits[0, 0, 5:8] = torch.tensor([1.0, 2.0, 1.0])
+    logits[0, 1, -1] = 0.5
+    found, expected = both(logits, 4)
+    assert_same(found, expected)
+    assert found.tokens[0].tolist() == [6, SEVERAL_PARTS - 1, 5, 7]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_makes_all_candidates_of_its_row_nan(both, value):
+    logits = torch.randn(2, 1, SEVERAL_PARTS)
+    logits[1, 0, 700] = value
+    found, expected = both(logits, 4)
+    assert np.isnan(found.log_probabilities[1]).all()
+    assert np.isnan(expected.log_probabilities[1]).all()
+    assert np.isfinite(found.log_probabilities[0]).all()
+
+
+def test_large_logits_do_not_overflow(both):
+    assert_same(*both(1e4 * torch.randn(2, 2, 1_000), 8))
+
+
+def test_kernels_are_for_gpus_and_few_candidates():
+    logits = torch.zeros(1, 1, 10 * SPAN, device=DEVICE)
+    is_gpu = DEVICE.type == "cuda"
+    assert has_likeliest(logits, 10) is is_gpu
+    assert not has_likeliest(logits, 11)
+    many = torch.zeros(1, 1, 100 * SPAN, device=DEVICE)
+    assert has_likeliest(many, MOST_CANDIDATES) is is_gpu
+    assert not has_likeliest(many, MOST_CANDIDATES + 1)
