@@ -45,6 +45,7 @@ LAST_LINES = 15
 """Lines of a failed part's output that the report shows."""
 TESTS = (
     "tests/relations/test_devices.py",
+    "tests/relations/test_gpu_candidates.py",
     "tests/relations/test_graphed_decoder.py",
     "tests/relations/test_packed_training.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
@@ -289,17 +290,28 @@ def _timed_updates(
 
 
 def base_beside_peers(task: Task) -> None:
-    """Measure base in turns with the peers."""
-    _train_beside_peers(task, "base")
+    """Measure base in turns with the peers that are not compiled."""
+    from transduce.benchmark.training import MARIAN, TORCH
+
+    _train_beside_peers(task, "base", [MARIAN, TORCH])
+
+
+def base_beside_compiled(task: Task) -> None:
+    """Measure base in turns with the peer that takes minutes to compile."""
+    from transduce.benchmark.training import COMPILED
+
+    _train_beside_peers(task, "base", [COMPILED])
 
 
 def big_beside_peers(task: Task) -> None:
-    """Measure big in turns with the peers."""
-    _train_beside_peers(task, "big")
+    """Measure big in turns with the peers that are not compiled."""
+    from transduce.benchmark.training import MARIAN, TORCH
+
+    _train_beside_peers(task, "big", [MARIAN, TORCH])
 
 
-def _train_beside_peers(task: Task, name: str) -> None:
-    """Run `transduce benchmark training` for one preset."""
+def _train_beside_peers(task: Task, name: str, peers: list[str]) -> None:
+    """Run `transduce benchmark training` for one preset and some peers."""
     from transduce.benchmark.training import measure_training, training_table
 
     speed = measure_training(
@@ -307,6 +319,7 @@ def _train_beside_peers(task: Task, name: str) -> None:
         task.hardware(),
         rounds=ROUNDS,
         on_round=lambda number: print(f"Round {number}", flush=True),
+        names=peers,
     )
     task.write("```text\n" + "\n".join(training_table(speed)) + "\n```")
 
@@ -427,6 +440,12 @@ PARTS = (
     Part("tests", "Tests", 150, run_tests),
     Part("base-peers", "Training base, beside peers", 150, base_beside_peers),
     Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
+    Part(
+        "base-compiled",
+        "Training base, beside torch.compile",
+        250,
+        base_beside_compiled,
+    ),
 )
 """Parts of the report, the most important first, as time may run out."""
 

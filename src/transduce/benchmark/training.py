@@ -7,7 +7,7 @@ alike. Each has its own process, so that its memory is its own.
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -497,12 +497,13 @@ def measure_training(
     on_round: Callable[[int], None],
     *,
     are_peers_plain: bool = False,
+    names: Collection[str] | None = None,
 ) -> TrainingSpeed:
     """Measure the training speed of all systems in turns.
 
     The first `WARM_UP_ROUNDS` are not counted. Peers get our memory settings, unless
-    `are_peers_plain`, and on a GPU batches as large as an update. Calls `on_round` with
-    the number of each round before it.
+    `are_peers_plain`, and on a GPU batches as large as an update. `names` restricts the
+    peers. Calls `on_round` with the number of each round before it.
     """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     task = TrainingTask(
@@ -513,7 +514,7 @@ def measure_training(
     )
     require_memory(task.model, hardware)
     load = os.getloadavg()[0]
-    peers = peers_on(hardware.device)
+    peers = [n for n in peers_on(hardware.device) if names is None or n in names]
     obstacles = {name: obstacle(name, task.model) for name in peers}
     names = [OURS, *(name for name, reason in obstacles.items() if reason is None)]
     rates, played = _play_rounds(task, names, on_round)

@@ -90,6 +90,13 @@ def test_peers_are_plain_on_request(order, task, is_plain):
     assert KnownWorker.plain == 3 * [is_plain]
 
 
+def test_only_the_named_peers_take_part(order, task):
+    measure_training(task.run, task.hardware, 1, lambda _: None, names=[TORCH])
+    assert {each for each in order if " goes" in each} == {
+        f"{YARDSTICK} goes", f"{OURS} goes", f"{TORCH} goes"
+    }  # fmt: skip
+
+
 def test_large_batches_make_updates_of_as_many_tokens_and_few_batches(cpu):
     run = preset("base")
 
