@@ -39,6 +39,9 @@ DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
 TOLERANCE = 0.02 if IS_GPU else 1e-5
 """Relative error of a kernel's results."""
+GRADIENT_TOLERANCE = 0.4 if IS_GPU else 5e-5
+"""Relative error of a parameter's gradient. In bf16 a unit of a ReLU near zero may be
+on or off; with random gradients PyTorch's own errors reach 0.15 in such a model."""
 WIDTHS = {"d_model": 32, "d_ff": 48, "num_heads": 2, "d_k": 16, "d_v": 16}
 LENGTHS = ([5, 40, 1, 17], [9, 38, 2, 4])
 """Source and target lengths: below, at and above a block of attention."""
@@ -139,15 +142,19 @@ def test_the_loss_and_gradients_are_those_of_the_model(
     found.backward(grad.to(DTYPE))
     assert relative_error(found, expected) < TOLERANCE
     largest = max(float(each.norm()) for each in wanted.values() if each is not None)
+    errors: list[float] = []
+    errors_of_torch: list[float] = []
     for name, parameter in model.named_parameters():
         if (each := wanted[name]) is None:
             assert parameter.grad is None
             continue
-        error = float((parameter.grad - each).norm())
+        errors.append(float((parameter.grad - each).norm()))
+        errors_of_torch.append(float((as_precise[name] - each).norm()))
         # Gradients of keys' biases are sums that cancel.
-        bound = 5 * TOLERANCE * max(float(each.norm()), largest / 1_000)
-        # In bf16 a unit of a ReLU near zero may be on in one and off in the other.
-        assert error < max(bound, 2 * float((as_precise[name] - each).norm())), name
+        size = max(float(each.norm()), largest / 1_000)
+        assert errors[-1] < GRADIENT_TOLERANCE * size, name
+    if IS_GPU:
+        assert math.hypot(*errors) < 1.5 * math.hypot(*errors_of_torch)
 
 
 @torch.enable_grad()
