@@ -226,7 +226,7 @@ def _measure_updates(task: Task, name: str) -> None:
         f"about {run.batching.target_tokens:,} target tokens.\n"
     )
     started = time.perf_counter()
-    steps = WARM_UP + MEASURED + 2
+    steps = WARM_UP + MEASURED + 3
     work = TrainingTask(run=run, hardware=hardware, steps=steps)
     torch.manual_seed(1)
     trainer = our_trainer(work)
@@ -312,14 +312,18 @@ def big_beside_peers(task: Task) -> None:
 
 def _train_beside_peers(task: Task, name: str, peers: list[str]) -> None:
     """Run `transduce benchmark training` for one preset and some peers."""
-    from transduce.benchmark.training import measure_training, training_table
+    from transduce.benchmark.training import (
+        in_large_batches,
+        measure_training,
+        training_table,
+    )
 
     speed = measure_training(
-        task.run_config(name),
+        in_large_batches(task.run_config(name)),
         task.hardware(),
         rounds=ROUNDS,
         on_round=lambda number: print(f"Round {number}", flush=True),
-        names=peers,
+        peers=peers,
     )
     task.write("```text\n" + "\n".join(training_table(speed)) + "\n```")
 

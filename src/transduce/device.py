@@ -56,7 +56,7 @@ class Hardware:
             return values.tolist
         copy = values.to("cpu", non_blocking=True)
         copied = torch.cuda.Event()
-        copied.record()
+        copied.record(torch.cuda.current_stream(values.device))
 
         def read() -> list[float]:
             copied.synchronize()

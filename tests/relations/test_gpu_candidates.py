@@ -4,6 +4,7 @@ Without a GPU, Triton's interpreter runs the same kernels.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import torch_model
-from transduce.decoding.search import Candidates
-from transduce.decoding.torch_model import find_by_torch, has_likeliest
+from transduce.decoding.search import Candidates, Restrictions, RowTokens
+from transduce.decoding.torch_model import find_by_torch, has_top_k
 
 pytest.importorskip("triton", exc_type=ImportError)
 
@@ -32,7 +33,7 @@ def both(monkeypatch: pytest.MonkeyPatch):
         found: list[Candidates] = []
         for by_kernels in (True, False):
             monkeypatch.setattr(
-                torch_model, "has_likeliest", lambda *_, is_so=by_kernels: is_so
+                torch_model, "has_top_k", lambda *_, is_so=by_kernels: is_so
             )
             found.append(find_by_torch(logits.to(DEVICE), *given))
         return found
@@ -49,7 +50,7 @@ def assert_same(found: Candidates, expected: Candidates) -> None:
     assert (found.parents == expected.parents)[is_there].all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [1, 8, 10])
 @pytest.mark.parametrize("vocab", [SPAN * 10, 1_001, SEVERAL_PARTS])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 4)])
@@ -66,6 +67,39 @@ def test_a_part_of_a_row_may_have_several_tiles(both, slope: float):
     assert_same(*both(rising + torch.randn(1, 1, vocab), 8))
 
 
+@pytest.mark.parametrize("count", [11, MOST_CANDIDATES])
+def test_candidates_of_wide_beams_are_those_of_pytorch(both, count: int):
+    assert_same(*both((2 * torch.randn(1, 2, SEVERAL_PARTS)).round(), count))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"forced": np.array([7])},
+        {"excluded": np.arange(2 * 1_000).reshape(1, 2, 1_000) % 3 > 0},
+        {
+            "restrictions": Restrictions(
+                banned=RowTokens.of([[3], []]),
+                repeated=RowTokens.of([[], [4]]),
+                penalty=2.0,
+            )
+        },
+    ],
+    ids=["forced", "mask", "restrictions"],
+)
+def test_what_kernels_do_not_know_is_left_to_pytorch(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    logits = torch.randn(1, 2, 1_000, device=DEVICE)
+    given = {"excluded": (0,), "forced": None, "diversity": 0.0, **changes}
+    found: list[Candidates] = []
+    for is_there in (True, False):
+        monkeypatch.setattr(torch_model, "has_top_k", lambda *_, so=is_there: so)
+        found.append(find_by_torch(logits, np.zeros((1, 2)), 4, **given))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_tokens_outside_a_shortlist_are_no_candidates(both):
     logits = torch.full((1, 2, SEVERAL_PARTS), -math.inf)
     logits[0, 0, 5:8] = torch.tensor([1.0, 2.0, 1.0])
@@ -77,7 +111,7 @@ def test_tokens_outside_a_shortlist_are_no_candidates(both):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_makes_all_candidates_of_its_row_nan(both, value):
+def test_a_row_with_nan_or_infinity_has_only_nan(both, value):
     logits = torch.randn(2, 1, SEVERAL_PARTS)
     logits[1, 0, 700] = value
     found, expected = both(logits, 4)
@@ -93,8 +127,8 @@ def test_large_logits_do_not_overflow(both):
 def test_kernels_are_for_gpus_and_few_candidates():
     logits = torch.zeros(1, 1, 10 * SPAN, device=DEVICE)
     is_gpu = DEVICE.type == "cuda"
-    assert has_likeliest(logits, 10) is is_gpu
-    assert not has_likeliest(logits, 11)
+    assert has_top_k(logits, 10) is is_gpu
+    assert not has_top_k(logits, 11)
     many = torch.zeros(1, 1, 100 * SPAN, device=DEVICE)
-    assert has_likeliest(many, MOST_CANDIDATES) is is_gpu
-    assert not has_likeliest(many, MOST_CANDIDATES + 1)
+    assert has_top_k(many, MOST_CANDIDATES) is is_gpu
+    assert not has_top_k(many, MOST_CANDIDATES + 1)

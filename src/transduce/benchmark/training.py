@@ -497,25 +497,26 @@ def measure_training(
     on_round: Callable[[int], None],
     *,
     are_peers_plain: bool = False,
-    names: Collection[str] | None = None,
+    peers: Collection[str] | None = None,
 ) -> TrainingSpeed:
     """Measure the training speed of all systems in turns.
 
     The first `WARM_UP_ROUNDS` are not counted. Peers get our memory settings, unless
-    `are_peers_plain`, and on a GPU batches as large as an update. `names` restricts the
-    peers. Calls `on_round` with the number of each round before it.
+    `are_peers_plain`. `peers` has the names of those that take part, by default all.
+    Calls `on_round` with the number of each round before it.
     """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     task = TrainingTask(
-        run=in_large_batches(run) if hardware.device.type == "cuda" else run,
+        run=run,
         hardware=hardware,
         steps=WARM_UP_ROUNDS + rounds,
         are_peers_plain=are_peers_plain,
     )
     require_memory(task.model, hardware)
     load = os.getloadavg()[0]
-    peers = [n for n in peers_on(hardware.device) if names is None or n in names]
-    obstacles = {name: obstacle(name, task.model) for name in peers}
+    there = peers_on(hardware.device)
+    chosen = [name for name in there if peers is None or name in peers]
+    obstacles = {name: obstacle(name, task.model) for name in chosen}
     names = [OURS, *(name for name, reason in obstacles.items() if reason is None)]
     rates, played = _play_rounds(task, names, on_round)
     speed = _summary(task, max(rates), played[WARM_UP_ROUNDS:])

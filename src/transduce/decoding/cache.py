@@ -166,11 +166,7 @@ class RecurrentCache(SourceCache):
 
     def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep the cells of these hypotheses, in this order."""
-        cell = self.cell.flatten(0, 1)[rows]
-        if cell.shape == self.cell.shape:
-            self.cell.copy_(cell)  # in place, where a recorded step reads it
-        else:
-            self.cell = cell
+        self.cell = self.cell.flatten(0, 1)[rows]
 
     def join(self, other: "RecurrentCache") -> None:
         """Append the sentences of a cache with groups of the same size."""
@@ -257,14 +253,18 @@ class DecodingState:
 
         Returns the mask of all slots that each hypothesis attends to.
         """
-        if self.neighbourhood is not None:
-            distance = self.lengths[:, None] - self.positions
-            self.past &= (distance <= self.neighbourhood)[:, None]
+        self._forget()
         own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, slots] = own
         self.positions[:, slots] = self.lengths[:, None]
         self.lengths += 1
         return self.past[:, None]
+
+    def _forget(self) -> None:
+        """Drop the slots outside the neighbourhood from the past, in place."""
+        if self.neighbourhood is not None:
+            distance = self.lengths[:, None] - self.positions
+            self.past &= (distance <= self.neighbourhood)[:, None]
 
     def count(self) -> None:
         """Count the slots and the position that `take` has taken."""
@@ -282,6 +282,7 @@ class DecodingState:
         Wide groups leave many unused slots: their hypotheses often share their past.
         """
         before = self.capacity
+        self._forget()
         if self.num_slots > 0:
             self._compact()
         capacity = grown_capacity(self.num_slots, self.group_size)
@@ -367,8 +368,10 @@ class RecurrentState:
     """Tokens read so far."""
     max_length: int = 0
     """Upper bound of `lengths`."""
-    capacity: int = 0
+    num_slots: int = 0
     """Always 0: cells need no slots."""
+    capacity: int = 0
+    """Always 0."""
     has_capacity: bool = True
     """Whether a step needs no more memory: a cell is written in place."""
 
@@ -376,9 +379,6 @@ class RecurrentState:
     def group_size(self) -> int:
         """Hypotheses of one sentence."""
         return self.layers[0].cell.size(1)
-
-    num_slots: int = 0
-    """Always 0."""
 
     def empty(self, sentences: int, source: int, slots: int) -> "RecurrentState":
         """Return a state of zeros for other numbers of sentences and positions."""

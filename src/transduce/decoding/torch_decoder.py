@@ -536,26 +536,37 @@ class StepSize:
     source: int
     """Positions of the source."""
     slots: int
-    longest: int
-    """Largest number of tokens that a hypothesis can have."""
+    max_tokens: int
+    """Most tokens that a hypothesis can have."""
 
     @classmethod
     def fitting(cls, state: DecodingState | RecurrentState) -> "StepSize":
-        """Return a size in which a state can take steps; few different ones occur."""
+        """Return a size that a state fits into, rounded up so that few sizes occur."""
+        sentences = _rounded_up(len(state.lengths))
+        source, slots = (
+            _rounded_up(number, min(least, max(LEAST_OF_ALL // sentences, 1)))
+            for number, least in (
+                (state.memory_mask.size(-1), LEAST_POSITIONS),
+                (state.capacity, LEAST_SLOTS),
+            )
+        )
         return cls(
-            sentences=_rounded_up(len(state.lengths), 1),
+            sentences=sentences,
             group=state.group_size,
-            source=_rounded_up(state.memory_mask.size(-1), FEWEST_POSITIONS),
-            slots=_rounded_up(state.capacity, FEWEST_SLOTS) if state.capacity else 0,
-            longest=_rounded_up(state.max_length + 1, FEWEST_TOKENS),
+            source=source,
+            slots=slots if state.capacity else 0,
+            max_tokens=_rounded_up(state.max_length + 1, LEAST_TOKENS),
         )
 
 
-FEWEST_POSITIONS, FEWEST_SLOTS, FEWEST_TOKENS = 32, 64, 512
-"""Smallest size of a step in positions of the source, slots, and tokens."""
+LEAST_POSITIONS, LEAST_SLOTS, LEAST_TOKENS = 32, 64, 512
+"""Smallest size of a step in positions of the source, in slots and in tokens."""
+LEAST_OF_ALL = 32_768
+"""Most positions, or slots, of all sentences to which a size is enlarged, so that many
+short sentences do not take much more memory than they need."""
 
 
-def _rounded_up(number: int, least: int) -> int:
+def _rounded_up(number: int, least: int = 1) -> int:
     """Round up to a power of two, or to three quarters of one."""
     power = 1 << max(number - 1, 0).bit_length()
     three_quarters = 3 * power // 4
@@ -575,7 +586,7 @@ class StaticStep:
         like: DecodingState | RecurrentState,
         recorder: Recorder,
     ) -> None:
-        """Allocate the memory for states of a size that are of the model `like` is."""
+        """Allocate the memory for states of a size; `like` is a state of the model."""
         self.size = size
         self._recorder = recorder
         self._state = like.empty(size.sentences, size.source, size.slots)
@@ -584,17 +595,17 @@ class StaticStep:
         self._given = np.zeros(2 * rows + 1, dtype=np.int64)
         self._inputs = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
         # The graph reads these rows by their address.
-        encodings = step.model.positions(0, size.longest, device)
+        encodings = step.model.positions(0, size.max_tokens, device)
         # Not a method: a reference cycle would keep the memory until a collection.
         self._run = partial(_static_step, step, self._state, self._inputs, encodings)
         self._has_run = False
         self._replay: Run | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the state."""
+        weight = step.model.output_weight
         parts = self._state.parts(*self._shape)
-        return sum(each.numel() * each.element_size() for each in parts)
+        self.num_bytes = rows * len(weight) * weight.element_size() + sum(
+            each.numel() * each.element_size() for each in parts
+        )
+        """Memory of the state and of the logits."""
 
     def load(
         self, state: DecodingState | RecurrentState
@@ -603,7 +614,7 @@ class StaticStep:
 
         Returns the state here, which is valid until the next call.
         """
-        # What is masked counts nothing only if it is finite.
+        # Masked slots have a weight of 0, but 0 times infinity is NaN.
         torch._foreach_zero_(self._state.parts(*self._shape))
         size = len(state.lengths), state.memory_mask.size(-1), state.num_slots
         torch._foreach_copy_(self._state.parts(*size), state.parts(*size))
@@ -630,11 +641,14 @@ class StaticStep:
         self._inputs.copy_(torch.from_numpy(self._given))
         if self._replay is not None:
             return self._replay()
-        if self._has_run:
-            self._replay = self._recorder.record(self._run)
-            return self._replay()
-        self._has_run = True
-        return self._run()
+        if not self._has_run:
+            logits = self._run()
+            self._has_run = True
+            return logits
+        replay = self._recorder.record(self._run)
+        if replay is not self._run:  # else it could not be recorded this time
+            self._replay = replay
+        return replay()
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -645,7 +659,7 @@ def _static_step(
     step: FusedStep,
     state: DecodingState | RecurrentState,
     inputs: Int64[Tensor, " inputs"],
-    encodings: Float[Tensor, "longest d_model"],
+    encodings: Float[Tensor, "max_tokens d_model"],
 ) -> Float[Tensor, "sentences group vocab"]:
     """Take a step with a state that stays in place.
 
@@ -660,6 +674,10 @@ def _static_step(
     self_mask = additive_mask(state.take(slots), x.dtype)
     cross_mask = additive_mask(state.memory_mask, x.dtype)
     return step.logits(x, state.layers, self_mask, cross_mask, slots)
+
+
+MOST_IDLE = 128
+"""Most steps that are kept while no decoder has them: each graph takes some memory."""
 
 
 class StepGraphs:
@@ -683,7 +701,11 @@ class StepGraphs:
         """Steps given back since, as the garbage collector must not wait for a lock."""
 
     def borrow(self, state: DecodingState | RecurrentState) -> StaticStep:
-        """Return a step for a state; nobody else has it until it is given back."""
+        """Return a step for a state; nobody else has it until it is given back.
+
+        Raises `torch.OutOfMemoryError` if there is no memory for it, even without the
+        steps that nobody has.
+        """
         size = StepSize.fitting(state)
         with self._lock:
             while self._returned:
@@ -692,12 +714,11 @@ class StepGraphs:
                 if self._idle[number].size == size:
                     return self._idle.pop(number)
             self._drop_oldest()
-            try:
+            with suppress(torch.OutOfMemoryError):
                 return StaticStep(self._step, size, state, self._recorder)
-            except torch.OutOfMemoryError:
-                self._idle.clear()
-                torch.cuda.empty_cache()
-                return StaticStep(self._step, size, state, self._recorder)
+            self._idle.clear()
+            torch.cuda.empty_cache()
+            return StaticStep(self._step, size, state, self._recorder)
 
     def give_back(self, step: StaticStep) -> None:
         """Keep a step for other decoders."""
@@ -709,7 +730,10 @@ class StepGraphs:
 
     def _drop_oldest(self) -> None:
         """Free the memory of the steps that nobody has had for the longest time."""
-        while sum(each.num_bytes for each in self._idle) > self._max_idle_bytes:
+        while (
+            sum(each.num_bytes for each in self._idle) > self._max_idle_bytes
+            or len(self._idle) > MOST_IDLE
+        ):
             del self._idle[0]
 
 
@@ -728,12 +752,15 @@ class GraphedDecoder(TorchDecoder):
         self._graphs = graphs
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
-        self._parents = _in_place(self.state)
+        self._parents = _identity_parents(self.state)
         """Hypotheses with which the next step continues."""
         self._borrowed: list[StaticStep] = []
-        """The step whose memory the state has or had; at most one."""
+        """The step whose memory the state has, or had before it was moved out; at most
+        one. It is a list so that the step is given back when the decoder is deleted."""
         self._is_resident = False
         """Whether the state is in that memory."""
+        self._refused: StepSize | None = None
+        """Size for which there was no memory."""
         finalize(self, graphs.give_back_all, self._borrowed).atexit = False
 
     @torch.inference_mode()
@@ -741,17 +768,16 @@ class GraphedDecoder(TorchDecoder):
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        if self._fused.is_watched:  # a replay runs no hooks
+        # A replay runs no hooks.
+        if self._fused.is_watched or not self._move_in():
             self._move_out()
             return self._fused.step(self._as_tensor(last_ids), self.state)
-        if not self._is_resident or not self._can_step:
-            self._move_in()
         ids = np.zeros(self._parents.shape, dtype=np.int64)
         ids[self._live] = last_ids
         [static] = self._borrowed
         logits = static(ids, self._parents, self.state.num_slots)
         self.state.count()
-        self._parents = _in_place(self.state)
+        self._parents = _identity_parents(self.state)
         if np.array_equal(self._live, np.arange(len(self._live))):
             return logits[: len(self._live)]
         return logits[torch.from_numpy(self._live).to(logits.device)]
@@ -777,20 +803,31 @@ class GraphedDecoder(TorchDecoder):
         other._move_out()
         super().join(other)
         self._live = np.arange(len(self.state.memory_mask))
-        self._parents = _in_place(self.state)
+        self._parents = _identity_parents(self.state)
 
     @property
     def _can_step(self) -> bool:
         """Whether the borrowed step has room for one more token."""
-        longest = self._borrowed[0].size.longest
-        return self.state.has_capacity and self.state.max_length < longest
+        max_tokens = self._borrowed[0].size.max_tokens
+        return self.state.has_capacity and self.state.max_length < max_tokens
 
-    def _move_in(self) -> None:
-        """Move the state to the memory of a recorded step."""
+    def _move_in(self) -> bool:
+        """Move the state to the memory of a recorded step, if it is not there.
+
+        Returns false if there is no such memory.
+        """
+        if self._is_resident and self._can_step:
+            return True
         if not self.state.has_capacity:
             self._move_out()
             self.state.grow()
-        step = self._graphs.borrow(self.state)
+        if (size := StepSize.fitting(self.state)) == self._refused:
+            return False
+        try:
+            step = self._graphs.borrow(self.state)
+        except torch.OutOfMemoryError:
+            self._refused = size
+            return False
         self.state = step.load(self.state)
         for before in self._borrowed:
             self._graphs.give_back(before)
@@ -798,6 +835,7 @@ class GraphedDecoder(TorchDecoder):
         self._is_resident = True
         more = len(self.state.memory_mask) - len(self._parents)
         self._parents = np.pad(self._parents, ((0, more), (0, 0)))
+        return True
 
     def _move_out(self) -> None:
         """Keep live hypotheses alone, in tensors of the state's own."""
@@ -809,10 +847,10 @@ class GraphedDecoder(TorchDecoder):
         self._is_resident = False
         super().reorder(rows)
         self._live = np.arange(len(rows))
-        self._parents = _in_place(self.state)
+        self._parents = _identity_parents(self.state)
 
 
-def _in_place(
+def _identity_parents(
     state: DecodingState | RecurrentState,
 ) -> Int64[np.ndarray, "sentences group"]:
     """Return the numbers of hypotheses in their groups."""

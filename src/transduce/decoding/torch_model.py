@@ -8,7 +8,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -398,8 +398,8 @@ def _log_probability(
     return total
 
 
-BLOCK = 64
-"""Tokens of a block; in a first pass only the maxima of blocks are compared."""
+SPAN = 64
+"""Tokens of a span; in a first pass only the maxima of spans are compared."""
 
 
 @torch.inference_mode()
@@ -417,8 +417,8 @@ def find_by_torch(
     is_plain = (
         restrictions is None and forced is None and not isinstance(excluded, np.ndarray)
     )
-    if is_plain and has_likeliest(logits, count):
-        values, tokens = likeliest_on_gpu(logits, count, tuple(excluded))
+    if is_plain and has_top_k(logits, count):
+        values, tokens = top_k_on_gpu(logits, count, tuple(excluded))
     else:
         # `log_softmax` takes half the time of subtracting `logsumexp`.
         log_probs = logits.float().log_softmax(dim=-1)
@@ -440,7 +440,7 @@ def find_by_torch(
     )
 
 
-def has_likeliest(logits: Float[Tensor, "sentences group vocab"], count: int) -> bool:
+def has_top_k(logits: Float[Tensor, "sentences group vocab"], count: int) -> bool:
     """Whether Triton's kernels find the candidates of each row."""
     if not (logits.is_cuda and has_triton()):
         return False
@@ -449,7 +449,7 @@ def has_likeliest(logits: Float[Tensor, "sentences group vocab"], count: int) ->
     return count <= min(MOST_CANDIDATES, logits.size(-1) // SPAN)
 
 
-def likeliest_on_gpu(
+def top_k_on_gpu(
     logits: Float[Tensor, "sentences group vocab"],
     count: int,
     excluded: tuple[int, ...],
@@ -458,10 +458,12 @@ def likeliest_on_gpu(
     Int64[np.ndarray, "sentences group {count}"],
 ]:
     """Return log-probabilities and tokens of the likeliest tokens of each row."""
-    from transduce.nn.gpu_kernels import likeliest
+    from transduce.nn.gpu_kernels import top_k
 
     rows, device = logits.flatten(0, 1), logits.device
-    found = likeliest(rows, count, _ids_on(device, excluded)).cpu().numpy()
+    # Triton launches kernels on the current GPU.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        found = top_k(rows, count, _ids_on(device, excluded)).cpu().numpy()
     log_probs, tokens = found.reshape(2, *logits.shape[:2], count)
     return log_probs.view(np.float32), tokens.astype(np.int64)
 
@@ -541,18 +543,18 @@ def _largest(
 ]:
     """Return the `count` largest values of each row and their tokens, best first.
 
-    Of equal values, those of lower tokens come first. All lie in the blocks with the
-    largest maxima, so only these blocks are sorted.
+    Of equal values, those of lower tokens come first. All lie in the spans with the
+    largest maxima, so only these spans are sorted.
     """
-    num_blocks = log_probs.size(-1) // BLOCK
-    if num_blocks <= count:
+    num_spans = log_probs.size(-1) // SPAN
+    if num_spans <= count:
         return _first_sorted(log_probs, count)
-    in_blocks = num_blocks * BLOCK
-    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
-    _, chosen = _first_sorted(blocks.amax(dim=-1), count)
-    starts = chosen.sort(dim=-1).values[..., None] * BLOCK
-    tokens = (starts + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
-    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
+    in_spans = num_spans * SPAN
+    spans = log_probs[..., :in_spans].unflatten(-1, (num_spans, SPAN))
+    _, chosen = _first_sorted(spans.amax(dim=-1), count)
+    starts = chosen.sort(dim=-1).values[..., None] * SPAN
+    tokens = (starts + torch.arange(SPAN, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(in_spans, log_probs.size(-1), device=log_probs.device)
     tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
     values, indices = _first_sorted(log_probs.gather(-1, tokens), count)
     return values, tokens.gather(-1, indices)

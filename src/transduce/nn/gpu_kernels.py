@@ -462,20 +462,22 @@ def _maxima(
     tl.store(own + 1, tl.sum(total))
 
 
-@triton.jit
-def _largest(
-    logits, excluded, maxima, sums, log_probs, tokens,
+@triton.jit(do_not_specialize=["parts", "count"])
+def _top_k(
+    logits, excluded, maxima, sums, log_probs, tokens, parts, count,
     VOCAB: tl.constexpr, SPAN: tl.constexpr, NUM_EXCLUDED: tl.constexpr,
-    PARTS: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, ALL: tl.constexpr,
+    MAX_PARTS: tl.constexpr, ROWS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Likeliest tokens of a row, best first; of equal ones, the lowest first.
 
-    All are in the spans with the largest maxima. `ROWS` and `ALL` are the powers of two
-    from the numbers of candidates and of spans on.
+    All are in the spans with the largest maxima. `ROWS` and `ALL` are powers of two, at
+    least the numbers of candidates and of spans.
     """
     num_spans = tl.cdiv(VOCAB, SPAN)
-    part = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
-    part_largest, total = tl.load(sums + 2 * part), tl.load(sums + 2 * part + 1)
+    part, is_part = tl.arange(0, MAX_PARTS), tl.arange(0, MAX_PARTS) < parts
+    of_part = sums + 2 * (tl.program_id(0) * parts + part)
+    part_largest = tl.load(of_part, is_part, float("-inf"))
+    total = tl.load(of_part + 1, is_part, 0.0)
     largest = tl.max(part_largest)
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     log_sum = shift + tl.log(tl.sum(total * tl.exp(part_largest - shift)))
@@ -484,7 +486,7 @@ def _largest(
     is_left = span < num_spans
     found = tl.load(maxima + tl.program_id(0) * num_spans + span, is_left, 0.0)
     chosen = tl.full((ROWS,), VOCAB, tl.int32)  # further rows have no logits
-    for number in range(COUNT):
+    for number in range(count):
         best = tl.max(tl.where(is_left, found, float("-inf")))
         first = tl.min(tl.where(is_left & (found == best), span, num_spans - 1))
         chosen = tl.where(place == number, first, chosen)
@@ -492,10 +494,10 @@ def _largest(
 
     column, _, value = _spans(logits, excluded, chosen, NUM_EXCLUDED, VOCAB, SPAN)
     is_free = column < VOCAB
-    for number in range(COUNT):
+    for number in range(count):
         best = tl.max(tl.where(is_free, value, float("-inf")))
         first = tl.min(tl.where(is_free & (value == best), column, VOCAB - 1))
-        own = tl.program_id(0) * COUNT + number
+        own = tl.program_id(0) * count + number
         tl.store(log_probs + own, best - log_sum)
         tl.store(tokens + own, first)
         is_free = is_free & (column != first)
@@ -743,7 +745,7 @@ def cross_entropy_(
     return losses
 
 
-def likeliest(
+def top_k(
     logits: Float[Tensor, "rows vocab"], count: int, excluded: Int[Tensor, " excluded"]
 ) -> Int[Tensor, "2 rows {count}"]:
     """Return bits of the log-probabilities, and tokens, of the likeliest, best first.
@@ -763,10 +765,10 @@ def likeliest(
     log_probs, tokens = found[0].view(torch.float32), found[1]
     sizes = {"VOCAB": vocab, "SPAN": SPAN, "NUM_EXCLUDED": len(excluded)}
     _maxima[(rows, parts)](logits, excluded, maxima, sums, SPANS=SPANS, **sizes)
-    _largest[(rows,)](
-        logits, excluded, maxima, sums, log_probs, tokens, PARTS=parts, COUNT=count,
-        ROWS=triton.next_power_of_2(count), ALL=triton.next_power_of_2(num_spans),
-        **sizes,
+    _top_k[(rows,)](
+        logits, excluded, maxima, sums, log_probs, tokens, parts, count,
+        MAX_PARTS=MAX_PARTS, ROWS=triton.next_power_of_2(count),
+        ALL=triton.next_power_of_2(num_spans), **sizes,
     )  # fmt: skip
     return found
 

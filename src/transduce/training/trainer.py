@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -124,8 +124,8 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
-    """Time to the end of this update from its start, or from the end of the update
-    before it if that is later."""
+    """Time until its figures were read, from its start, or from the reading of the
+    figures of the update before if that was later."""
     shares: Mapping[str, float] | None = None
     """Share of each corpus of a mixture in the pairs of this stage so far; None without
     a mixture."""
@@ -212,9 +212,10 @@ class Trainer:
         if hardware.device.type == "cuda" and processes.count == 1:
             self.graphs = GraphedGradients(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
-        self.runs_ahead = hardware.device.type == "cuda"
+        self.runs_ahead = hardware.device.type == "cuda" and processes.count == 1
         """Whether an update is started before the figures of the one before are read,
-        so that a GPU need not wait for the CPU between updates."""
+        so that a GPU need not wait for the CPU between updates. Several processes read
+        after each update whether to stop."""
         self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
@@ -276,27 +277,43 @@ class Trainer:
         at which `should_stop` returns true, and `DivergedError` if the loss diverges.
         """
         unread: deque[Callable[[], StepReport]] = deque()
-        for update, loaded in self._updates():
-            unread.append(self._step(update, loaded))
-            self._report(unread, on_step, is_pausing=False)
-            is_last = self.progress.step == self._config.steps
-            is_stopping = self._any(should_stop()) and not is_last
-            self.is_checkpoint_due = is_last or self._is_checkpoint_due()
-            if is_stopping or self.is_checkpoint_due:
-                self._report(unread, on_step, is_pausing=True)
-                self._require_finite_weights()
-                save()
-            if is_stopping:
-                self._processes.barrier()  # the others end with the first process
-                raise TrainingStoppedError(
-                    f"Training was stopped after step {self.progress.step:,} of "
-                    f"{self._config.steps:,}, and is saved."
-                )
-            if self.is_checkpoint_due:
-                is_over = self._any(on_checkpoint())
-                self._checkpointed_at = time.monotonic()
-                if is_over:
-                    return
+        with self._reporting_before_failure(unread, on_step):
+            for update, loaded in self._updates():
+                unread.append(self._step(update, loaded))
+                self._report(unread, on_step, is_pausing=False)
+                is_last = self.progress.step == self._config.steps
+                is_stopping = self._any(should_stop()) and not is_last
+                self.is_checkpoint_due = is_last or self._is_checkpoint_due()
+                if is_stopping or self.is_checkpoint_due:
+                    self._report(unread, on_step, is_pausing=True)
+                    self._require_finite_weights()
+                    save()
+                if is_stopping:
+                    self._processes.barrier()  # the others end with the first process
+                    raise TrainingStoppedError(
+                        f"Training was stopped after step {self.progress.step:,} of "
+                        f"{self._config.steps:,}, and is saved."
+                    )
+                if self.is_checkpoint_due:
+                    is_over = self._any(on_checkpoint())
+                    self._checkpointed_at = time.monotonic()
+                    if is_over:
+                        return
+
+    @contextmanager
+    def _reporting_before_failure(
+        self,
+        unread: deque[Callable[[], StepReport]],
+        on_step: Callable[[StepReport], None],
+    ) -> Iterator[None]:
+        """Report what is unread if an update fails."""
+        try:
+            yield
+        except DivergedError:
+            raise  # by a report
+        except Exception:
+            self._report(unread, on_step, is_pausing=True)
+            raise
 
     def _report(
         self,
@@ -306,7 +323,8 @@ class Trainer:
         is_pausing: bool,
     ) -> None:
         """Report updates; if training runs ahead without a pause, all but the last."""
-        while len(unread) > (self.runs_ahead and not is_pausing):
+        most_unread = 1 if self.runs_ahead and not is_pausing else 0
+        while len(unread) > most_unread:
             report = unread.popleft()()
             self._watch_loss(report)
             on_step(report)

@@ -91,7 +91,7 @@ def test_peers_are_plain_on_request(order, task, is_plain):
 
 
 def test_only_the_named_peers_take_part(order, task):
-    measure_training(task.run, task.hardware, 1, lambda _: None, names=[TORCH])
+    measure_training(task.run, task.hardware, 1, lambda _: None, peers=[TORCH])
     assert {each for each in order if " goes" in each} == {
         f"{YARDSTICK} goes", f"{OURS} goes", f"{TORCH} goes"
     }  # fmt: skip

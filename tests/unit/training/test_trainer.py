@@ -299,6 +299,35 @@ def test_a_stop_while_training_runs_ahead_reports_all_steps(make_trainer):
     assert events_of(trainer, stop_at=2)[:3] == [1, 2, "saved"]
 
 
+def test_a_failure_while_training_runs_ahead_comes_after_all_reports(make_trainer):
+    trainer = make_trainer()
+    trainer.runs_ahead = True
+    events: list[int] = []
+
+    def fail_at_the_third_step() -> bool:
+        if trainer.progress.step == 3:
+            raise OSError("fault")
+        return False
+
+    with pytest.raises(OSError, match="fault"):
+        run(
+            trainer,
+            on_step=lambda report: events.append(report.step),
+            should_stop=fail_at_the_third_step,
+        )
+    assert events == [1, 2, 3]
+
+
+def test_the_times_of_updates_that_overlap_are_not_counted_twice(make_trainer):
+    trainer = make_trainer(replace(CONFIG, steps=30))
+    trainer.runs_ahead = True
+    seconds: list[float] = []
+    started = time.perf_counter()
+    run(trainer, on_step=lambda report: seconds.append(report.seconds))
+    assert len(seconds) == 30
+    assert sum(seconds) < time.perf_counter() - started
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_running_ahead_changes_no_figure(make_trainer, clip_norm):
     config = replace(CONFIG, clip_norm=clip_norm, checkpoint_steps=2)
