@@ -70,7 +70,7 @@ class WordLinks:
 
 
 def units(text: str) -> tuple[Span, ...]:
-    """Spans of the words, numbers and marks of a text."""
+    """Return the spans of the words, numbers and marks of a text."""
     return tuple(match.span() for match in UNIT.finditer(text))
 
 
@@ -124,7 +124,7 @@ def links_by_attention(
 def letter_groups(
     pieces: Sequence[str], words: Sequence[str]
 ) -> Float32[np.ndarray, "pieces words"]:
-    """Matrix of the share of each piece's letters that belong to each word.
+    """Return the share of each piece's letters that belong to each word.
 
     A piece may belong to two words. Each byte of a letter encoded as bytes is a piece.
     The pieces must spell the words: see `have_same_letters`.
@@ -145,7 +145,7 @@ def letter_groups(
 
 
 def have_same_letters(words: Sequence[str], pieces: Sequence[str]) -> bool:
-    """Whether the pieces have as many letters as the words.
+    """Return whether the pieces have as many letters as the words.
 
     Some tokenizers drop unknown characters.
     """
@@ -153,7 +153,7 @@ def have_same_letters(words: Sequence[str], pieces: Sequence[str]) -> bool:
 
 
 def _num_letters(piece: str) -> int:
-    """Number of letters that begin in a piece."""
+    """Return the number of letters that begin in a piece."""
     if byte := BYTE.fullmatch(piece):
         return int(int(byte[1], 16) & 0xC0 != 0x80)
     return len(piece.replace(" ", ""))
@@ -162,7 +162,7 @@ def _num_letters(piece: str) -> int:
 def agreement(
     weights: Float32[np.ndarray, "maps target source"],
 ) -> Float32[np.ndarray, " maps"]:
-    """Number of target words chosen by the source word that they choose."""
+    """Count the target words that the source word they choose also chooses."""
     chosen = weights.argmax(axis=-1)
     choosing = weights.argmax(axis=-2)
     back = np.take_along_axis(choosing, chosen, axis=-1)
@@ -176,7 +176,7 @@ def _words(text: str, spans: Sequence[Span]) -> list[str]:
 def with_tags(
     tags: SentenceTags, sentence: str, translation: str, links: WordLinks
 ) -> str:
-    """Translation as HTML, with the tags of the sentence."""
+    """Return a translation as HTML, with the tags of the sentence."""
     whole = Element(start=0, end=len(sentence), opening="", children=tags)
     placement = _Placement(sentence, translation, links)
     parts: list[str] = []
@@ -236,7 +236,7 @@ class _Placement:
         return 0 if element.begins_before else 2 if element.ends_after else 1, start
 
     def _wanted(self, element: Element, within: Span) -> Span:
-        """Span of an element without regard to its siblings."""
+        """Return the span of an element without regard to its siblings."""
         if element.start == element.end:
             at = self._point(element.start)
             return at, at
@@ -251,7 +251,7 @@ class _Placement:
         return self._with_spaces(element, span)
 
     def _around_words(self, element: Element) -> Span | None:
-        """Span of the words that come from the element's, without stragglers."""
+        """Return the span of the words that come from the element's, without strays."""
         first, last = self._words_in(element.start, element.end)
         if first == last:
             return None
@@ -272,7 +272,7 @@ class _Placement:
         return start, stop
 
     def _within_word(self, source: int, target: int, at: int) -> int:
-        """Offset of a place within a word, if the translation has the same word."""
+        """Return a place within a word, if the translation has the same word."""
         start = self._links.source[source][0]
         return at - start if at > start and self._is_same(source, target) else 0
 
@@ -281,7 +281,7 @@ class _Placement:
         return self._sentence[a:b] == self._translation[c:d]
 
     def _same_text(self, element: Element, near: Span, within: Span) -> Span | None:
-        """Span nearest to `near` of the element's own text in the translation."""
+        """Find the element's own text in the translation, as near `near` as it is."""
         text = self._sentence[element.start : element.end]
         (low, high), wanted = within, near[0]
         after = self._translation.find(text, wanted, high)
@@ -293,7 +293,7 @@ class _Placement:
         return start, start + len(text)
 
     def _with_spaces(self, element: Element, span: Span) -> Span:
-        """Span with as many spaces at its edges as the element had in the sentence."""
+        """Add as many spaces at the edges as the element had in the sentence."""
         (start, end), text = span, self._translation
         inside = self._sentence[element.start : element.end]
         for _ in range(len(inside) - len(inside.lstrip())):
@@ -303,13 +303,13 @@ class _Placement:
         return start, end
 
     def _words_in(self, start: int, end: int) -> tuple[int, int]:
-        """First word that overlaps a span, and the word after the last one."""
+        """Return the first word that overlaps a span, and the word after the last."""
         sources = self._links.source
         first = _first(sources, lambda word: word[1] > start)
         return first, max(_first(sources, lambda word: word[0] >= end), first)
 
     def _point(self, at: int) -> int:
-        """Place in the translation of a place between two words, or within one."""
+        """Translate a place between two words, or within one."""
         sources = self._links.source
         if at == 0:
             return 0
@@ -334,7 +334,7 @@ class _Placement:
         return self._beside(word + 1, word, is_before=False)
 
     def _beside(self, after: int, before: int, *, is_before: bool) -> int:
-        """Place before the words linked to `after`, or after those linked to `before`.
+        """Return the place before the words linked to `after`, or after `before`'s.
 
         A word without links is replaced by the other one, or the nearest with links.
         """
@@ -358,7 +358,7 @@ NEAR = 4
 
 
 def _densest(flags: Sequence[bool]) -> Span | None:
-    """Span with the greatest surplus of set flags; None if no flag is set."""
+    """Return the span with the most set flags beyond others; None without any."""
     best, best_sum, begin, total = None, 0, 0, 0
     for i, flag in enumerate(flags):
         if total <= 0:
@@ -370,7 +370,7 @@ def _densest(flags: Sequence[bool]) -> Span | None:
 
 
 def _first(words: Sequence[Span], is_true: Callable[[Span], bool]) -> int:
-    """Number of the first word that meets a condition, as all words after it do."""
+    """Return the first word that meets a condition, as all after it do."""
     low, high = 0, len(words)
     while low < high:
         middle = (low + high) // 2
