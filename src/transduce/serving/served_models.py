@@ -225,7 +225,7 @@ def by_languages(
 
 
 def is_auto(source: str) -> bool:
-    """Whether the source language is left to the models."""
+    """Return whether the source language is left to the models."""
     return source.strip().lower() == AUTO
 
 
@@ -261,7 +261,7 @@ def _checked(name: str) -> str:
 
 
 def _pairs_in(name: str) -> list[Pair]:
-    """Every reading of a name as two tags with a dash between them."""
+    """Return every reading of a name as two tags with a dash between them."""
     pieces = name.replace("_", "-").split("-")
     sides = (
         ("-".join(pieces[:i]), "-".join(pieces[i:])) for i in range(1, len(pieces))
@@ -500,7 +500,7 @@ def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
 def attended_links(
     translator: Translator, pairs: Sequence[tuple[str, str]]
 ) -> list[WordLinks | None]:
-    """Word links of sentence pairs by the first model of an ensemble.
+    """Return word links of sentence pairs by the first model of an ensemble.
 
     None for a pair with a side that is too long, or that the tokenizer cannot
     represent, and for all pairs if the model has no cross-attention.

@@ -162,7 +162,7 @@ def _num_letters(piece: str) -> int:
 def agreement(
     weights: Float32[np.ndarray, "maps target source"],
 ) -> Float32[np.ndarray, " maps"]:
-    """Count the target words that the source word they choose also chooses."""
+    """Count the target words whose source word chooses them back."""
     chosen = weights.argmax(axis=-1)
     choosing = weights.argmax(axis=-2)
     back = np.take_along_axis(choosing, chosen, axis=-1)
@@ -334,7 +334,7 @@ class _Placement:
         return self._beside(word + 1, word, is_before=False)
 
     def _beside(self, after: int, before: int, *, is_before: bool) -> int:
-        """Return the place before the words linked to `after`, or after `before`'s.
+        """Return the place before the words linked to `after`, or after those of `before`.
 
         A word without links is replaced by the other one, or the nearest with links.
         """
