@@ -334,7 +334,7 @@ class _Placement:
         return self._beside(word + 1, word, is_before=False)
 
     def _beside(self, after: int, before: int, *, is_before: bool) -> int:
-        """Return the place before the words linked to `after`, or after those of `before`.
+        """Return the place before the words of `after`, or after those of `before`.
 
         A word without links is replaced by the other one, or the nearest with links.
         """
