@@ -438,11 +438,11 @@ def _losses(task: Task, precision: str) -> list[float]:
 PARTS = (
     Part("machine", "Machine", 40, measure_machine),
     Part("base", "Training base, alone", 90, train_base),
-    Part("decoding", "Decoding base, beside peers", 150, decode_beside_peers),
+    Part("decoding", "Decoding base, beside peers", 240, decode_beside_peers),
     Part("loss", "Loss of 200 updates", 90, compare_losses),
     Part("big", "Training big, alone", 90, train_big),
     Part("tests", "Tests", 150, run_tests),
-    Part("base-peers", "Training base, beside peers", 150, base_beside_peers),
+    Part("base-peers", "Training base, beside peers", 200, base_beside_peers),
     Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
     Part(
         "base-compiled",
