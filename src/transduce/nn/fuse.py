@@ -353,9 +353,17 @@ def is_one_call(
         and has_layer_stack(x, memory, stack_settings(stack))
     ):
         return False
-    modules = list(stack.modules())
+    modules = _modules_of(stack)
     are_plain = all(_is_plain(module, stack.training) for module in modules)
     return are_plain and _is_uniform(modules)
+
+
+def _modules_of(stack: Stack) -> list[nn.Module]:
+    """Return the stack and all modules within; `modules` takes longer, for names."""
+    found: list[nn.Module] = [stack]
+    for module in found:  # which grows meanwhile
+        found += [each for each in module._modules.values() if each is not None]
+    return found
 
 
 PACKED_WIDTHS = (16, 32, 64, 128)
@@ -372,7 +380,7 @@ def is_packable(stack: Stack) -> bool:
     ):
         return False
     attention = _attention_of(layers[0])
-    modules = list(stack.modules())
+    modules = _modules_of(stack)
     return (
         not isinstance(attention, RestrictedSelfAttention)
         and attention.d_k == attention.d_v
