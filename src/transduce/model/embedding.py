@@ -71,10 +71,11 @@ class SinusoidalPositions(nn.Module):
     ) -> Float[Tensor, "{length} d_model"]:
         """Return the encodings of `length` positions from `first` on."""
         end = first + length
-        if len(self._table) < end or self._table.device != device:
-            size = max(end, 2 * len(self._table), 128)
-            self._table = sinusoids(size, self.d_model, self.base).to(device)
-        return self._table[first:end]
+        table = self._table  # another thread may replace it
+        if len(table) < end or table.device != device:
+            size = max(end, 2 * len(table), 128)
+            self._table = table = sinusoids(size, self.d_model, self.base).to(device)
+        return table[first:end]
 
     def at(
         self, positions: Int[Tensor, " count"], highest: int

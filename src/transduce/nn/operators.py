@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -113,7 +114,10 @@ def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
 def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Cut a flat tensor into views with the shapes of others."""
     pieces = flat.split([each.numel() for each in like])
-    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
+    return [
+        piece if each.dim() == 1 else piece.view_as(each)
+        for piece, each in zip(pieces, like, strict=True)
+    ]
 
 
 @cache
@@ -139,8 +143,17 @@ class _Packed:
     elements: Tensor
 
 
-_packed_weights: ContextVar[dict[tuple[int, int, torch.dtype], _Packed] | None] = (
-    ContextVar("_packed_weights", default=None)
+class _PackedWeights(dict[tuple[int, int, torch.dtype], _Packed]):
+    """Packed weights by address, size and dtype, for all threads of an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = Lock()
+        """Held while a weight is packed, so that no other thread packs it too."""
+
+
+_packed_weights: ContextVar[_PackedWeights | None] = ContextVar(
+    "_packed_weights", default=None
 )
 
 
@@ -150,7 +163,7 @@ def unchanged_weights() -> Iterator[None]:
 
     PyTorch cannot say when a weight has changed, as fused optimizers do not record it.
     """
-    token = _packed_weights.set({})
+    token = _packed_weights.set(_PackedWeights())
     try:
         yield
     finally:
@@ -169,14 +182,19 @@ def packed_once(
     cached: other tensors are new in each call.
     """
     cached = _packed_weights.get() if isinstance(weight, nn.Parameter) else None
+
+    def packed() -> Tensor:
+        elements = weight.new_empty(size, dtype=dtype)
+        pack(elements)
+        return elements
+
+    if cached is None:
+        return packed()
     key = (weight.data_ptr(), size, dtype)
-    if cached is not None and key in cached:
+    with cached.lock:
+        if key not in cached:
+            cached[key] = _Packed(weight, packed())
         return cached[key].elements
-    elements = weight.new_empty(size, dtype=dtype)
-    pack(elements)
-    if cached is not None:
-        cached[key] = _Packed(weight, elements)
-    return elements
 
 
 BLOCK_ROWS = 64
@@ -385,15 +403,31 @@ def new_masking(
 
 
 def draw_dropout(rate: float) -> dict[str, Any]:
-    """Return the `td_dropout` of one tensor, with seeds from PyTorch's generator."""
+    """Return the `td_dropout` of one tensor, with new seeds."""
     return {"seeds": draw_seeds(2), "rate": dropout_rate(rate)}
 
 
+_generator: ContextVar[torch.Generator | None] = ContextVar("_generator", default=None)
+
+
+@contextmanager
+def own_generator(seed: int) -> Iterator[None]:
+    """Draw dropout masks on a CPU from a generator that no other thread uses.
+
+    They are those that PyTorch's generator would draw after `manual_seed(seed)`. Other
+    random numbers, such as those of dropout within PyTorch's layers, are not.
+    """
+    token = _generator.set(torch.Generator().manual_seed(seed))
+    try:
+        yield
+    finally:
+        _generator.reset(token)
+
+
 def draw_seeds(count: int) -> list[int]:
-    """Draw seeds of masks from PyTorch's generator; each tensor takes two."""
-    seeds: list[int] = (
-        torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32).tolist()
-    )
+    """Draw seeds of masks from the generator in use; each tensor takes two."""
+    drawn = torch.empty(count, dtype=torch.int64, device="cpu")
+    seeds: list[int] = drawn.random_(2**32, generator=_generator.get()).tolist()
     return seeds
 
 
@@ -422,7 +456,8 @@ class _CpuDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         dropped = num_dropped(rate)
         num_draws = -(-x.numel() // 4)
-        draws = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)
+        draws = torch.empty(num_draws, dtype=torch.int64)
+        draws.random_(-(2**63), None, generator=_generator.get())
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
         scale = dropout_scale(dropped)
         kept = random >= dropped - RANDOM_VALUES // 2

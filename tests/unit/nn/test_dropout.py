@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from transduce.nn.operators import Dropout
+from transduce.nn.operators import Dropout, own_generator
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]
@@ -145,3 +145,26 @@ def test_other_devices_use_pytorchs_own():
 @pytest.mark.parametrize("rate", [0.000_001, 0.999_999])
 def test_a_rate_next_to_its_bounds_gives_numbers(rate):
     assert dropped(rate).isfinite().all()
+
+
+def test_a_generator_of_its_own_draws_the_masks_of_pytorchs_with_the_same_seed():
+    torch.manual_seed(7)
+    expected, following = dropped(0.3), dropped(0.3)
+    torch.manual_seed(7)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    with own_generator(7):
+        assert torch.equal(dropped(0.3), expected)
+        assert torch.equal(dropped(0.3), following)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(dropped(0.3), expected)
+
+
+def test_masks_of_threads_with_generators_of_their_own_follow_from_the_seeds():
+    def masks(seed: int) -> torch.Tensor:
+        with own_generator(seed):
+            return torch.stack([dropped(0.3, size=2_000) for _ in range(20)])
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(masks, range(8)))
+    assert all(torch.equal(each, masks(seed)) for seed, each in enumerate(found))

@@ -1,6 +1,9 @@
 """Weights are packed once for as long as they are declared unchanged."""
 
 import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 import torch
@@ -50,3 +53,20 @@ def test_a_tensor_that_is_no_parameter_is_packed_at_each_use(packings):
         for _ in range(2):
             packed_once(torch.ones(3), 3, packings.append)
     assert len(packings) == 2
+
+
+def test_threads_that_need_a_weight_at_once_pack_it_once(packings):
+    weight = nn.Parameter(torch.ones(3))
+
+    def pack(elements: Tensor) -> None:
+        time.sleep(0.05)
+        packings.append(elements)
+
+    with unchanged_weights(), ThreadPoolExecutor(4) as pool:
+        running = [
+            pool.submit(copy_context().run, packed_once, weight, 3, pack)
+            for _ in range(4)
+        ]
+        found = [each.result() for each in running]
+    [packed] = packings
+    assert all(each is packed for each in found)
