@@ -24,7 +24,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 BUSY_LOAD = 0.5
 """Load average above which timings are unreliable."""
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 """Parameters of `mallopt`, from glibc's malloc.h."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -336,6 +336,16 @@ def keep_freed_memory() -> None:
         return  # older versions refuse this value; the rest would then do harm
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 2**28)
+
+
+def share_freed_memory() -> None:
+    """Make later threads allocate from the memory of the main one; only for glibc.
+
+    By default each thread has arenas of its own, of at most 64 MB, and returns larger
+    blocks to the system at once, whatever `keep_freed_memory` has set.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:

@@ -12,6 +12,10 @@ operators of a layer.
 
 The settings determine the pairs of an update. Trials find how to split it into the
 largest micro-batches that fit in memory, and their time.
+
+The native library computes a batch on all cores, but PyTorch and Python need one for a
+while between its calls. In training a small model that is a third of an update's time,
+so several batches are computed at once, each on one core.
 """
 
 import gc
@@ -20,12 +24,14 @@ import os
 import time
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,9 +44,20 @@ from transduce.data.batches import Batcher, Update
 from transduce.data.tensors import SOURCE_BUCKETS, PackedBatch
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError, TransduceError
-from transduce.machine import WaitingMeter, free_memory, return_freed_memory
+from transduce.machine import (
+    WaitingMeter,
+    free_memory,
+    return_freed_memory,
+    share_freed_memory,
+)
 from transduce.model.transformer import Transformer
-from transduce.nn.operators import FusedSSRU, split_like, unchanged_weights
+from transduce.nn.fuse import FusedTransformer
+from transduce.nn.operators import (
+    FusedSSRU,
+    nn_api,
+    split_like,
+    unchanged_weights,
+)
 from transduce.training.loss import BatchLoss, as_tensor
 
 TIMEOUT = timedelta(days=1)
@@ -517,6 +534,68 @@ def joined(
     ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
     parts = np.split(pairs, np.searchsorted(tokens, ends))
     return [part for part in parts if len(part) > 0]
+
+
+MOST_AT_ONCE = 4
+"""Largest number of batches that are computed at once: only one of them runs Python."""
+SMALL_BATCH = 5 * 10**10
+"""FLOPs of the largest batch that is computed beside others. Larger ones take long
+native calls and much memory."""
+Result = TypeVar("Result")
+
+
+def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
+    """Return how many batches of that many FLOPs to compute at once.
+
+    It is 1, or the number of threads. All random numbers must come from the context's
+    generator (`own_generator`), as they do in a Transformer, whose dropout the native
+    library or ours draws. Guided attention reads weights by hooks, for one batch at a
+    time.
+    """
+    threads = torch.get_num_threads()
+    can = (
+        1 < threads <= MOST_AT_ONCE
+        and flops <= SMALL_BATCH
+        and hardware.device.type == "cpu"
+        and nn_api() is not None
+        and isinstance(batch_loss.model, FusedTransformer)
+        and not batch_loss.is_guided
+    )
+    return threads if can else 1
+
+
+class SingleThreads:
+    """Python threads in which PyTorch and the native library use no others."""
+
+    def __init__(self) -> None:
+        share_freed_memory()
+        self._others = ThreadPoolExecutor(
+            MOST_AT_ONCE - 1, "batch", initializer=self._use_one
+        )
+
+    @staticmethod
+    def _use_one() -> None:
+        torch.get_num_threads()  # first, as it initializes the thread's own number
+        torch.set_num_threads(1)
+
+    def call(self, functions: Sequence[Callable[[], Result]]) -> Iterator[Result]:
+        """Call functions at once, the first in this thread; yield results in order.
+
+        The others have a copy of this thread's context. If one raises, so does this,
+        after all have ended.
+        """
+        first, *others = functions
+        threads = torch.get_num_threads()
+        running = [self._others.submit(copy_context().run, each) for each in others]
+        try:
+            torch.set_num_threads(1)
+            yield first()
+            for each in running:
+                yield each.result()
+        finally:
+            wait(running)
+            # A new thread has set the default of the process, too.
+            torch.set_num_threads(threads)
 
 
 BYTES_PER_PARAMETER = 16

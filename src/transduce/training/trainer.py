@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial
+from itertools import groupby, islice
 from operator import add, attrgetter
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from transduce.files import atomic_directory, read_json
 from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
-from transduce.nn.operators import unchanged_weights
+from transduce.nn.operators import own_generator, unchanged_weights
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
@@ -36,11 +36,13 @@ from transduce.training.hardware import (
     MicroBatch,
     Processes,
     Share,
+    SingleThreads,
     compile_layers,
     find_micro_batch,
     is_worth_compiling,
     joined,
     no_sync,
+    num_at_once,
 )
 from transduce.training.loss import (
     BatchLoss,
@@ -220,6 +222,7 @@ class Trainer:
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
         self._is_packed = False
+        self._weights = [p for p in self.model.parameters() if p.requires_grad]
 
     def find_micro_batch(self, max_positions: int | None = None) -> MicroBatch:
         """Find how much of an update fits in memory, and split updates accordingly.
@@ -455,12 +458,18 @@ class Trainer:
             without_dropout(self.model)
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
-        losses = self._accumulate(loaded)
+        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
+        # Shares are batches, unless these are cut because little memory is free.
+        at_once = (
+            num_at_once(self._batch_loss, self._hardware, flops / len(update.batches))
+            if self._max_positions is None and not rewarded
+            else 1
+        )
+        losses = self._accumulate(loaded, at_once)
         max_norm = self._config.clip_norm
         norms = [] if max_norm is None else [self._optimizer.clip(max_norm)]
         self._optimizer.step(rate)
         read = self._hardware.read_later(torch.stack([*losses, *norms]))
-        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         self.progress = replace(
             self.progress,
             flops=self.progress.flops + flops + flops_of_samples,
@@ -547,8 +556,10 @@ class Trainer:
         on_device = torch.tensor(flops, device=self._hardware.device)
         return int(self._processes.all_reduce_sum(on_device))
 
-    def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "3"]:
-        """Compute the gradient of the mean loss.
+    def _accumulate(
+        self, loaded: Iterator[_Loaded], at_once: int
+    ) -> Float[Tensor, "3"]:
+        """Compute the gradient of the mean loss, `at_once` shares at a time.
 
         Returns the sums of both losses, and of the mean rewards of the sentences.
         """
@@ -560,9 +571,15 @@ class Trainer:
             processes.detecting_lost(),
             unchanged_weights(),
         ):
-            for each in loaded:
-                with nullcontext() if each.is_last else no_sync(self._parallel_loss):
-                    losses += self._backward(each)
+            while group := list(islice(loaded, at_once)):
+                if len(group) == at_once > 1:
+                    for sums in self._backward_at_once(group):
+                        losses += sums
+                    continue
+                for each in group:  # with all threads
+                    is_last = each.is_last
+                    with nullcontext() if is_last else no_sync(self._parallel_loss):
+                        losses += self._backward(each)
             processes.average_gradients(self._parallel_loss)
         return processes.all_reduce_sum(losses)
 
@@ -610,26 +627,71 @@ class Trainer:
 
     def _backward(self, loaded: _Loaded) -> Float[Tensor, "3"]:
         """Add the gradient of a share; return its sums as `_accumulate` does."""
-        share, num_tokens = loaded.share, loaded.update.num_target_tokens
+        num_tokens = loaded.update.num_target_tokens
         # Each share has its own dropout masks, whichever process computes it.
-        self._hardware.seed(self._dropout_seed(share.number))
-        samples = loaded.samples
+        self._hardware.seed(self._dropout_seed(loaded.share.number))
         if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
             losses = self.graphs.backward(loaded.batch, 1 / num_tokens, loaded.is_alone)
             return torch.cat([losses, losses.new_zeros(1)])
+        objective, losses = self._objective(loaded)
+        # Backward operators keep the precision of the forward pass.
+        with torch.autocast("cpu", enabled=False):
+            objective.backward()
+        return losses
+
+    @cached_property
+    def _threads(self) -> SingleThreads:
+        return SingleThreads()
+
+    def _backward_at_once(self, group: Sequence[_Loaded]) -> Iterator[Tensor]:
+        """Add the gradients of shares computed at once; yield the sums of each.
+
+        The gradients are added in the order of the shares, as one by one.
+        """
+        functions = [partial(self._gradients, each) for each in group]
+        for losses, gradients in self._threads.call(functions):
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                if weight.grad is None:
+                    weight.grad = gradient
+                elif gradient is not None:
+                    weight.grad += gradient
+            yield losses
+
+    def _gradients(
+        self, loaded: _Loaded
+    ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
+        """Return the sums of a share and its gradients, in any thread."""
+        own = own_generator(self._dropout_seed(loaded.share.number))
+        with self._hardware.autocast(), own:
+            objective, losses = self._objective(loaded)
+        # Backward operators keep the precision of the forward pass.
+        with torch.autocast("cpu", enabled=False):
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+                objective, self._weights, allow_unused=True
+            )
+        # PyTorch's fused optimizers read gradients as if they were contiguous. Sums in
+        # place would be wrong if two weights had the same tensor as their gradient.
+        gradients = [each if each is None else each.contiguous() for each in found]
+        present = [each for each in gradients if each is not None]
+        assert len({*map(id, present)}) == len(present)
+        return losses, gradients
+
+    def _objective(
+        self, loaded: _Loaded
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
+        """Return a share's part of the mean loss, and its sums."""
+        share, samples = loaded.share, loaded.samples
         given = (loaded.batch,) if samples is None else (loaded.batch, samples)
         loss = self._parallel_loss(*given)
         is_by_reward = isinstance(loss, RewardLoss)
         objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
+        num_tokens = loaded.update.num_target_tokens
         weight = share.counts * self._processes.count / num_tokens
-        # Backward operators keep the precision of the forward pass.
-        with torch.autocast("cpu", enabled=False):
-            (objective * weight).backward()
         losses = as_tensor(loss)
         # Unlike `new_tensor`, this does not wait for the GPU.
         reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
-        return share.counts * torch.cat([losses, reward])
+        return objective * weight, share.counts * torch.cat([losses, reward])
 
     def _dropout_seed(self, number: int) -> int:
         """Return the seed of a share in this step, independent of earlier draws."""

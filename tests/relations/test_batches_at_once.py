@@ -1,0 +1,236 @@
+"""Batches of an update that threads compute at once have the results of one by one."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.architectures.recurrent import RecurrentConfig
+from transduce.checkpoint import build
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.experiments.pipeline import refinement_of
+from transduce.model.transformer import Transformer
+from transduce.nn.operators import bf16_unit, nn_api
+from transduce.training import hardware as module
+from transduce.training.config import TrainingConfig
+from transduce.training.hardware import SingleThreads, num_at_once
+from transduce.training.loss import BatchLoss, GuidedAttention
+from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
+
+pytestmark = pytest.mark.skipif(
+    nn_api() is None, reason="without the native library batches follow each other"
+)
+
+PAIRS = [
+    [[3 + (i * j) % 20 for j in range(1, length + 1)] for length in (5, 7)]
+    for i in range(64)
+]
+# Sixteen pairs an update, in two batches.
+BATCHING = BatchingConfig(source_tokens=128, target_tokens=128, batch_tokens=64)
+THREE_BATCHES = replace(BATCHING, source_tokens=192, target_tokens=192)
+TRAINING = TrainingConfig(
+    steps=4, warmup_steps=3, learning_rate_scale=0.1, checkpoint_minutes=1_000.0
+)
+ALL_DROPOUT = {"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}
+LAYERS_IN_ONE_CALL = {"d_model": 32, "d_ff": 64, "d_k": 16, "d_v": 16}
+VARIANTS = {
+    "the paper's": {},
+    "layers in one call": LAYERS_IN_ONE_CALL,
+    "recurrent units": {**LAYERS_IN_ONE_CALL, "decoder_self_attention": "ssru"},
+    "pre-norm": {"norm": "pre", "activation": "silu"},
+    "additive": {"scores": "additive"},
+    "neighbourhood": {"neighbourhood": 2},
+    "learned positions": {"positions": "learned"},
+    "an output bias": {"output_bias": True},
+    "two vocabularies": {"target_vocab_size": 23},
+}
+
+RECURRENT = RecurrentConfig(
+    vocab_size=23, encoder_layers=1, decoder_layers=1, d_model=16
+)
+
+Run = tuple[list[StepReport], list[Tensor]]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of batches that were computed at once, one for each time."""
+    numbers: list[int] = []
+    call = SingleThreads.call
+
+    def counted(self: SingleThreads, functions: list[Callable]):
+        numbers.append(len(functions))
+        return call(self, functions)
+
+    monkeypatch.setattr(SingleThreads, "call", counted)
+    return numbers
+
+
+@pytest.fixture
+def make_trainer(tiny, make_dataset, cpu) -> Callable[..., Trainer]:
+    def make(
+        dtype=torch.float32,
+        batching=BATCHING,
+        training=TRAINING,
+        guidance=None,
+        refinement=None,
+        **changes,
+    ) -> Trainer:
+        torch.manual_seed(3)
+        model = Transformer(replace(tiny, **ALL_DROPOUT | changes))
+        batcher = Batcher(make_dataset(PAIRS), batching, seed=1)
+        hardware = replace(cpu, dtype=dtype)
+        given = {"guidance": guidance, "refinement": refinement}
+        return Trainer(model, batcher, training, hardware, **given)
+
+    return make
+
+
+def trained(trainer: Trainer, last: int | None = None, threads: int = 2) -> Run:
+    """Train with a number of threads; return reports and weights."""
+    reports: list[StepReport] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        trainer.train(
+            on_step=reports.append,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: trainer.progress.step == last,
+        )
+    except TrainingStoppedError:
+        assert last is not None
+    finally:
+        assert torch.get_num_threads() == threads
+        torch.set_num_threads(before)
+    return reports, [each.detach().clone() for each in trainer.model.parameters()]
+
+
+def assert_same(found: Run, expected: Run) -> None:
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+    for one, other in zip(found[1], expected[1], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_two_batches_at_once_give_the_weights_of_one_by_one(
+    make_trainer, at_once, changes, dtype
+):
+    if dtype == torch.bfloat16 and bf16_unit() is None:
+        pytest.skip("without fast products in bf16")
+    one_by_one = trained(make_trainer(dtype, **changes), threads=1)
+    assert not at_once
+    assert_same(trained(make_trainer(dtype, **changes)), one_by_one)
+    assert at_once == [2] * TRAINING.steps
+
+
+def test_a_batch_left_over_uses_all_threads(make_trainer, at_once, monkeypatch):
+    numbers: list[int] = []
+    forward = BatchLoss.forward
+
+    def recorded(*given):
+        numbers.append(torch.get_num_threads())
+        return forward(*given)
+
+    monkeypatch.setattr(BatchLoss, "forward", recorded)
+    first, again = (trained(make_trainer(batching=THREE_BATCHES)) for _ in range(2))
+    assert_same(again, first)
+    assert numbers[:3] == [1, 1, 2]
+    reports, _ = trained(make_trainer(batching=THREE_BATCHES), threads=1)
+    for found, expected in zip(first[0], reports, strict=True):
+        assert found.loss == pytest.approx(expected.loss, rel=1e-3)
+
+
+def test_a_resumed_training_equals_an_uninterrupted_one(make_trainer, at_once):
+    trainer = make_trainer(**LAYERS_IN_ONE_CALL)
+    trained(trainer, last=2)
+    weights = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    state = trainer.state()
+    whole = trained(trainer)
+    assert at_once
+    resumed = make_trainer(**LAYERS_IN_ONE_CALL)
+    resumed.model.load_state_dict(weights)
+    resumed.restore(state)
+    found = trained(resumed)
+    assert [each.step for each in found[0]] == [3, 4]
+    # FLOPs and losses are those of the same updates.
+    assert_same(found, whole)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_error_in_one_batch_reaches_the_caller_when_all_have_ended(
+    make_trainer, monkeypatch, is_first
+):
+    running: set[int] = set()
+    caller = threading.get_ident()
+    forward = BatchLoss.forward
+
+    def failing(self, *given):
+        me = threading.get_ident()
+        running.add(me)
+        try:
+            if (me == caller) == is_first:
+                raise FloatingPointError("a batch")
+            return forward(self, *given)
+        finally:
+            running.remove(me)
+
+    monkeypatch.setattr(BatchLoss, "forward", failing)
+    with pytest.raises(FloatingPointError, match="a batch"):
+        trained(make_trainer())  # which checks the number of threads
+    assert not running
+
+
+def test_threads_keep_their_own_numbers_of_threads(two_threads):
+    threads = SingleThreads()
+    for _ in range(2):
+        assert list(threads.call([torch.get_num_threads] * 3)) == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert found == [2]
+
+
+def test_large_batches_follow_each_other(make_trainer, at_once, monkeypatch):
+    monkeypatch.setattr(module, "SMALL_BATCH", 1_000)
+    trained(make_trainer())
+    assert not at_once
+
+
+def test_batches_cut_for_want_of_memory_follow_each_other(make_trainer, at_once):
+    trainer = make_trainer()
+    trainer.find_micro_batch(max_positions=60)
+    trained(trainer)
+    assert not at_once
+
+
+def test_guided_batches_follow_each_other(make_trainer, at_once):
+    every = torch.ones(23, dtype=torch.bool)
+    guidance = GuidedAttention(weight=1.0, begins_word=every, takes_word=every)
+    trained(make_trainer(guidance=guidance))
+    assert not at_once
+
+
+def test_updates_by_reward_compute_their_batches_one_by_one(make_trainer, at_once):
+    training = replace(TRAINING, reward="gleu", reward_steps=2)
+    trained(make_trainer(training=training, refinement=refinement_of(training)))
+    assert 0 < len(at_once) <= TRAINING.steps - 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_only_a_transformer_computes_several_batches_at_once(make_trainer, cpu):
+    for model, number in ((make_trainer().model, 2), (build(RECURRENT), 1)):
+        assert num_at_once(BatchLoss(model, 0.1, cpu), cpu, 1e6) == number
+
+
+@pytest.mark.usefixtures("two_threads", "without_native_library")
+def test_without_the_native_library_batches_follow_each_other(make_trainer, at_once):
+    trained(make_trainer())
+    assert not at_once
