@@ -338,11 +338,12 @@ def keep_freed_memory() -> None:
     libc.mallopt(M_TOP_PAD, 2**28)
 
 
-def share_freed_memory() -> None:
-    """Make later threads allocate from the memory of the main one; only for glibc.
+def use_one_arena() -> None:
+    """Make threads allocate from the memory of the main one; only for glibc.
 
-    By default each thread has arenas of its own, of at most 64 MB, and returns larger
-    blocks to the system at once, whatever `keep_freed_memory` has set.
+    It must be called before other threads start. By default each thread has arenas of
+    its own, of at most 64 MB, and returns larger blocks to the system at once, whatever
+    `keep_freed_memory` has set.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)

@@ -1,8 +1,11 @@
 """Batches of an update that threads compute at once have the results of one by one."""
 
+import gc
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -15,10 +18,12 @@ from transduce.experiments.pipeline import refinement_of
 from transduce.model.transformer import Transformer
 from transduce.nn.operators import bf16_unit, nn_api
 from transduce.training import hardware as module
+from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import SingleThreads, num_at_once
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     nn_api() is None, reason="without the native library batches follow each other"
@@ -59,13 +64,13 @@ Run = tuple[list[StepReport], list[Tensor]]
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of batches that were computed at once, one for each time."""
     numbers: list[int] = []
-    call = SingleThreads.call
+    results = SingleThreads.results
 
     def counted(self: SingleThreads, functions: list[Callable]):
         numbers.append(len(functions))
-        return call(self, functions)
+        return results(self, functions)
 
-    monkeypatch.setattr(SingleThreads, "call", counted)
+    monkeypatch.setattr(SingleThreads, "results", counted)
     return numbers
 
 
@@ -162,44 +167,93 @@ def test_a_resumed_training_equals_an_uninterrupted_one(make_trainer, at_once):
     assert_same(found, whole)
 
 
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_error_in_one_batch_reaches_the_caller_when_all_have_ended(
-    make_trainer, monkeypatch, is_first
+    make_trainer, monkeypatch, is_first, pass_
 ):
-    running: set[int] = set()
-    caller = threading.get_ident()
+    ended: list[bool] = []
+    begun = count()
+    both_have_begun = threading.Barrier(2)
     forward = BatchLoss.forward
 
+    def fail(*_: object) -> None:
+        raise FloatingPointError("a batch")
+
+    def end(*_: object) -> None:
+        time.sleep(0.2)
+        ended.append(True)
+
     def failing(self, *given):
-        me = threading.get_ident()
-        running.add(me)
-        try:
-            if (me == caller) == is_first:
-                raise FloatingPointError("a batch")
-            return forward(self, *given)
-        finally:
-            running.remove(me)
+        fails = (next(begun) == 0) == is_first
+        both_have_begun.wait(timeout=60)
+        if fails and pass_ == "forward":
+            fail()
+        loss = forward(self, *given)
+        loss.smoothed.register_hook(fail if fails else end)
+        return loss
 
     monkeypatch.setattr(BatchLoss, "forward", failing)
     with pytest.raises(FloatingPointError, match="a batch"):
         trained(make_trainer())  # which checks the number of threads
-    assert not running
+    assert ended == [True]
 
 
-def test_threads_keep_their_own_numbers_of_threads(two_threads):
+@pytest.mark.usefixtures("two_threads")
+def test_threads_keep_their_own_numbers_of_threads():
     threads = SingleThreads()
+    others: list[int] = []
+
+    def number_in_another_thread() -> int:
+        other = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        return torch.get_num_threads()
+
     for _ in range(2):
-        assert list(threads.call([torch.get_num_threads] * 3)) == [1, 1, 1]
+        assert threads.results([number_in_another_thread] * 3) == [1, 1, 1]
         assert torch.get_num_threads() == 2
-    found: list[int] = []
-    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    other.start()
-    other.join()
-    assert found == [2]
+    assert others == [2] * 6
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_end_with_the_trainer(make_trainer):
+    before = threading.active_count()
+    trainer = make_trainer()
+    trained(trainer)
+    assert threading.active_count() > before
+    del trainer
+    gc.collect()
+    wait_until(lambda: threading.active_count() <= before)
+
+
+def test_batches_at_once_leave_the_common_generator_alone(make_trainer, at_once):
+    trainer = make_trainer()
+    before = torch.get_rng_state()
+    trained(trainer)
+    assert at_once
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_batches_for_which_there_is_no_memory_at_once_follow_each_other(
+    make_trainer, at_once, monkeypatch
+):
+    trainer = make_trainer()
+    found = trainer.find_micro_batch()
+    assert not found.was_cut
+    growth = replace(found, growth_bytes=2**30)
+    monkeypatch.setattr(trainer_module, "find_micro_batch", lambda *_: growth)
+    for free, is_room in ((3 * 2**30, True), (2 * 2**30, False)):
+        monkeypatch.setattr(trainer_module, "free_memory", lambda _, free=free: free)
+        trainer = make_trainer()
+        trainer.find_micro_batch()
+        at_once.clear()
+        trained(trainer)
+        assert bool(at_once) is is_room
 
 
 def test_large_batches_follow_each_other(make_trainer, at_once, monkeypatch):
-    monkeypatch.setattr(module, "SMALL_BATCH", 1_000)
+    monkeypatch.setattr(module, "MAX_FLOPS_AT_ONCE", 1_000)
     trained(make_trainer())
     assert not at_once
 
@@ -228,6 +282,11 @@ def test_updates_by_reward_compute_their_batches_one_by_one(make_trainer, at_onc
 def test_only_a_transformer_computes_several_batches_at_once(make_trainer, cpu):
     for model, number in ((make_trainer().model, 2), (build(RECURRENT), 1)):
         assert num_at_once(BatchLoss(model, 0.1, cpu), cpu, 1e6) == number
+
+
+def test_with_more_threads_batches_follow_each_other(make_trainer, at_once):
+    trained(make_trainer(), threads=3)
+    assert not at_once
 
 
 @pytest.mark.usefixtures("two_threads", "without_native_library")

@@ -21,6 +21,7 @@ from transduce.machine import (
     memory_of_children,
     num_physical_cores,
     processor_flags,
+    use_one_arena,
 )
 
 
@@ -51,13 +52,16 @@ class Library:
         return 1
 
 
-@pytest.mark.parametrize(("library", "num_calls"), [("glibc", 3), ("musl", 0), ("", 0)])
-def test_only_glibc_is_set_to_keep_freed_memory(monkeypatch, library, num_calls):
+@pytest.mark.parametrize(
+    ("setting", "num_calls"), [(keep_freed_memory, 3), (use_one_arena, 1)]
+)
+@pytest.mark.parametrize("library", ["glibc", "musl", ""])
+def test_only_glibc_has_settings_of_memory(monkeypatch, library, setting, num_calls):
     libc = Library(None)
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, "2.36"))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    keep_freed_memory()
-    assert len(libc.calls) == num_calls
+    setting()
+    assert len(libc.calls) == (num_calls if library == "glibc" else 0)
     assert all(0 < value < 2**31 for _, value in libc.calls)
 
 

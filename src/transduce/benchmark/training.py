@@ -48,7 +48,7 @@ from transduce.data.batches import (
 from transduce.device import Hardware
 from transduce.errors import missing_package
 from transduce.experiments.presets import RunConfig
-from transduce.machine import keep_freed_memory
+from transduce.machine import keep_freed_memory, use_one_arena
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
 from transduce.model.transformer import Transformer
@@ -377,6 +377,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
         )
 
     keep_freed_memory()
+    use_one_arena()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
     trainer.runs_ahead = False  # an update must end with its turn

@@ -87,7 +87,7 @@ from transduce.experiments.start_model import (
     refuse_replacing,
 )
 from transduce.files import remove_folder
-from transduce.machine import WaitingMeter, keep_freed_memory
+from transduce.machine import WaitingMeter, keep_freed_memory, use_one_arena
 from transduce.model_folder import (
     AVERAGED,
     BEST,
@@ -533,6 +533,7 @@ class _Run:
     ) -> None:
         """Train from the newest checkpoint, or from the start, to the end."""
         keep_freed_memory()
+        use_one_arena()
         trainer = self._trainer()
         _announce_trial(self._observers)
         start = RunStart(

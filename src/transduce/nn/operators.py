@@ -319,8 +319,8 @@ def rows_of(x: Float[Tensor, "*shape"]) -> MaskBlocks:
 class Dropout(nn.Dropout):
     """Dropout with masks that a CPU draws faster than PyTorch's.
 
-    Masks follow from PyTorch's seed, but differ between kinds of devices, and between
-    installations with and without the native library.
+    Masks follow from PyTorch's seed or that of `own_generator`, but differ between
+    kinds of devices, and between installations with and without the native library.
     """
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -15,7 +15,7 @@ largest micro-batches that fit in memory, and their time.
 
 The native library computes a batch on all cores, but PyTorch and Python need one for a
 while between its calls. In training a small model that is a third of an update's time,
-so several batches are computed at once, each on one core.
+so two batches are computed at once, each on one core.
 """
 
 import gc
@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from threading import Event
+from threading import Barrier, Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,8 +47,8 @@ from transduce.errors import ConfigError, TransduceError
 from transduce.machine import (
     WaitingMeter,
     free_memory,
+    proc_bytes,
     return_freed_memory,
-    share_freed_memory,
 )
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
@@ -536,10 +536,10 @@ def joined(
     return [part for part in parts if len(part) > 0]
 
 
-MOST_AT_ONCE = 4
-"""Largest number of batches that are computed at once: only one of them runs Python."""
-SMALL_BATCH = 5 * 10**10
-"""FLOPs of the largest batch that is computed beside others. Larger ones take long
+AT_ONCE = 2
+"""Number of batches that are computed at once. Of more, only one could run Python."""
+MAX_FLOPS_AT_ONCE = 5 * 10**10
+"""FLOPs of the largest batch that is computed beside another. Larger ones take long
 native calls and much memory."""
 Result = TypeVar("Result")
 
@@ -552,50 +552,50 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
     library or ours draws. Guided attention reads weights by hooks, for one batch at a
     time.
     """
-    threads = torch.get_num_threads()
-    can = (
-        1 < threads <= MOST_AT_ONCE
-        and flops <= SMALL_BATCH
+    is_possible = (
+        torch.get_num_threads() == AT_ONCE
+        and flops <= MAX_FLOPS_AT_ONCE
         and hardware.device.type == "cpu"
         and nn_api() is not None
         and isinstance(batch_loss.model, FusedTransformer)
         and not batch_loss.is_guided
     )
-    return threads if can else 1
+    return AT_ONCE if is_possible else 1
 
 
 class SingleThreads:
     """Python threads in which PyTorch and the native library use no others."""
 
     def __init__(self) -> None:
-        share_freed_memory()
-        self._others = ThreadPoolExecutor(
-            MOST_AT_ONCE - 1, "batch", initializer=self._use_one
+        number, started = torch.get_num_threads(), Barrier(AT_ONCE)
+        self._pool = ThreadPoolExecutor(
+            AT_ONCE, "batch", initializer=_use_a_single_thread
         )
-
-    @staticmethod
-    def _use_one() -> None:
-        torch.get_num_threads()  # first, as it initializes the thread's own number
-        torch.set_num_threads(1)
-
-    def call(self, functions: Sequence[Callable[[], Result]]) -> Iterator[Result]:
-        """Call functions at once, the first in this thread; yield results in order.
-
-        The others have a copy of this thread's context. If one raises, so does this,
-        after all have ended.
-        """
-        first, *others = functions
-        threads = torch.get_num_threads()
-        running = [self._others.submit(copy_context().run, each) for each in others]
         try:
-            torch.set_num_threads(1)
-            yield first()
-            for each in running:
-                yield each.result()
+            running = [self._pool.submit(started.wait) for _ in range(AT_ONCE)]
+        except BaseException:
+            started.abort()  # a thread that waits would keep the process alive
+            raise
+        wait(running)
+        # The new threads have set the default of the process, too.
+        torch.set_num_threads(number)
+
+    def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Call functions at once, and return their results in order.
+
+        They have a copy of this thread's context. If one raises, so does this, after
+        all have ended.
+        """
+        running = [self._pool.submit(copy_context().run, each) for each in functions]
+        try:
+            return [each.result() for each in running]
         finally:
             wait(running)
-            # A new thread has set the default of the process, too.
-            torch.set_num_threads(threads)
+
+
+def _use_a_single_thread() -> None:
+    torch.get_num_threads()  # first, as it initializes the thread's own number
+    torch.set_num_threads(1)
 
 
 BYTES_PER_PARAMETER = 16
@@ -622,6 +622,8 @@ class MicroBatch:
     """Share of the trial's time in which other programs had the processor's cores."""
     compile_error: str | None = None
     """Why PyTorch could not compile the layers; None if it did or was not to."""
+    growth_bytes: int = 0
+    """Memory that a trial on a CPU took and then gave back."""
 
 
 def require_memory(
@@ -697,14 +699,17 @@ def find_micro_batch(
                 "`batching.max_length` smaller."
             )
         indices = indices[: -(-len(indices) // 2)]
+    peak_bytes = _peak_bytes(hardware.device)
     _free(batch_loss, hardware)
+    resident = proc_bytes("self/status", "VmRSS") or peak_bytes
     max_positions = batcher.num_positions(indices)
     return MicroBatch(
         max_positions=max_positions,
         was_cut=len(indices) < len(longest),
         seconds=seconds * (1 - waiting_share) / max_positions,
         waiting_share=waiting_share,
-        peak_bytes=_peak_bytes(hardware.device),
+        peak_bytes=peak_bytes,
+        growth_bytes=peak_bytes - resident if hardware.device.type == "cpu" else 0,
     )
 
 

@@ -24,6 +24,7 @@ from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, TransduceError
 from transduce.files import atomic_directory, read_json
+from transduce.machine import free_memory
 from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
@@ -32,6 +33,8 @@ from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
     ALONE,
+    AT_ONCE,
+    SAFE_SHARE,
     GraphedGradients,
     MicroBatch,
     Processes,
@@ -221,6 +224,8 @@ class Trainer:
         self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
+        self._fits_beside_another = True
+        """Whether there is memory for two batches at once."""
         self._is_packed = False
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
 
@@ -244,6 +249,8 @@ class Trainer:
             self.graphs,
         )
         found = replace(found, compile_error=compile_error)
+        free = free_memory(sharing)
+        self._fits_beside_another = AT_ONCE * found.growth_bytes <= SAFE_SHARE * free
         del moments
         # All processes must split alike, or two would process the same pair.
         bound = float(found.max_positions) if found.was_cut else math.inf
@@ -462,7 +469,9 @@ class Trainer:
         # Shares are batches, unless these are cut because little memory is free.
         at_once = (
             num_at_once(self._batch_loss, self._hardware, flops / len(update.batches))
-            if self._max_positions is None and not rewarded
+            if self._fits_beside_another
+            and self._max_positions is None
+            and not rewarded
             else 1
         )
         losses = self._accumulate(loaded, at_once)
@@ -649,7 +658,7 @@ class Trainer:
         The gradients are added in the order of the shares, as one by one.
         """
         functions = [partial(self._gradients, each) for each in group]
-        for losses, gradients in self._threads.call(functions):
+        for losses, gradients in self._threads.results(functions):
             for weight, gradient in zip(self._weights, gradients, strict=True):
                 if weight.grad is None:
                     weight.grad = gradient
@@ -669,11 +678,22 @@ class Trainer:
             found: tuple[Tensor | None, ...] = torch.autograd.grad(
                 objective, self._weights, allow_unused=True
             )
-        # PyTorch's fused optimizers read gradients as if they were contiguous. Sums in
-        # place would be wrong if two weights had the same tensor as their gradient.
-        gradients = [each if each is None else each.contiguous() for each in found]
-        present = [each for each in gradients if each is not None]
-        assert len({*map(id, present)}) == len(present)
+        gradients: list[Tensor | None] = []
+        places: set[int] = set()
+        for each in found:
+            if each is not None:
+                # PyTorch's fused optimizers read gradients as if contiguous, and sums
+                # in place need tensors of their own.
+                is_own = each.is_contiguous() and each.data_ptr() not in places
+                each = (
+                    each
+                    if is_own
+                    else each.clone(  # noqa: PLW2901
+                        memory_format=torch.contiguous_format
+                    )
+                )
+                places.add(each.data_ptr())
+            gradients.append(each)
         return losses, gradients
 
     def _objective(
