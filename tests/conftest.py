@@ -359,10 +359,13 @@ def added_loss(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Amounts added to the losses of updates, once each, by number of update."""
     added: dict[int, float] = {}
 
-    def report(*, step: int, loss: float, **others: Any) -> StepReport:
-        return StepReport(step=step, loss=loss + added.pop(step, 0.0), **others)
+    class Report(StepReport):
+        """A report with another loss."""
 
-    monkeypatch.setattr("transduce.training.trainer.StepReport", report)
+        def __init__(self, *, step: int, loss: float, **others: Any) -> None:
+            super().__init__(step=step, loss=loss + added.pop(step, 0.0), **others)
+
+    monkeypatch.setattr("transduce.training.trainer.StepReport", Report)
     return added
 
 

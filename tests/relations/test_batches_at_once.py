@@ -218,13 +218,18 @@ def test_threads_keep_their_own_numbers_of_threads():
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_end_with_the_trainer(make_trainer):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     trainer = make_trainer()
     trained(trainer)
-    assert threading.active_count() > before
+    started = [
+        each
+        for each in set(threading.enumerate()) - before
+        if each.name.startswith("batch")
+    ]
+    assert len(started) == 2
     del trainer
     gc.collect()
-    wait_until(lambda: threading.active_count() <= before)
+    wait_until(lambda: not any(each.is_alive() for each in started))
 
 
 def test_batches_at_once_leave_the_common_generator_alone(make_trainer, at_once):

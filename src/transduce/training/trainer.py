@@ -466,15 +466,7 @@ class Trainer:
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
-        # Shares are batches, unless these are cut because little memory is free.
-        at_once = (
-            num_at_once(self._batch_loss, self._hardware, flops / len(update.batches))
-            if self._fits_beside_another
-            and self._max_positions is None
-            and not rewarded
-            else 1
-        )
-        losses = self._accumulate(loaded, at_once)
+        losses = self._accumulate(loaded, self._num_at_once(update, flops))
         max_norm = self._config.clip_norm
         norms = [] if max_norm is None else [self._optimizer.clip(max_norm)]
         self._optimizer.step(rate)
@@ -485,38 +477,42 @@ class Trainer:
             corpus_pairs=self._corpus_pairs(update),
         )
         num_tokens = update.num_source_tokens + update.num_target_tokens
-        begun = StepReport(
-            step=self.progress.step,
-            epoch=self.progress.epoch,
-            loss=math.nan,
-            perplexity=math.nan,
-            learning_rate=rate,
-            num_source_tokens=update.num_source_tokens,
-            num_target_tokens=update.num_target_tokens,
-            padding=(
-                0.0
-                if self._packs(self.progress.step)
-                else 1 - num_tokens / update.num_positions
-            ),
-            flops=self.progress.flops,
-            seconds=math.nan,
-            shares=self._shares_of_corpora(),
-            stage=self._stage(),
+        progress, stage = self.progress, self._stage()
+        shares_of_corpora = self._shares_of_corpora()
+        padding = (
+            0.0 if self._packs(progress.step) else 1 - num_tokens / update.num_positions
         )
 
         def report() -> StepReport:
             smoothed, likelihood, reward, *norm = read()
             before, self._reported_at = self._reported_at, time.perf_counter()
-            return replace(
-                begun,
+            return StepReport(
+                step=progress.step,
+                epoch=progress.epoch,
                 loss=smoothed / update.num_target_tokens,
                 perplexity=perplexity(-likelihood, update.num_target_tokens),
+                learning_rate=rate,
                 gradient_norm=norm[0] if norm else None,
                 reward=reward / len(update.target_lengths) if rewarded else None,
+                num_source_tokens=update.num_source_tokens,
+                num_target_tokens=update.num_target_tokens,
+                padding=padding,
+                flops=progress.flops,
                 seconds=self._reported_at - max(started, before),
+                shares=shares_of_corpora,
+                stage=stage,
             )
 
         return report
+
+    def _num_at_once(self, update: Update, flops: int) -> int:
+        """Return how many shares of an update of that many FLOPs to compute at once."""
+        # Shares are batches, unless these are cut because little memory is free.
+        has_memory = self._fits_beside_another and self._max_positions is None
+        if not has_memory or self._config.is_by_reward(self.progress.step):
+            return 1
+        each = flops / len(update.batches)
+        return num_at_once(self._batch_loss, self._hardware, each)
 
     def _corpus_pairs(self, update: Update) -> tuple[int, ...]:
         """Add an update to the pairs of each corpus in this stage."""
