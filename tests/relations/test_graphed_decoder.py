@@ -43,6 +43,14 @@ VARIANTS = [
 ]
 
 
+def assert_steps_as_without_graphs(
+    graphs: StepGraphs, flat: FusedStep, memory: Memory
+) -> None:
+    found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
+    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
 def test_replayed_steps_have_the_logits_of_plain_steps(
@@ -110,17 +118,10 @@ def test_a_decoder_replays_what_an_earlier_one_of_its_size_has_recorded(
     flat, recorder = FusedStep(model), OperatorRecorder()
     graphs = StepGraphs(flat, recorder)
 
-    def run(memory: Memory) -> list[Tensor]:
-        decoders = [GraphedDecoder(flat, memory, graphs) for _ in range(2)]
-        return steps(*decoders)
-
-    run(model.encode(SOURCE))
+    assert_steps_as_without_graphs(graphs, flat, model.encode(SOURCE))
     num_records = len(recorder.records)
-    other = model.encode(SOURCE.flip(0))
-    found = run(other)
+    assert_steps_as_without_graphs(graphs, flat, model.encode(SOURCE.flip(0)))
     assert len(recorder.records) == num_records
-    expected = steps(*(TorchDecoder(flat, other) for _ in range(2)))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -162,7 +163,7 @@ def test_idle_memory_is_bounded_and_the_oldest_goes_first(tiny: ModelConfig):
     sizes = [unbounded.borrow(each).num_bytes for each in states]
     graphs = StepGraphs(flat, OperatorRecorder(), float(sizes[1]))
     first, second = (graphs.borrow(each) for each in states[:2])
-    graphs.give_back_all([first, second])
+    graphs.give_back([first, second])
     graphs.borrow(states[2])  # both together are too large
     assert graphs.borrow(states[1]) is second
     assert graphs.borrow(states[0]) is not first
@@ -177,7 +178,7 @@ def test_without_memory_for_a_step_idle_memory_is_freed(
     graphs = StepGraphs(flat, OperatorRecorder())
     small, large = (flat.start(model.encode(SOURCE[:rows])) for rows in (1, 3))
     idle = graphs.borrow(small)
-    graphs.give_back(idle)
+    graphs.give_back([idle])
     number = count()
 
     class Short(StaticStep):
@@ -208,9 +209,7 @@ def test_without_memory_for_a_step_a_decoder_goes_on_without_graphs(
         return fitting(self, state)
 
     monkeypatch.setattr(StepGraphs, "borrow", borrow)
-    found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
-    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_steps_as_without_graphs(graphs, flat, memory)
     assert next(numbers) > 3
 
 
@@ -223,9 +222,7 @@ def test_translations_may_be_longer_than_a_step_is_for(
     model = Transformer(replace(tiny, **variant)).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model)
     graphs = StepGraphs(flat, OperatorRecorder())
-    found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
-    expected = steps(*(TorchDecoder(flat, memory) for _ in range(2)))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_steps_as_without_graphs(graphs, flat, memory)
 
 
 def test_a_recording_that_fails_once_is_tried_again(tiny: ModelConfig):

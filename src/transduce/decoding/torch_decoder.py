@@ -23,7 +23,7 @@ from weakref import finalize
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
 from transduce.architectures.interface import DecoderState, Stepper, TransductionModel
@@ -87,28 +87,13 @@ class FusedStep:
         state: DecodingState | RecurrentState,
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        x, mask = self.enter(last_ids, state)
-        self_mask = additive_mask(mask, x.dtype)
-        cross_mask = additive_mask(state.memory_mask, x.dtype)
-        return self.logits(x, state.layers, self_mask, cross_mask)
-
-    def enter(
-        self,
-        last_ids: Int[Tensor, "sentences group"],
-        state: DecodingState | RecurrentState,
-    ) -> tuple[
-        Float[Tensor, "sentences group d_model"],
-        Bool[Tensor, "sentences 1 group slots"],
-    ]:
-        """Embed the last tokens, and take a slot for their keys and values.
-
-        Also returns the mask of the slots to which each hypothesis attends.
-        """
         # All hypotheses of a sentence are at the same position.
         positions = self.model.positions.at(state.lengths, state.max_length)
         x = self.model.output_embedding(last_ids)
-        mask = state.advance()
-        return x + positions[:, None].to(x.dtype), mask
+        x = x + positions[:, None].to(x.dtype)
+        self_mask = additive_mask(state.advance(), x.dtype)
+        cross_mask = additive_mask(state.memory_mask, x.dtype)
+        return self.logits(x, state.layers, self_mask, cross_mask)
 
     def logits(
         self,
@@ -720,11 +705,7 @@ class StepGraphs:
             torch.cuda.empty_cache()
             return StaticStep(self._step, size, state, self._recorder)
 
-    def give_back(self, step: StaticStep) -> None:
-        """Keep a step for other decoders."""
-        self._returned.append(step)
-
-    def give_back_all(self, steps: list[StaticStep]) -> None:
+    def give_back(self, steps: list[StaticStep]) -> None:
         """Keep steps for other decoders."""
         self._returned.extend(steps)
 
@@ -761,7 +742,7 @@ class GraphedDecoder(TorchDecoder):
         """Whether the state is in that memory."""
         self._refused: StepSize | None = None
         """Size for which there was no memory."""
-        finalize(self, graphs.give_back_all, self._borrowed).atexit = False
+        finalize(self, graphs.give_back, self._borrowed).atexit = False
 
     @torch.inference_mode()
     def step(
@@ -829,8 +810,7 @@ class GraphedDecoder(TorchDecoder):
             self._refused = size
             return False
         self.state = step.load(self.state)
-        for before in self._borrowed:
-            self._graphs.give_back(before)
+        self._graphs.give_back(self._borrowed)
         self._borrowed[:] = [step]
         self._is_resident = True
         more = len(self.state.memory_mask) - len(self._parents)

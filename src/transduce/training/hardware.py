@@ -701,6 +701,7 @@ def find_micro_batch(
         indices = indices[: -(-len(indices) // 2)]
     peak_bytes = _peak_bytes(hardware.device)
     _free(batch_loss, hardware)
+    # Where the system does not say, free memory is infinite, too.
     resident = proc_bytes("self/status", "VmRSS") or peak_bytes
     max_positions = batcher.num_positions(indices)
     return MicroBatch(
