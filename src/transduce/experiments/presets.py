@@ -424,6 +424,7 @@ RIVALS = {
     ),
     "moe-en-de": MOE,
     "moe-en-fr": replace(MOE, training=replace(MOE.training, steps=470_000)),
+    # About as many sentences in an update as in `multi30k`, and as many updates.
     "bytenet-multi30k": RunConfig(
         tokenizer=TokenizerConfig(kind="character", vocab_size=400),
         model=ByteNetConfig(num_blocks=8, d_hidden=128, dropout=0.2),
@@ -434,7 +435,7 @@ RIVALS = {
             max_length=400,
         ),
         training=TrainingConfig(
-            steps=20_000,
+            steps=11_000,
             warmup_steps=1_000,
             learning_rate_scale=1.0,
             label_smoothing=0.0,
