@@ -8,6 +8,7 @@ million pairs, which bounds the memory of the plan. Planning needs no PyTorch.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -605,10 +606,10 @@ def _in_parts(
     return np.array_split(indices, max(-(-len(indices) // size), 1))
 
 
-def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield the same items, each produced while the previous one is in use."""
+def read_ahead(items: Iterator[Item], number: int = 1) -> Generator[Item, None, None]:
+    """Yield the same items; the next `number` are produced while one is in use."""
     with ThreadPoolExecutor(max_workers=1) as reader:
-        coming = reader.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = reader.submit(next, items, None)
+        coming = deque(reader.submit(next, items, None) for _ in range(number))
+        while (item := coming.popleft().result()) is not None:
+            coming.append(reader.submit(next, items, None))
             yield item

@@ -405,12 +405,12 @@ class Trainer:
         return config.learning_rate * plateau_factor < config.least_rate
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
-        """Yield updates with this process's shares, of which the next is read ahead."""
+        """Yield updates and this process's shares; the next ones are read ahead."""
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
             self._is_packed = self.is_packed
-            with closing(read_ahead(self._shares(start))) as shares:
+            with closing(read_ahead(self._shares(start), AT_ONCE)) as shares:
                 for update, loaded in groupby(shares, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
@@ -655,11 +655,16 @@ class Trainer:
         """
         functions = [partial(self._gradients, each) for each in group]
         for losses, gradients in self._threads.results(functions):
+            sums: list[Tensor] = []
+            addends: list[Tensor] = []
             for weight, gradient in zip(self._weights, gradients, strict=True):
                 if weight.grad is None:
                     weight.grad = gradient
                 elif gradient is not None:
-                    weight.grad += gradient
+                    sums.append(weight.grad)
+                    addends.append(gradient)
+            if sums:
+                torch._foreach_add_(sums, addends)
             yield losses
 
     def _gradients(

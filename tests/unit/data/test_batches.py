@@ -360,17 +360,18 @@ def test_items_read_ahead_come_in_order(count):
     assert list(read_ahead(iter(range(count)))) == list(range(count))
 
 
-def test_one_item_is_read_ahead():
-    begun = [threading.Event() for _ in range(4)]
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_so_many_items_are_read_ahead(ahead):
+    begun = [threading.Event() for _ in range(6)]
 
     def items():
         for number, event in enumerate(begun):
             event.set()
             yield number
 
-    for number in read_ahead(items()):
-        assert begun[min(number + 1, 3)].wait(timeout=60)
-        assert not any(event.is_set() for event in begun[number + 2 :])
+    for number in read_ahead(items(), ahead):
+        assert begun[min(number + ahead, 5)].wait(timeout=60)
+        assert not any(event.is_set() for event in begun[number + ahead + 1 :])
 
 
 def test_an_error_is_raised_in_place_of_its_item():
