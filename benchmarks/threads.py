@@ -3,10 +3,11 @@
     python benchmarks/threads.py [--preset multi30k] [--precision auto] [--threads 1 2]
         [--turns 16] [--updates 10] [--set KEY=VALUE ...]
 
-Each number of threads has a process of its own. They take turns of several updates in a
-row, as an update after the turn of another process begins with cold caches. The first
-turns are not counted. `--set` changes batching, such as `source_tokens=3125`. Run it on
-a machine with nothing else to do.
+Training is as the preset says, with its optimizer. Each number of threads has a process
+of its own. They take turns of several updates in a row, as an update after the turn of
+another process begins with cold caches. The first turns are not counted. `--set`
+changes batching, such as `source_tokens=3125`. Run it on a machine with nothing else to
+do.
 """
 
 import transduce  # noqa: F401  # before PyTorch, as it sets OpenMP's spinning
@@ -26,6 +27,16 @@ from transduce.benchmark.measurement import Worker, order_of_turns
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
 from transduce.processes import unwound_on_termination
+from transduce.training.config import TrainingConfig
+
+
+class Task(training.TrainingTask):
+    """Training of a preset by its own settings, which peers may lack."""
+
+    @property
+    def training(self) -> TrainingConfig:
+        return replace(self.run.training, steps=self.steps)
+
 
 Seconds = dict[int, list[float]]
 """Times of the updates by the number of threads."""
@@ -43,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     run = preset(options.preset)
     changes = {key: int(n) for key, n in (each.split("=") for each in options.set)}
-    task = training.TrainingTask(
+    task = Task(
         run=replace(run, batching=replace(run.batching, **changes)),
         hardware=choose_hardware("cpu", options.precision, width=run.model.d_model),
         steps=options.turns * options.updates,
