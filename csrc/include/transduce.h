@@ -222,17 +222,23 @@ typedef struct td_stack {
     int num_threads;
 } td_stack;
 
-/* Newton-Schulz iterations X <- a X + b X X^T X + c (X X^T)^2 X towards the nearest
- * orthogonal matrix (Jordan et al., 2024), after a division by the norm. */
-typedef struct td_orthogonalization {
+/* Update of matrices of one shape by Muon (Jordan et al., 2024). The mean of the
+ * gradients, divided by its norm, comes near the nearest orthogonal matrix by
+ * Newton-Schulz iterations X <- a X + b X X^T X + c (X X^T)^2 X. */
+typedef struct td_muon {
     int64_t count;
-    int64_t rows, columns; /* multiples of 16; rows <= columns */
+    int64_t rows, columns; /* multiples of 16, or of 32 with bf16 */
     int64_t steps;
-    const float *factors; /* [steps, 3]: a, b, c of each step */
-    float epsilon;        /* added to each norm */
-    float *matrices;      /* [count, rows, columns], replaced by the result */
-    float *workspace;     /* [num_threads, orthogonalize_workspace] */
-} td_orthogonalization;
+    const float *factors;          /* [steps, 3]: a, b, c of each step */
+    float epsilon;                 /* added to each norm */
+    float share;                   /* of the newest gradient in the mean */
+    float rate;                    /* of the orthogonal matrices that are subtracted */
+    const float *const *gradients; /* [count] pointers to [rows, columns] */
+    float *const *momenta;         /* likewise: means of the gradients, updated */
+    float *const *weights;         /* likewise: updated */
+    int64_t is_bf16;               /* 1: products of bf16 numbers, summed in fp32 */
+    float *workspace;              /* [num_threads, muon_workspace] */
+} td_muon;
 
 /* Functions of training, of one instruction set. Functions that return int64_t return a
  * number of floats, or -1 if an argument is out of range; they do not read arrays. */
@@ -294,8 +300,8 @@ typedef struct td_nn_api {
     td_status (*stack_backward)(const td_stack *stack);
 
     /* Workspace of each thread. */
-    int64_t (*orthogonalize_workspace)(const td_orthogonalization *task);
-    td_status (*orthogonalize)(const td_orthogonalization *task, int num_threads);
+    int64_t (*muon_workspace)(const td_muon *task);
+    td_status (*muon)(const td_muon *task, int num_threads);
 } td_nn_api;
 
 /* ---- Decoding ---------------------------------------------------------------- */

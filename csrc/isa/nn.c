@@ -5,13 +5,13 @@
 #include "nn/attention.c"
 #include "nn/cross_entropy.c"
 #include "nn/dropout.c"
-#include "nn/orthogonalize.c"
 #include "nn/layer_norm.c"
 #include "gemm/pack_bf16.c"
 #include "gemm/amx_bf16.c"
 #include "gemm/avx512_bf16.c"
 #include "gemm/bf16_product.c"
 #include "nn/linear.c"
+#include "nn/muon.c"
 #include "nn/recurrence.c"
 #include "nn/output_loss.c"
 #include "nn/stack_layout.c"
@@ -42,6 +42,6 @@ const td_nn_api TD_NAME(td_nn) = {
     .stack_pack = td_stack_pack,
     .stack_forward = td_stack_forward,
     .stack_backward = td_stack_backward,
-    .orthogonalize_workspace = td_orthogonalize_workspace,
-    .orthogonalize = td_orthogonalize,
+    .muon_workspace = td_muon_workspace,
+    .muon = td_muon_run,
 };

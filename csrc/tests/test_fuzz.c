@@ -47,8 +47,11 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
                                         .first_sentence = n[6]};
         const td_layer_norm norm = {.rows = n[0], .width = n[1]};
         const td_output_loss loss = {.rows = n[0], .vocab = n[1], .width = n[2]};
-        const td_orthogonalization task = {
-            .count = n[0], .rows = n[1], .columns = n[2], .steps = n[3]};
+        const td_muon muon = {.count = n[0],
+                              .rows = n[1],
+                              .columns = n[2],
+                              .steps = n[3],
+                              .is_bf16 = n[10] % 2 == 0};
         const td_stack stack = {.layers = 1 + n[0] / 16,
                                 .sentences = n[1],
                                 .length = n[2],
@@ -69,7 +72,8 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
         CHECK(nn->attention_workspace(&attention) >= -1);
         CHECK(nn->layer_norm_workspace(&norm) >= -1);
         CHECK(nn->output_loss_workspace(&loss, num_threads) >= -1);
-        CHECK(nn->orthogonalize_workspace(&task) >= -1);
+        CHECK(nn->muon_workspace(&muon) >= -1);
+        CHECK(nn->muon(&muon, num_threads) != TD_OK || n[0] == 0);
         CHECK(nn->stack_states(&stack) >= -1);
         CHECK(nn->stack_workspace(&stack) >= -1);
         CHECK(nn->attention_forward(&attention, num_threads) != TD_OK || n[0] == 0 ||

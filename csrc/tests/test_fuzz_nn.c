@@ -282,23 +282,35 @@ static void lose_output(const td_nn_api *nn)
     check_call(nn->output_loss(&l, num_threads));
 }
 
-static void orthogonalize(const td_nn_api *nn)
+/* Pointers to matrices, now and then without one of them. */
+static float **matrices(int64_t count, int64_t elements)
 {
-    td_orthogonalization o = {.count = size(0, 3, 1),
-                              .rows = size(1, 3, 16),
-                              .steps = size(0, 3, 1),
-                              .epsilon = 1e-7f};
-    o.columns = is_valid ? o.rows + 16 * pick(0, 3) : o.rows;
-    if (pick(0, 49) == 0) {
-        o.columns = o.rows - 16; /* fewer columns than rows */
-        is_valid = 0;
-    }
+    float **pointers = array(count, sizeof *pointers);
+    for (int64_t i = 0; is_valid && pointers && i < count; i++)
+        pointers[i] = floats(elements);
+    return pointers;
+}
+
+static void run_muon(const td_nn_api *nn)
+{
+    const int is_bf16 = (int)pick(0, 1), factor = is_bf16 ? 32 : 16;
+    td_muon m = {.count = size(0, 3, 1),
+                 .rows = size(1, 3, factor),
+                 .columns = size(1, 3, factor),
+                 .steps = size(0, 3, 1),
+                 .epsilon = 1e-7f,
+                 .share = 0.05f,
+                 .rate = 0.1f,
+                 .is_bf16 = is_bf16};
     const int num_threads = threads();
-    const int64_t workspace = nn->orthogonalize_workspace(&o);
-    o.factors = floats(is_valid ? 3 * o.steps : 0);
-    o.matrices = floats(is_valid ? o.count * o.rows * o.columns : 0);
-    o.workspace = floats(is_valid && o.count ? num_threads * workspace : 0);
-    check_call(nn->orthogonalize(&o, num_threads));
+    const int64_t workspace = nn->muon_workspace(&m);
+    m.factors = floats(is_valid ? 3 * m.steps : 0);
+    const int64_t elements = is_valid ? m.rows * m.columns : 0;
+    m.gradients = (const float *const *)matrices(m.count, elements);
+    m.momenta = matrices(m.count, elements);
+    m.weights = matrices(m.count, elements);
+    m.workspace = floats(is_valid && m.count ? num_threads * workspace : 0);
+    check_call(nn->muon(&m, num_threads));
 }
 
 /* ---- Stacks ------------------------------------------------------------------- */
@@ -419,7 +431,7 @@ static void run_stack(const td_nn_api *nn)
 static void only_valid_arguments_are_accepted(const td_api *api)
 {
     static void (*const calls[])(const td_nn_api *) = {
-        attend, recur, drop, normalize, lose, lose_output, orthogonalize, run_stack,
+        attend, recur, drop, normalize, lose, lose_output, run_muon, run_stack,
     };
     api->nn->use_sgemm((void *)(uintptr_t)sgemm);
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
@@ -452,13 +464,13 @@ static void nothing_is_refused(const td_api *api)
     CHECK_STATUS(nn->stack_pack(NULL), TD_BAD_ARGUMENT);
     CHECK_STATUS(nn->stack_forward(NULL), TD_BAD_ARGUMENT);
     CHECK_STATUS(nn->stack_backward(NULL), TD_BAD_ARGUMENT);
-    CHECK_STATUS(nn->orthogonalize(NULL, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(nn->muon(NULL, 1), TD_BAD_ARGUMENT);
     CHECK_INT(nn->attention_workspace(NULL), -1);
     CHECK_INT(nn->layer_norm_workspace(NULL), -1);
     CHECK_INT(nn->output_loss_workspace(NULL, 1), -1);
     CHECK_INT(nn->stack_states(NULL), -1);
     CHECK_INT(nn->stack_workspace(NULL), -1);
-    CHECK_INT(nn->orthogonalize_workspace(NULL), -1);
+    CHECK_INT(nn->muon_workspace(NULL), -1);
 }
 
 int main(void)

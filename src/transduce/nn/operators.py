@@ -1,4 +1,4 @@
-"""Operators of training: linear maps, dropout, recurrent units, orthogonalization.
+"""Operators of training: linear maps, dropout, recurrent units, updates by Muon.
 
 Each is computed by the native library where that has it for the given tensors, and
 elsewhere in PyTorch. Attention and whole stacks are in `layers.py`, the loss in
@@ -723,7 +723,7 @@ Each is the odd polynomial nearest to one on the range to which the previous ste
 NORM_EPSILON = 1e-7
 """Added to norms, which may be zero."""
 MAX_CACHED_ROWS, MAX_CACHED_COLUMNS = 256, 512
-"""Largest matrix that (nearly) stays in the caches of one core."""
+"""Largest matrix, or transpose, that (nearly) stays in the caches of one core."""
 
 
 def orthogonalized(
@@ -735,19 +735,8 @@ def orthogonalized(
     away. Newton-Schulz iterations need only matrix products.
     """
     is_tall = matrices.size(1) > matrices.size(2)
-    wide = matrices.mT if is_tall else matrices
-    near = (
-        _orthogonalized_natively(wide)
-        if _has_native_orthogonalization(wide)
-        else _orthogonalized_by_products(wide)
-    )
-    return near.mT if is_tall else near
-
-
-def _orthogonalized_by_products(
-    matrices: Float[Tensor, "count rows columns"],
-) -> Float[Tensor, "count rows columns"]:
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + NORM_EPSILON)
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + NORM_EPSILON)
     for step, (a, b, c) in enumerate(POLYNOMIALS):
         square = x @ x.mT
         if step == 0:
@@ -756,44 +745,78 @@ def _orthogonalized_by_products(
             x, square = x / norm, square / norm**2
         polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x
+    return x.mT if is_tall else x
 
 
-def _has_native_orthogonalization(
-    matrices: Float[Tensor, "count rows columns"],
-) -> bool:
-    _, rows, columns = matrices.shape
+def has_native_muon(weight: Tensor, count: int, dtype: torch.dtype) -> bool:
+    """Whether `native_muon` updates a weight of `count` matrices, as fast as any.
+
+    Products are in `dtype`.
+    """
+    columns = weight.size(-1)
+    rows = weight.numel() // columns // count
+    is_bf16 = dtype == torch.bfloat16
+    multiple = PANEL_WIDTH if is_bf16 else ROW_MULTIPLE
     return (
-        matrices.device.type == "cpu"
-        and matrices.dtype == torch.float32
-        and rows <= MAX_CACHED_ROWS
-        and columns <= MAX_CACHED_COLUMNS
-        and rows % ROW_MULTIPLE == 0
-        and columns % ROW_MULTIPLE == 0
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+        and min(rows, columns) <= MAX_CACHED_ROWS
+        and max(rows, columns) <= MAX_CACHED_COLUMNS
+        and rows % multiple == 0
+        and columns % multiple == 0
         and nn_api() is not None
+        and (has_bf16_products() if is_bf16 else dtype == torch.float32)
     )
 
 
-def _orthogonalized_natively(
-    matrices: Float[Tensor, "count rows columns"],
-) -> Float[Tensor, "count rows columns"]:
+def native_muon(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    *,
+    count: int,
+    share: float,
+    rate: float,
+    dtype: torch.dtype,
+) -> None:
+    """Update weights of one shape, of `count` matrices each, by Muon.
+
+    `momenta` are the means of the gradients, in which the newest has this share. The
+    orthogonal matrices nearest to them are subtracted `rate` times. Products are in
+    `dtype`.
+    """
     api, threads = loaded_nn_api(), torch.get_num_threads()
-    x = matrices.clone(memory_format=torch.contiguous_format)
-    count, rows, columns = x.shape
+    columns = weights[0].size(-1)
+    rows = weights[0].numel() // columns // count
+    size = rows * columns
+
+    def pointers(tensors: Sequence[Tensor]) -> Any:
+        starts = map(tensor_pointer, tensors)
+        each = [start + size * i for start in starts for i in range(count)]
+        return ffi.new("float *[]", each)
+
+    gradients = [gradient.contiguous() for gradient in gradients]
     factors = ffi.new("float[]", [each for step in POLYNOMIALS for each in step])
+    own = [pointers(each) for each in (gradients, momenta, weights)]
     task = ffi.new(
-        "td_orthogonalization *",
+        "td_muon *",
         {
-            "count": count,
+            "count": len(weights) * count,
             "rows": rows,
             "columns": columns,
             "steps": len(POLYNOMIALS),
             "factors": factors,
             "epsilon": NORM_EPSILON,
-            "matrices": tensor_pointer(x),
+            "share": share,
+            "rate": rate,
+            "gradients": ffi.cast("float **", own[0]),
+            "momenta": own[1],
+            "weights": own[2],
+            "is_bf16": dtype == torch.bfloat16,
         },
     )
-    workspace = x.new_empty(threads, api.orthogonalize_workspace(task))
+    workspace = torch.empty(threads, api.muon_workspace(task))
     task.workspace = tensor_pointer(workspace)
-    check(api.orthogonalize(task, threads))
-    return x
+    check(api.muon(task, threads))
+    torch.autograd.graph.increment_version(weights)

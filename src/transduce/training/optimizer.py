@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
-from transduce.nn.operators import orthogonalized
+from transduce.nn.operators import has_native_muon, native_muon, orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import ALONE, Processes
 
@@ -82,38 +82,55 @@ class Muon(Uncompiled):
             for weight in group["params"]:
                 by_shape[weight.shape].append(weight)
             for weights in by_shape.values():
-                self._step(weights, group["count"], group["lr"])
+                # Each process updates some of the weights; all have the same gradients.
+                own = weights[self._processes.rank :: self._processes.count]
+                if own:
+                    self._step(own, group["count"], group["lr"])
+                if self._processes.count > 1:
+                    self._exchange(weights)
 
     def _step(
         self, weights: list[nn.Parameter], count: int, learning_rate: float
     ) -> None:
-        gradients = [w.grad for w in weights if w.grad is not None]
-        assert len(gradients) == len(weights)  # every weight has a gradient
+        gradients = [_gradient(weight) for weight in weights]
         momenta = [self._momentum(weight) for weight in weights]
+        columns = weights[0].size(-1)
+        rows = weights[0].numel() // columns // count
+        # Entries of an orthogonal matrix have this size to the power of -1/2.
+        rate = learning_rate * ADAM_SIZE * math.sqrt(max(rows, columns))
+        if has_native_muon(weights[0], count, self._dtype):
+            native_muon(
+                weights,
+                gradients,
+                momenta,
+                count=count,
+                share=1 - MOMENTUM,
+                rate=rate,
+                dtype=self._dtype,
+            )
+            return
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         # Nesterov momentum: the mean if the next gradient equals this one.
         ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
-        matrices = ahead.reshape(len(weights) * count, -1, ahead.size(-1))
-        # Entries of an orthogonal matrix have this size to the power of -1/2.
-        size = ADAM_SIZE * math.sqrt(max(matrices.shape[1:]))
+        matrices = ahead.reshape(len(weights) * count, rows, columns)
         # Singular values need only be near one: bf16 suffices (Jordan et al., 2024).
-        moves = self._orthogonalized(matrices.to(self._dtype)).to(ahead.dtype)
+        moves = orthogonalized(matrices.to(self._dtype)).to(ahead.dtype)
         torch._foreach_add_(
             cast(list[Tensor], weights),
             moves.reshape(ahead.shape).unbind(),
-            alpha=-learning_rate * size,
+            alpha=-rate,
         )
 
-    def _orthogonalized(
-        self, matrices: Float[Tensor, "count rows columns"]
-    ) -> Float[Tensor, "count rows columns"]:
-        """Orthogonalize each matrix in one process; all have the same gradients."""
-        if self._processes.count == 1:
-            return orthogonalized(matrices)
-        own = slice(self._processes.rank, None, self._processes.count)
-        shared = torch.zeros_like(matrices)
-        shared[own] = orthogonalized(matrices[own])
-        return self._processes.all_reduce_sum(shared)
+    def _exchange(self, weights: list[nn.Parameter]) -> None:
+        """Take over the updated weights of other processes, and average gradients."""
+        rank, count = self._processes.rank, self._processes.count
+        shared = torch.stack([weight.detach() for weight in weights])
+        for number, weight in enumerate(weights):
+            if number % count != rank:
+                self._momentum(weight).lerp_(_gradient(weight), 1 - MOMENTUM)
+                shared[number] = 0
+        updated = self._processes.all_reduce_sum(shared)
+        torch._foreach_copy_(cast(list[Tensor], weights), updated.unbind())
 
     def _momentum(self, weight: nn.Parameter) -> Tensor:
         state = self.state[weight]
@@ -121,6 +138,12 @@ class Muon(Uncompiled):
             state["momentum"] = torch.zeros_like(weight)
         momentum: Tensor = state["momentum"]
         return momentum
+
+
+def _gradient(weight: nn.Parameter) -> Tensor:
+    gradient = weight.grad
+    assert gradient is not None  # every weight has one
+    return gradient
 
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -14,7 +14,7 @@ from transduce.model.layers import DecoderLayer, DecoderStack
 from transduce.nn.cross_entropy import smoothed_cross_entropy
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import Heads, native_attention
-from transduce.nn.operators import Dropout, normalized_sum, orthogonalized
+from transduce.nn.operators import Dropout, native_muon, normalized_sum
 
 pytestmark = pytest.mark.skipif(
     len(runnable_isas()) < 2, reason="there are no two instruction sets to compare"
@@ -51,8 +51,18 @@ def loss() -> tuple[Tensor, ...]:
     return found.detach(), *grad(found, (states, matrix))
 
 
-def orthogonal_matrices() -> tuple[Tensor, ...]:
-    return (orthogonalized(torch.randn(3, 48, 80)),)
+def muon() -> tuple[Tensor, ...]:
+    weights, gradients, momenta = torch.randn(3, 4, 48, 80)
+    native_muon(
+        [*weights],
+        [*gradients],
+        [*momenta],
+        count=1,
+        share=0.05,
+        rate=0.1,
+        dtype=torch.float32,
+    )
+    return weights, momenta
 
 
 def layers() -> tuple[Tensor, ...]:
@@ -68,7 +78,7 @@ def layers() -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    "results", [attention, masks, residual_sum, loss, orthogonal_matrices, layers]
+    "results", [attention, masks, residual_sum, loss, muon, layers]
 )
 @pytest.mark.parametrize("isa", runnable_isas()[1:])
 def test_instruction_sets_give_the_same_results(

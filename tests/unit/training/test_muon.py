@@ -6,13 +6,24 @@ import pytest
 import torch
 from torch import nn
 
+from instruction_sets import chosen_isa
 from transduce.nn import operators
+from transduce.nn.operators import (
+    MAX_CACHED_COLUMNS,
+    MAX_CACHED_ROWS,
+    has_bf16_products,
+    has_native_muon,
+    nn_api,
+)
 from transduce.training.hardware import Processes
 from transduce.training.optimizer import Muon
 
 CONVERGING = (2.0, -1.5, 0.5)
 """Factors of x, x^3 and x^5 whose iteration converges to exactly one."""
 MANY = 20
+needs_kernels = pytest.mark.skipif(
+    nn_api() is None, reason="there is no native library"
+)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +124,115 @@ def test_processes_divide_the_products_of_muon(count):
     for each in found[1:]:
         assert all(map(torch.equal, each, found[0]))
     torch.testing.assert_close(found[0], moved(Processes()), rtol=1e-5, atol=1e-6)
+
+
+def updated(
+    start: torch.Tensor,
+    gradients: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    count: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and means of gradients after updates by some gradients of each."""
+    weights = [nn.Parameter(each.clone()) for each in start]
+    muon = Muon([{"params": weights, "count": count}], dtype)
+    muon.param_groups[0]["lr"] = 0.1
+    for each in gradients:
+        for weight, gradient in zip(weights, each, strict=True):
+            weight.grad = gradient.clone()
+        muon.step()
+    momenta = [muon.state[weight]["momentum"] for weight in weights]
+    return torch.stack(weights).detach(), torch.stack(momenta)
+
+
+SHAPES = [
+    ((3, 32, 32), 1),
+    ((1, 32, 96), 1),
+    ((2, 96, 64), 1),
+    ((2, 128, 256), 1),
+    ((2, 4 * 32, 64), 4),
+    ((2, 3, 64, 32), 3),
+]
+"""Shapes of weights, and the number of matrices in each."""
+
+
+@needs_kernels
+@pytest.mark.parametrize(("shape", "count"), SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_native_update_equals_that_by_products(shape, count, dtype):
+    if dtype == torch.bfloat16 and not has_bf16_products():
+        pytest.skip("this processor does not multiply bf16")
+    start, gradients = torch.randn(shape), torch.randn(3, *shape)
+    assert has_native_muon(start[0], count, dtype)
+    weights, momenta = updated(start, gradients, dtype, count)
+    with chosen_isa("none"):
+        plain, plain_momenta = updated(start, gradients, torch.float32, count)
+    # The bound of bf16 is a tenth of the move, whose entries are 0.02 in the mean.
+    atol = 1e-5 if dtype == torch.float32 else 0.006
+    torch.testing.assert_close(weights, plain, rtol=0, atol=atol)
+    torch.testing.assert_close(momenta, plain_momenta, rtol=0, atol=1e-6)
+    assert (plain - start).abs().mean() > 0.02
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("weight", "count", "dtype"),
+    [
+        (torch.zeros(5, 12), 1, torch.float32),
+        (torch.zeros(16, 24), 1, torch.float32),
+        (torch.zeros(48, 32), 2, torch.float32),
+        (torch.zeros(16, MAX_CACHED_COLUMNS + 16), 1, torch.float32),
+        (torch.zeros(MAX_CACHED_COLUMNS + 16, 16), 1, torch.float32),
+        (torch.zeros(MAX_CACHED_ROWS + 16, MAX_CACHED_ROWS + 16), 1, torch.float32),
+        (torch.zeros(16, 16), 1, torch.bfloat16),
+        (torch.zeros(32, 32), 1, torch.float64),
+        (torch.zeros(32, 32, dtype=torch.float64), 1, torch.float32),
+        (torch.zeros(32, 64).T, 1, torch.float32),
+    ],
+    ids=lambda each: str(tuple(each.shape) if isinstance(each, torch.Tensor) else each),
+)
+def test_unsupported_weights_are_updated_by_products(weight, count, dtype, monkeypatch):
+    monkeypatch.setattr(operators, "loaded_nn_api", lambda: pytest.fail("was asked"))
+    assert not has_native_muon(weight, count, dtype)
+    gradient = torch.ones_like(weight, dtype=weight.dtype)
+    changed, _ = updated(weight[None], gradient[None, None], dtype, count)
+    assert changed.shape == (1, *weight.shape)
+
+
+@needs_kernels
+def test_gradients_may_be_non_contiguous():
+    start, gradients = torch.randn(2, 32, 48), torch.randn(1, 2, 32, 48)
+    strewn = gradients.mT.contiguous().mT
+    for ours, others in zip(
+        updated(start, gradients), updated(start, strewn), strict=True
+    ):
+        assert torch.equal(ours, others)
+
+
+@needs_kernels
+def test_the_number_of_threads_does_not_change_an_update(two_threads):
+    start, gradients = torch.randn(9, 64, 96), torch.randn(2, 9, 64, 96)
+
+    def by(num_threads: int) -> torch.Tensor:
+        torch.set_num_threads(num_threads)
+        return updated(start, gradients)[0]
+
+    assert torch.equal(by(1), by(2))
+
+
+@needs_kernels
+def test_nan_stays_within_its_matrix():
+    start, gradients = torch.zeros(2, 16, 32), torch.randn(1, 2, 16, 32)
+    gradients[0, 0, 3, 5] = torch.nan
+    found, _ = updated(start, gradients)
+    assert found[0].isnan().any()
+    assert found[1].isfinite().all()
+
+
+@needs_kernels
+def test_pytorch_sees_that_a_weight_has_changed():
+    weight = nn.Parameter(torch.randn(32, 32))
+    weight.grad = torch.randn(32, 32)
+    squares = weight.square().sum()
+    Muon([weight]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()

@@ -597,7 +597,9 @@ def test_muon_multiplies_in_the_precision_of_the_hardware(make_trainer, monkeypa
         seen.append(matrices.dtype)
         return matrices
 
-    monkeypatch.setattr("transduce.training.optimizer.orthogonalized", note)
+    optimizer = "transduce.training.optimizer"
+    monkeypatch.setattr(f"{optimizer}.has_native_muon", lambda *_: False)
+    monkeypatch.setattr(f"{optimizer}.orthogonalized", note)
     config = replace(CONFIG, steps=1, optimizer="muon")
     for dtype in (torch.float32, torch.bfloat16):
         seen.clear()
