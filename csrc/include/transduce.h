@@ -187,19 +187,19 @@ typedef struct td_output_loss {
 typedef struct td_stack {
     int64_t layers, sentences, length; /* length: positions of each sentence */
     int64_t d_model;                   /* a multiple of 32 */
-    /* Multiples of 16. In bf16, d_ff, heads * d_k and heads * d_v are multiples of 32.
-     */
+    /* Multiples of 16. In bf16, d_ff, heads * d_k and heads * d_v must be multiples of
+     * 32. */
     int64_t d_ff, d_k, d_v;
     int64_t heads;
-    int64_t memory_length; /* of the encoder's output; 0: no cross-attention */
-    int64_t kept_layers;   /* layers whose states are stored: all; 1 if no backward */
-    int64_t parts;         /* 1 to max(sentences, 1) */
-    int64_t first_row;     /* number of the first row, if these are part of a batch */
-    int64_t is_bf16;       /* 1: matrices are multiplied in bf16 */
-    int64_t is_recurrent;  /* 1: recurrent units (td_recurrence) are in the place of
-                              self-attention, and there is no self_mask */
-    float epsilon;         /* of the layer norms */
-    float scale;           /* of the scores of attention */
+    int64_t memory_length;  /* of the encoder's output; 0: no cross-attention */
+    int64_t kept_layers;    /* layers whose states are stored: all; 1 if no backward */
+    int64_t parts;          /* 1 to max(sentences, 1) */
+    int64_t first_sentence; /* number of the first one, if these are part of a batch */
+    int64_t is_bf16;        /* 1: matrices are multiplied in bf16 */
+    int64_t is_recurrent;   /* 1: recurrent units (td_recurrence) are in the place of
+                               self-attention, and there is no self_mask */
+    float epsilon;          /* of the layer norms */
+    float scale;            /* of the scores of attention */
     td_dropout_rate dropout, attention_dropout, relu_dropout;
     td_mask self_mask, cross_mask;
     const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within

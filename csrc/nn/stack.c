@@ -69,7 +69,7 @@ static void add_and_normalize(const td_stack *s, int64_t sublayer, Activations x
     norm.x = x.fp32;
     norm.bias = bias;
     norm.masking.dropout = dropout_of(s, sublayer, OF_OUTPUT, s->dropout);
-    norm.masking.first_block = s->first_row;
+    norm.masking.first_block = first_row(s);
     norm.masking.x = work->addend;
     norm.y = y.fp32;
     norm.bf16_y = y.bf16;
@@ -135,7 +135,7 @@ static td_attention attention_of(const td_stack *s, AttentionInputs in,
                           .weights = states.weights,
                           .output = states.heads.fp32,
                           .bf16_output = states.heads.bf16,
-                          .first_sentence = s->first_row / s->length,
+                          .first_sentence = s->first_sentence,
                           .dropout =
                               dropout_of(s, in.number, WITHIN, s->attention_dropout),
                           .workspace = work->attention};
@@ -167,6 +167,7 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
 {
     const int threads = s->num_threads;
     const int64_t rows = num_rows(s), memory_rows = s->sentences * in.keys;
+    const int is_self_attention = in.memory.fp32 == in.x.fp32;
     Activations grad_key_value = work->grad_key_value;
     grad_key_value.bf16.rows = memory_rows;
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
@@ -205,7 +206,7 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
                                      .grad_x = only_fp32(grad_memory),
                                      .accumulates = accumulates,
                                      .packed_x = work->packed_x,
-                                     .is_x_packed = in.memory.fp32 == in.x.fp32,
+                                     .is_x_packed = is_self_attention,
                                      .transposed = work->transposed},
                     threads);
 }
@@ -292,7 +293,7 @@ static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activat
                          const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), s->first_row,
+    const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), first_row(s),
                        work->mask_bits};
     linear_forward(inner_map(s, w), x, num_rows(s), &relu, states.hidden, threads);
     linear_forward(outer_map(s, w), states.hidden, num_rows(s), NULL,
@@ -366,7 +367,7 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     return y;
 }
 
-/* The one of both buffers that does not hold this gradient. */
+/* The buffer, of the two of the workspace, that does not hold this gradient. */
 static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 {
     return work->grad_y[grad_y == work->grad_y[0]];
@@ -451,7 +452,7 @@ static int are_stack_sizes(const td_stack *s)
     if (!s || !is_size(s->layers, 1) || !is_size(s->sentences, 0) ||
         !is_size(s->length, 1) || !is_size(s->memory_length, 0) ||
         !is_size(s->heads, 1) || !is_thread_count(s->num_threads) ||
-        !is_between(s->first_row, 0, MAX_ELEMENTS))
+        !is_between(s->first_sentence, 0, MAX_ELEMENTS))
         return 0;
     if (!is_multiple(s->d_model, 32) || !is_multiple(s->d_ff, 16) ||
         !is_multiple(s->d_k, 16) || !is_multiple(s->d_v, 16))
@@ -467,7 +468,7 @@ static int are_stack_sizes(const td_stack *s)
         !is_tensor(length, max_i64(length, width), s->num_threads) ||
         !is_tensor(s->sentences * length, width, s->layers) ||
         !is_tensor(s->sentences * length, s->heads * s->layers, length) ||
-        !is_tensor(s->first_row + s->sentences * s->length, s->heads, 1))
+        !is_tensor(s->first_sentence + s->sentences, s->heads, s->length))
         return 0;
     return s->parts >= 1 && s->parts <= max_i64(s->sentences, 1) &&
            (s->kept_layers == 1 || s->kept_layers == s->layers);

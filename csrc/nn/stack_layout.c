@@ -38,6 +38,11 @@ TD_INTERNAL int64_t num_layer_weights(const td_stack *s)
 
 TD_INTERNAL int64_t num_rows(const td_stack *s) { return s->sentences * s->length; }
 
+TD_INTERNAL int64_t first_row(const td_stack *s)
+{
+    return s->first_sentence * s->length;
+}
+
 TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
                                           int64_t layer)
 {
@@ -202,8 +207,8 @@ static td_mask mask_from_sentence(td_mask mask, int64_t sentence)
     return mask;
 }
 
-/* Stack of the sentences of one part, without its states and workspace. No part has
- * more sentences than the last. */
+/* Stack of the sentences of one part, with pointers to the states and the workspace of
+ * all parts. No part has more sentences than the last. */
 static td_stack part_of(const td_stack *s, int64_t part)
 {
     td_stack own = *s;
@@ -211,8 +216,8 @@ static td_stack part_of(const td_stack *s, int64_t part)
     own.sentences = s->sentences * (part + 1) / s->parts - first;
     own.parts = 1;
     own.num_threads = s->parts > 1 ? 1 : s->num_threads;
-    own.first_row = first * s->length;
-    const int64_t elements = own.first_row * s->d_model;
+    own.first_sentence += first;
+    const int64_t elements = first * s->length * s->d_model;
     const int64_t memory_elements = first * s->memory_length * s->d_model;
     own.self_mask = mask_from_sentence(s->self_mask, first);
     own.cross_mask = mask_from_sentence(s->cross_mask, first);

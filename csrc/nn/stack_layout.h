@@ -104,6 +104,9 @@ TD_INTERNAL int64_t num_layer_weights(const td_stack *s);
 /* Rows of x: sentences * length. */
 TD_INTERNAL int64_t num_rows(const td_stack *s);
 
+/* Number of the first row of x in the whole batch. */
+TD_INTERNAL int64_t first_row(const td_stack *s);
+
 TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
                                           int64_t layer);
 TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer);

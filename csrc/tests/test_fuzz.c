@@ -63,7 +63,7 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
                                 .memory_length = n[8],
                                 .kept_layers = 1,
                                 .parts = random_int(&state, 1, 3),
-                                .first_row = n[9],
+                                .first_sentence = n[9],
                                 .is_bf16 = n[10] % 32 == 0,
                                 .is_recurrent = random_int(&state, -1, 2),
                                 .num_threads = num_threads};

@@ -391,7 +391,7 @@ static void run_stack(const td_nn_api *nn)
                   .d_v = size(1, 2, 16),
                   .heads = pick(0, 99) ? 2 * pick(1, 2) : pick(-1, 0),
                   .memory_length = pick(0, 1) ? 0 : size(1, 9, 1),
-                  .first_row = large_size(1 << 30),
+                  .first_sentence = large_size(1 << 30),
                   .is_bf16 = pick(0, 1),
                   .is_recurrent = pick(0, 1),
                   .epsilon = 1e-6f,

@@ -230,6 +230,30 @@ static void parts_give_the_same(const td_api *api)
     parts_give_the_same_stack(api, 1);
 }
 
+/* The last sentences of a stack alone are computed as in the whole batch. */
+static void the_rest_of_a_batch_is_computed_alike(const td_api *api)
+{
+    enum { SENTENCES = 7, FIRST = 3 };
+    TestStack all, rest;
+    make_stack(api, &all, SENTENCES, 4, 5000, 1, 0);
+    make_stack(api, &rest, SENTENCES, 4, 5000, 1, 0);
+    td_stack *s = &rest.stack;
+    const int64_t skipped = FIRST * s->length * D_MODEL;
+    s->sentences -= FIRST;
+    s->first_sentence = FIRST;
+    s->x += skipped;
+    s->memory += FIRST * s->memory_length * D_MODEL;
+    s->grad_y += skipped;
+    s->self_mask.data += FIRST * s->self_mask.sentence_stride;
+    s->cross_mask.data += FIRST * s->cross_mask.sentence_stride;
+    run(api, &all);
+    run(api, &rest);
+    const int64_t count = all.x_size - skipped;
+    check_equal("y", s->y, all.stack.y + skipped, count);
+    check_equal("grad_x", s->grad_x, all.stack.grad_x + skipped, count);
+    release_arrays();
+}
+
 static double relative_error(const float *one, const float *other, int64_t count)
 {
     double difference = 0.0, length = 1e-9;
@@ -300,7 +324,7 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[7].num_threads = 0;
     bad[8].sentences = bad[8].length = 1 << 16; /* rows of a matrix of BLAS are ints */
     bad[9].heads = bad[9].d_k = 1 << 16;
-    bad[10].first_row = INT64_MAX;
+    bad[10].first_sentence = INT64_MAX;
     bad[11].num_threads = 4097;
     bad[12].x = NULL;
     bad[13].memory = NULL;
@@ -343,6 +367,7 @@ int main(void)
     for_each_isa(gradients_are_those_of_differences);
     for_each_isa(gradients_of_recurrences_are_those_of_differences);
     for_each_isa(parts_give_the_same);
+    for_each_isa(the_rest_of_a_batch_is_computed_alike);
     for_each_isa(bf16_differs_by_rounding);
     for_each_isa(no_sentences_have_no_gradients);
     for_each_isa(bad_arguments_are_refused);
