@@ -282,11 +282,16 @@ static void lose_output(const td_nn_api *nn)
     check_call(nn->output_loss(&l, num_threads));
 }
 
-/* Pointers to matrices, now and then without one of them. */
+/* Pointers to matrices, now and then without one of them. All pointers are set even if
+ * another argument is NULL, as they may be read before that is found. */
 static float **matrices(int64_t count, int64_t elements)
 {
-    float **pointers = array(count, sizeof *pointers);
-    for (int64_t i = 0; is_valid && pointers && i < count; i++)
+    if (count > 0 && pick(0, 199) == 0) {
+        is_valid = 0;
+        return NULL;
+    }
+    float **pointers = new_array(count * (int64_t)sizeof *pointers);
+    for (int64_t i = 0; i < count; i++)
         pointers[i] = floats(elements);
     return pointers;
 }
@@ -305,10 +310,11 @@ static void run_muon(const td_nn_api *nn)
     const int num_threads = threads();
     const int64_t workspace = nn->muon_workspace(&m);
     m.factors = floats(is_valid ? 3 * m.steps : 0);
+    const int64_t count = is_valid ? m.count : 0;
     const int64_t elements = is_valid ? m.rows * m.columns : 0;
-    m.gradients = (const float *const *)matrices(m.count, elements);
-    m.momenta = matrices(m.count, elements);
-    m.weights = matrices(m.count, elements);
+    m.gradients = (const float *const *)matrices(count, elements);
+    m.momenta = matrices(count, elements);
+    m.weights = matrices(count, elements);
     m.workspace = floats(is_valid && m.count ? num_threads * workspace : 0);
     check_call(nn->muon(&m, num_threads));
 }
