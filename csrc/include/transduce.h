@@ -232,7 +232,7 @@ typedef struct td_muon {
     const float *factors;          /* [steps, 3]: a, b, c of each step */
     float epsilon;                 /* added to each norm */
     float share;                   /* of the newest gradient in the mean */
-    float rate;                    /* of the orthogonal matrices that are subtracted */
+    float rate;                    /* factor of the subtracted orthogonal matrices */
     const float *const *gradients; /* [count] pointers to [rows, columns] */
     float *const *momenta;         /* likewise: means of the gradients, updated */
     float *const *weights;         /* likewise: updated */

@@ -20,7 +20,7 @@
 typedef struct {
     int64_t rows, columns;
     float *x;
-    float *turned;     /* [columns, rows]: the transpose of X */
+    float *transposed; /* [columns, rows]: the transpose of X */
     float *square;     /* [rows, rows]: S = X X^T */
     float *polynomial; /* [rows, rows]: P = b S + c S S */
     float *strip;      /* fp32: [columns, STRIP_WIDTH], the right factor of a product */
@@ -36,7 +36,7 @@ static MuonWorkspace take_muon_workspace(const td_muon *m, Arena *arena)
         .rows = rows,
         .columns = columns,
         .x = take_floats(arena, rows * columns),
-        .turned = take_floats(arena, rows * columns),
+        .transposed = take_floats(arena, rows * columns),
         .square = take_floats(arena, rows * rows),
         .polynomial = take_floats(arena, rows * rows),
     };
@@ -73,7 +73,7 @@ static float norm_of(const float *x, int64_t count)
     return sqrtf(vec_reduce_add(squares));
 }
 
-static void multiply_by(float *x, int64_t count, float factor)
+static void scale_floats(float *x, int64_t count, float factor)
 {
     const vec factors = vec_set1(factor);
     for (int64_t i = 0; i < count; i += LANES)
@@ -104,7 +104,7 @@ static void form_square(MuonWorkspace work)
 }
 
 /* The lower triangle of S S, in the place of P. */
-static void square_again(MuonWorkspace work)
+static void form_fourth_power(MuonWorkspace work)
 {
     const int64_t size = work.rows;
     const float *s = work.square;
@@ -118,7 +118,7 @@ static void square_again(MuonWorkspace work)
 }
 
 /* X = a X + P X */
-static void advance(float a, MuonWorkspace work)
+static void apply_polynomial(float a, MuonWorkspace work)
 {
     const int64_t rows = work.rows, columns = work.columns;
     const StridedMatrix polynomial = {work.polynomial, rows, 1};
@@ -135,13 +135,17 @@ static void advance(float a, MuonWorkspace work)
 
 /* ---- The same products in bf16 ------------------------------------------------- */
 
-static void round_left(const float *from, int64_t columns, MuonWorkspace work)
+/* pack_backward packs a matrix as the right factor of a product; pack_forward packs its
+ * transpose. */
+
+static void round_left_factor(const float *from, int64_t columns, MuonWorkspace work)
 {
     for (int64_t row = 0; row < work.rows; row++)
         round_into_panels(work.left, row, 0, columns, from + row * columns);
 }
 
-/* The lower triangle of the product of the left factor and the right one. */
+/* The lower triangle of the product of the left factor and the packed right one, a
+ * matrix [inner, rows]. */
 static void multiply_lower(int64_t inner, MuonWorkspace work, float *to)
 {
     const int64_t size = work.rows;
@@ -156,25 +160,25 @@ static void form_square_in_bf16(MuonWorkspace work)
 {
     WeightPacking transposed_x = {work.x, work.rows, work.columns, work.right};
     pack_forward(&transposed_x, 0, work.rows / PACKED_COLUMNS, 0);
-    round_left(work.x, work.columns, work);
+    round_left_factor(work.x, work.columns, work);
     multiply_lower(work.columns, work, work.square);
 }
 
-static void square_again_in_bf16(MuonWorkspace work)
+static void form_fourth_power_in_bf16(MuonWorkspace work)
 {
     WeightPacking square = {work.square, work.rows, work.rows, work.right};
     pack_backward(&square, 0, work.rows / PACKED_COLUMNS, 0);
-    round_left(work.square, work.rows, work);
+    round_left_factor(work.square, work.rows, work);
     multiply_lower(work.rows, work, work.polynomial);
 }
 
-static void advance_in_bf16(float a, MuonWorkspace work)
+static void apply_polynomial_in_bf16(float a, MuonWorkspace work)
 {
     const int64_t rows = work.rows, columns = work.columns;
     WeightPacking x = {work.x, rows, columns, work.right};
     pack_backward(&x, 0, columns / PACKED_COLUMNS, 0);
-    round_left(work.polynomial, rows, work);
-    multiply_by(work.x, rows * columns, a);
+    round_left_factor(work.polynomial, rows, work);
+    scale_floats(work.x, rows * columns, a);
     const Bf16Epilogue sum = {.columns = columns, .fp32 = work.x, .accumulates = 1};
     multiply_bf16(work.left, (RowSpan){0, rows},
                   (Bf16Matrix){work.right, rows, columns}, sum);
@@ -182,13 +186,13 @@ static void advance_in_bf16(float a, MuonWorkspace work)
 
 /* ---- Updates ------------------------------------------------------------------- */
 
-/* P = b S + c P */
-static void combine(float b, float c, MuonWorkspace work)
+/* P = b S + c P, where P holds S S. */
+static void form_polynomial(float b, float c, MuonWorkspace work)
 {
-    const vec of_square = vec_set1(b), of_fourth = vec_set1(c);
+    const vec square_factor = vec_set1(b), fourth_factor = vec_set1(c);
     for (int64_t i = 0; i < work.rows * work.rows; i += LANES) {
-        const vec fourth = of_fourth * vec_load(work.polynomial + i);
-        const vec sum = vec_fma(of_square, vec_load(work.square + i), fourth);
+        const vec fourth = fourth_factor * vec_load(work.polynomial + i);
+        const vec sum = vec_fma(square_factor, vec_load(work.square + i), fourth);
         vec_store_first(work.polynomial + i, LANES, sum);
     }
 }
@@ -196,7 +200,7 @@ static void combine(float b, float c, MuonWorkspace work)
 static void orthogonalize(const td_muon *m, MuonWorkspace work)
 {
     const int64_t size = work.rows * work.columns, square_size = work.rows * work.rows;
-    multiply_by(work.x, size, 1.0f / (norm_of(work.x, size) + m->epsilon));
+    scale_floats(work.x, size, 1.0f / (norm_of(work.x, size) + m->epsilon));
     for (int64_t step = 0; step < m->steps; step++) {
         const float *factors = m->factors + step * 3;
         (m->is_bf16 ? form_square_in_bf16 : form_square)(work);
@@ -205,18 +209,18 @@ static void orthogonalize(const td_muon *m, MuonWorkspace work)
             /* Schatten norm of order four: a tighter bound of the largest singular
              * value than the Frobenius norm. */
             const float norm = sqrtf(norm_of(work.square, square_size)) + m->epsilon;
-            multiply_by(work.x, size, 1.0f / norm);
-            multiply_by(work.square, square_size, 1.0f / (norm * norm));
+            scale_floats(work.x, size, 1.0f / norm);
+            scale_floats(work.square, square_size, 1.0f / (norm * norm));
         }
-        (m->is_bf16 ? square_again_in_bf16 : square_again)(work);
+        (m->is_bf16 ? form_fourth_power_in_bf16 : form_fourth_power)(work);
         mirror(work.polynomial, work.rows);
-        combine(factors[1], factors[2], work);
-        (m->is_bf16 ? advance_in_bf16 : advance)(factors[0], work);
+        form_polynomial(factors[1], factors[2], work);
+        (m->is_bf16 ? apply_polynomial_in_bf16 : apply_polynomial)(factors[0], work);
     }
 }
 
-/* Update the mean of the gradients. `ahead` is that mean if the next gradient equals
- * this one: Nesterov's momentum. */
+/* Update the mean of the gradients, and write to `ahead` what it becomes if the next
+ * gradient equals this one: Nesterov's momentum. */
 static void average_gradients(const td_muon *m, int64_t item, float *ahead)
 {
     const float *gradient = m->gradients[item];
@@ -245,13 +249,13 @@ static void update_matrix(const td_muon *m, int64_t item, MuonWorkspace work)
 {
     const int64_t rows = m->rows, columns = m->columns;
     const int is_tall = rows > columns;
-    average_gradients(m, item, is_tall ? work.turned : work.x);
+    average_gradients(m, item, is_tall ? work.transposed : work.x);
     if (is_tall)
-        transpose((Matrix){work.turned, columns}, rows, columns, work.x);
+        transpose((Matrix){work.transposed, columns}, rows, columns, work.x);
     orthogonalize(m, work);
     if (is_tall)
-        transpose((Matrix){work.x, rows}, columns, rows, work.turned);
-    subtract_move(m, item, is_tall ? work.turned : work.x);
+        transpose((Matrix){work.x, rows}, columns, rows, work.transposed);
+    subtract_move(m, item, is_tall ? work.transposed : work.x);
 }
 
 static void update_matrices(void *shared, int64_t first, int64_t end, int worker)
@@ -265,11 +269,12 @@ static void update_matrices(void *shared, int64_t first, int64_t end, int worker
 
 static int are_muon_sizes(const td_muon *m)
 {
-    const int64_t factor = m && m->is_bf16 ? PANEL_WIDTH : 16;
-    return m && is_size(m->count, 0) && is_multiple(m->rows, factor) &&
+    if (!m)
+        return 0;
+    const int64_t factor = m->is_bf16 ? PANEL_WIDTH : 16;
+    return is_size(m->count, 0) && is_multiple(m->rows, factor) &&
            is_multiple(m->columns, factor) && is_size(m->steps, 0) &&
-           is_tensor(m->count, m->rows, m->columns) &&
-           is_tensor(1, m->rows, m->columns);
+           is_tensor(max_i64(m->count, 1), m->rows, m->columns);
 }
 
 TD_INTERNAL int64_t td_muon_workspace(const td_muon *task)

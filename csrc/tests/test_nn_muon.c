@@ -26,42 +26,41 @@ static double norm(const double *x, int64_t count)
     return sqrt(squares);
 }
 
+static void divide(double *x, int64_t count, double divisor)
+{
+    for (int64_t i = 0; i < count; i++)
+        x[i] /= divisor;
+}
+
+/* Transpose of x [rows, columns]. */
+static double *transpose_naively(const double *x, int64_t rows, int64_t columns)
+{
+    double *transposed = new_doubles(rows * columns);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            transposed[j * rows + i] = x[i * columns + j];
+    return transposed;
+}
+
 static void orthogonalize_naively(double *x, int64_t rows, int64_t columns)
 {
     const int64_t size = rows * columns;
-    double *turned = new_doubles(size), *square = new_doubles(rows * rows);
-    double *fourth = new_doubles(rows * rows), *product = new_doubles(size);
-    const double first_norm = norm(x, size) + (double)EPSILON;
-    for (int64_t i = 0; i < size; i++)
-        x[i] /= first_norm;
+    double *square = new_doubles(rows * rows), *polynomial = new_doubles(rows * rows);
+    double *product = new_doubles(size);
+    divide(x, size, norm(x, size) + (double)EPSILON);
+    multiply(x, transpose_naively(x, rows, columns), rows, columns, rows, square);
+    divide(x, size, sqrt(norm(square, rows * rows)) + (double)EPSILON);
     for (int step = 0; step < STEPS; step++) {
-        for (int pass = 0; pass < (step == 0 ? 2 : 1); pass++) {
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t j = 0; j < columns; j++)
-                    turned[j * rows + i] = x[i * columns + j];
-            multiply(x, turned, rows, columns, rows, square);
-            const double schatten = sqrt(norm(square, rows * rows)) + (double)EPSILON;
-            for (int64_t i = 0; i < size && step == 0 && pass == 0; i++)
-                x[i] /= schatten;
-        }
         const float *factors = FACTORS + 3 * step;
-        multiply(square, square, rows, rows, rows, fourth);
+        multiply(x, transpose_naively(x, rows, columns), rows, columns, rows, square);
+        multiply(square, square, rows, rows, rows, polynomial);
         for (int64_t i = 0; i < rows * rows; i++)
-            fourth[i] = (double)factors[1] * square[i] + (double)factors[2] * fourth[i];
-        multiply(fourth, x, rows, rows, columns, product);
+            polynomial[i] =
+                (double)factors[1] * square[i] + (double)factors[2] * polynomial[i];
+        multiply(polynomial, x, rows, rows, columns, product);
         for (int64_t i = 0; i < size; i++)
             x[i] = (double)factors[0] * x[i] + product[i];
     }
-}
-
-/* x [columns, rows], turned */
-static double *transpose_naively(const double *x, int64_t rows, int64_t columns)
-{
-    double *turned = new_doubles(rows * columns);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++)
-            turned[j * rows + i] = x[i * columns + j];
-    return turned;
 }
 
 static void update_naively(int64_t rows, int64_t columns, const float *gradient,
@@ -157,13 +156,28 @@ static void updates_in_bf16_differ_by_rounding(const td_api *api)
     check_updates(api, 2, 96, 64, 1, 0.02);
 }
 
+static void zero_gradients_leave_a_weight_alone(const td_api *api)
+{
+    enum { SIZE = 32 * 64 };
+    for (int is_bf16 = 0; is_bf16 <= 1; is_bf16++) {
+        const td_muon task = new_task(api, 1, 32, 64, is_bf16, 1);
+        memset((void *)task.gradients[0], 0, SIZE * sizeof(float));
+        memset(task.momenta[0], 0, SIZE * sizeof(float));
+        double *before = copied(task.weights[0], SIZE);
+        CHECK_STATUS(api->nn->muon(&task, 1), TD_OK);
+        check_near("weight", task.weights[0], before, SIZE, 0.0);
+        release_arrays();
+    }
+}
+
 static void bad_arguments_are_refused(const td_api *api)
 {
     const td_muon good = new_task(api, 2, 16, 32, 0, 1);
     const float *one_gradient[] = {good.gradients[0], NULL};
     float *one_weight[] = {NULL, good.weights[1]};
-    td_muon bad[10];
-    for (int i = 0; i < 10; i++)
+    enum { COUNT = 13 };
+    td_muon bad[COUNT];
+    for (int i = 0; i < COUNT; i++)
         bad[i] = good;
     bad[0].rows = 40;
     bad[1].columns = 40;
@@ -175,8 +189,12 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[7].weights = NULL;
     bad[8].gradients = one_gradient;
     bad[9].weights = one_weight;
-    for (int i = 0; i < 10; i++)
+    bad[10].momenta = one_weight;
+    bad[11].workspace = NULL;
+    bad[12].steps = -1;
+    for (int i = 0; i < COUNT; i++)
         CHECK_STATUS(api->nn->muon(&bad[i], 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(api->nn->muon(&good, 0), TD_BAD_ARGUMENT);
     CHECK_INT(api->nn->muon_workspace(&bad[0]), -1);
     CHECK_INT(api->nn->muon_workspace(&bad[2]), -1);
     release_arrays();
@@ -186,6 +204,7 @@ int main(void)
 {
     for_each_isa(updates_are_those_of_plain_loops);
     for_each_isa(updates_in_bf16_differ_by_rounding);
+    for_each_isa(zero_gradients_leave_a_weight_alone);
     for_each_isa(bad_arguments_are_refused);
     return check_result();
 }
