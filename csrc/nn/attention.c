@@ -48,8 +48,14 @@ typedef struct {
     Matrix weights; /* [queries, keys in whole vectors] */
 } Head;
 
-/* Views of head `item` of the [sentences, heads]. The pointers are not const, as some
- * views are results, which functions write. */
+/* Matrix that begins at an element of an array; without data if the array is NULL. Its
+ * pointer is not const, as some matrices are results. */
+static Matrix matrix_at(const float *array, int64_t element, int64_t stride)
+{
+    return (Matrix){array ? (float *)array + element : NULL, stride};
+}
+
+/* Views of head `item` of the [sentences, heads]. Arrays may be NULL. */
 static Head head_of(const td_attention *a, int64_t item, const float *query,
                     const float *key_value, const float *output)
 {
@@ -57,14 +63,15 @@ static Head head_of(const td_attention *a, int64_t item, const float *query,
     const int64_t width = round_up_to_lanes(a->keys);
     const int64_t key_width = a->heads * a->d_k, value_width = a->heads * a->d_v;
     const int64_t stride = key_width + value_width;
-    float *keys = (float *)key_value + sentence * a->keys * stride;
+    const int64_t first_query = sentence * a->queries, first_key = sentence * a->keys;
     return (Head){
-        {(float *)query + sentence * a->queries * key_width + head * a->d_k, key_width},
-        {keys + head * a->d_k, stride},
-        {keys + key_width + head * a->d_v, stride},
-        {(float *)output + sentence * a->queries * value_width + head * a->d_v,
-         value_width},
-        {a->weights + item * a->queries * width, width},
+        .query = matrix_at(query, first_query * key_width + head * a->d_k, key_width),
+        .key = matrix_at(key_value, first_key * stride + head * a->d_k, stride),
+        .value = matrix_at(key_value, first_key * stride + key_width + head * a->d_v,
+                           stride),
+        .output =
+            matrix_at(output, first_query * value_width + head * a->d_v, value_width),
+        .weights = matrix_at(a->weights, item * a->queries * width, width),
     };
 }
 
@@ -177,14 +184,14 @@ static void differentiate_heads(void *shared, int64_t first, int64_t end, int wo
     const td_attention *a = shared;
     const HeadWorkspace work = head_workspace(a, worker);
     for (int64_t item = first; item < end; item++) {
-        const Head head = head_of(a, item, a->query, a->key_value, a->grad_output);
+        const Head head = head_of(a, item, a->query, a->key_value, a->output);
         const Head grad =
             head_of(a, item, a->grad_query, a->grad_key_value, a->grad_output);
         const int64_t sentence = item / a->heads, number = item % a->heads;
         const int64_t width = head.weights.stride;
         const Matrix values = transpose(head.value, a->keys, a->d_v, work.transposed);
         const Matrix grad_scores = {work.scores, width};
-        multiply_small(as_strided(head.output), values, a->queries, a->d_v, width,
+        multiply_small(as_strided(grad.output), values, a->queries, a->d_v, width,
                        grad_scores);
         if (a->dropout.rate.num_dropped > 0)
             drop_weights(a, item, grad_scores, grad_scores);
@@ -204,7 +211,7 @@ static void differentiate_heads(void *shared, int64_t first, int64_t end, int wo
         const HeadResult grad_value = {grad.value, a->bf16_grad_key_value,
                                        sentence * a->keys,
                                        a->heads * a->d_k + number * a->d_v};
-        multiply_into(grad_value, transposed(weights), head.output, a->keys, a->queries,
+        multiply_into(grad_value, transposed(weights), grad.output, a->keys, a->queries,
                       a->d_v, work.unrounded);
     }
 }
