@@ -78,9 +78,8 @@ static int64_t max_int16_sum(const int8_t *row, int64_t inputs)
     return max;
 }
 
-/* Multiply a value by `by` / `over`, and round the result, half-way cases away from
- * zero.
- */
+/* value * by / over, rounded to the nearest integer; half-way cases are rounded away
+ * from zero. */
 static int8_t rounded_fraction(int64_t value, int64_t by, int64_t over)
 {
     const int64_t size = (2 * by * (value < 0 ? -value : value) + over) / (2 * over);

@@ -3,8 +3,8 @@
  * The left factor of a product is in panels of PANEL_WIDTH columns (td_panels), so that
  * each tile of rows is contiguous:
  *
- *   panel 0: row 0 columns 0-31 | row 1 columns 0-31 | ...   panel 1: row 0 columns
- * 32-63
+ *   panel 0: row 0 columns 0-31  | row 1 columns 0-31  | ...
+ *   panel 1: row 0 columns 32-63 | row 1 columns 32-63 | ...
  *
  * The right factor is packed in panels of PACKED_COLUMNS columns (Bf16Matrix) with the
  * elements of two rows in pairs, as one instruction multiplies pairs:

@@ -5,8 +5,7 @@
  * the block, the first LANES outputs before the others:
  *
  *   fp32 step i:  input i for outputs 0, 1, ..., LANES-1 | for LANES, ..., 2 LANES-1
- *   int8 step i:  inputs 4i, ..., 4i+3 for output 0 | for output 1 | ... | for LANES-1
- * | for LANES | ... | for 2 LANES-1
+ *   int8 step i:  inputs 4i, ..., 4i+3 for output 0 | for output 1 | ...
  *
  * With groups of 8 inputs, each half of a step has the first four inputs for its LANES
  * outputs before the last four.
