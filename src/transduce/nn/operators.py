@@ -723,7 +723,13 @@ Each is the odd polynomial nearest to one on the range to which the previous ste
 NORM_EPSILON = 1e-7
 """Added to norms, which may be zero."""
 MAX_CACHED_ROWS, MAX_CACHED_COLUMNS = 256, 512
-"""Largest matrix, or transpose, that (nearly) stays in the caches of one core."""
+"""Largest wide matrix, or transpose of a tall one, that stays in one core's caches."""
+
+
+def matrix_size(weight: Tensor, count: int) -> tuple[int, int]:
+    """Rows and columns of each of a weight's `count` matrices, one below the other."""
+    columns = weight.size(-1)
+    return weight.numel() // columns // count, columns
 
 
 def orthogonalized(
@@ -748,19 +754,21 @@ def orthogonalized(
     return x.mT if is_tall else x
 
 
-def has_native_muon(weight: Tensor, count: int, dtype: torch.dtype) -> bool:
-    """Whether `native_muon` updates a weight of `count` matrices, as fast as any.
+def has_native_muon(weights: Sequence[Tensor], count: int, dtype: torch.dtype) -> bool:
+    """Whether `native_muon` can update weights, and no slower than PyTorch's products.
 
-    Products are in `dtype`.
+    They have one shape and `count` matrices each. Products are in `dtype`.
     """
-    columns = weight.size(-1)
-    rows = weight.numel() // columns // count
+    rows, columns = matrix_size(weights[0], count)
     is_bf16 = dtype == torch.bfloat16
     multiple = PANEL_WIDTH if is_bf16 else ROW_MULTIPLE
     return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and weight.is_contiguous()
+        all(
+            each.device.type == "cpu"
+            and each.dtype == torch.float32
+            and each.is_contiguous()
+            for each in weights
+        )
         and min(rows, columns) <= MAX_CACHED_ROWS
         and max(rows, columns) <= MAX_CACHED_COLUMNS
         and rows % multiple == 0
@@ -782,23 +790,18 @@ def native_muon(
 ) -> None:
     """Update weights of one shape, of `count` matrices each, by Muon.
 
-    `momenta` are the means of the gradients, in which the newest has this share. The
-    orthogonal matrices nearest to them are subtracted `rate` times. Products are in
-    `dtype`.
+    `momenta` are the means of the gradients, in which the newest gradient has the
+    weight `share`; they are updated too. `rate` is the factor of the orthogonal
+    matrices that are subtracted. Products are in `dtype`.
     """
     api, threads = loaded_nn_api(), torch.get_num_threads()
-    columns = weights[0].size(-1)
-    rows = weights[0].numel() // columns // count
-    size = rows * columns
-
-    def pointers(tensors: Sequence[Tensor]) -> Any:
-        starts = map(tensor_pointer, tensors)
-        each = [start + size * i for start in starts for i in range(count)]
-        return ffi.new("float *[]", each)
-
+    rows, columns = matrix_size(weights[0], count)
+    # The tensors and arrays that a struct points to must be kept during the call.
     gradients = [gradient.contiguous() for gradient in gradients]
+    gradient_pointers = _matrix_pointers(gradients, count)
+    momentum_pointers = _matrix_pointers(momenta, count)
+    weight_pointers = _matrix_pointers(weights, count)
     factors = ffi.new("float[]", [each for step in POLYNOMIALS for each in step])
-    own = [pointers(each) for each in (gradients, momenta, weights)]
     task = ffi.new(
         "td_muon *",
         {
@@ -810,9 +813,9 @@ def native_muon(
             "epsilon": NORM_EPSILON,
             "share": share,
             "rate": rate,
-            "gradients": ffi.cast("float **", own[0]),
-            "momenta": own[1],
-            "weights": own[2],
+            "gradients": ffi.cast("float **", gradient_pointers),
+            "momenta": momentum_pointers,
+            "weights": weight_pointers,
             "is_bf16": dtype == torch.bfloat16,
         },
     )
@@ -820,3 +823,11 @@ def native_muon(
     task.workspace = tensor_pointer(workspace)
     check(api.muon(task, threads))
     torch.autograd.graph.increment_version(weights)
+
+
+def _matrix_pointers(tensors: Sequence[Tensor], count: int) -> Any:
+    """Return an array of pointers to the `count` matrices of each tensor."""
+    size = tensors[0].numel() // count
+    starts = map(tensor_pointer, tensors)
+    each = [start + size * i for start in starts for i in range(count)]
+    return ffi.new("float *[]", each)

@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
-from transduce.nn.operators import has_native_muon, native_muon, orthogonalized
+from transduce.nn.operators import (
+    has_native_muon,
+    matrix_size,
+    native_muon,
+    orthogonalized,
+)
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import ALONE, Processes
 
@@ -94,11 +99,10 @@ class Muon(Uncompiled):
     ) -> None:
         gradients = [_gradient(weight) for weight in weights]
         momenta = [self._momentum(weight) for weight in weights]
-        columns = weights[0].size(-1)
-        rows = weights[0].numel() // columns // count
-        # Entries of an orthogonal matrix have this size to the power of -1/2.
+        rows, columns = matrix_size(weights[0], count)
+        # The root mean square of an orthogonal matrix is 1 / sqrt(max(rows, columns)).
         rate = learning_rate * ADAM_SIZE * math.sqrt(max(rows, columns))
-        if has_native_muon(weights[0], count, self._dtype):
+        if has_native_muon(weights, count, self._dtype):
             native_muon(
                 weights,
                 gradients,
@@ -122,13 +126,22 @@ class Muon(Uncompiled):
         )
 
     def _exchange(self, weights: list[nn.Parameter]) -> None:
-        """Take over the updated weights of other processes, and average gradients."""
+        """Take over the weights that other processes have updated.
+
+        The means of their gradients are updated here as well, as any process may save
+        the training state.
+        """
         rank, count = self._processes.rank, self._processes.count
-        shared = torch.stack([weight.detach() for weight in weights])
-        for number, weight in enumerate(weights):
-            if number % count != rank:
-                self._momentum(weight).lerp_(_gradient(weight), 1 - MOMENTUM)
-                shared[number] = 0
+        others = [w for number, w in enumerate(weights) if number % count != rank]
+        if others:
+            torch._foreach_lerp_(
+                [self._momentum(weight) for weight in others],
+                [_gradient(weight) for weight in others],
+                1 - MOMENTUM,
+            )
+        shared = weights[0].new_zeros(len(weights), *weights[0].shape)
+        if own := weights[rank::count]:
+            shared[rank::count] = torch.stack(cast(list[Tensor], own))
         updated = self._processes.all_reduce_sum(shared)
         torch._foreach_copy_(cast(list[Tensor], weights), updated.unbind())
 

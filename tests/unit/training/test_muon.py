@@ -100,11 +100,16 @@ class Thread(Processes):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_divide_the_products_of_muon(count):
-    """Two matrices have one shape and a third another, so some processes are idle."""
+    """Two matrices have one shape and a third another, so some processes are idle.
+
+    All processes have the same weights in the end, and the same means of gradients.
+    """
     start = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(3, 7)]
     gradients = [torch.randn_like(matrix) for _ in range(2) for matrix in start]
 
-    def moved(processes: Processes) -> list[torch.Tensor]:
+    def moved(
+        processes: Processes,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         matrices = [nn.Parameter(matrix.clone()) for matrix in start]
         muon = Muon(matrices, processes=processes)
         muon.param_groups[0]["lr"] = 0.1
@@ -112,7 +117,7 @@ def test_processes_divide_the_products_of_muon(count):
             for matrix, gradient in zip(matrices, gradients[first:], strict=False):
                 matrix.grad = gradient
             muon.step()
-        return matrices
+        return matrices, [muon.state[matrix]["momentum"] for matrix in matrices]
 
     barrier, values = Barrier(count), {}
     members = [
@@ -121,9 +126,11 @@ def test_processes_divide_the_products_of_muon(count):
     ]
     with ThreadPoolExecutor(count) as pool:
         found = list(pool.map(moved, members))
-    for each in found[1:]:
-        assert all(map(torch.equal, each, found[0]))
-    torch.testing.assert_close(found[0], moved(Processes()), rtol=1e-5, atol=1e-6)
+    matrices, momenta = moved(Processes())
+    for own_matrices, own_momenta in found:
+        assert all(map(torch.equal, own_matrices, found[0][0]))
+        torch.testing.assert_close(own_momenta, momenta, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found[0][0], matrices, rtol=1e-5, atol=1e-6)
 
 
 def updated(
@@ -162,7 +169,7 @@ def test_the_native_update_equals_that_by_products(shape, count, dtype):
     if dtype == torch.bfloat16 and not has_bf16_products():
         pytest.skip("this processor does not multiply bf16")
     start, gradients = torch.randn(shape), torch.randn(3, *shape)
-    assert has_native_muon(start[0], count, dtype)
+    assert has_native_muon([*start], count, dtype)
     weights, momenta = updated(start, gradients, dtype, count)
     with chosen_isa("none"):
         plain, plain_momenta = updated(start, gradients, torch.float32, count)
@@ -192,10 +199,35 @@ def test_the_native_update_equals_that_by_products(shape, count, dtype):
 )
 def test_unsupported_weights_are_updated_by_products(weight, count, dtype, monkeypatch):
     monkeypatch.setattr(operators, "loaded_nn_api", lambda: pytest.fail("was asked"))
-    assert not has_native_muon(weight, count, dtype)
+    assert not has_native_muon([weight], count, dtype)
     gradient = torch.ones_like(weight, dtype=weight.dtype)
     changed, _ = updated(weight[None], gradient[None, None], dtype, count)
     assert changed.shape == (1, *weight.shape)
+
+
+@needs_kernels
+def test_processors_that_do_not_multiply_bf16_use_the_native_update_in_fp32_only(
+    monkeypatch,
+):
+    monkeypatch.setattr(operators, "has_bf16_products", lambda: False)
+    weights = [torch.zeros(32, 32)]
+    assert has_native_muon(weights, 1, torch.float32)
+    assert not has_native_muon(weights, 1, torch.bfloat16)
+
+
+@needs_kernels
+def test_one_non_contiguous_weight_keeps_all_from_the_native_update():
+    weights = [torch.zeros(64, 32), torch.zeros(32, 64).T]
+    assert not has_native_muon(weights, 1, torch.float32)
+    start, gradients = torch.randn(2, 64, 32), torch.randn(2, 64, 32)
+    parameters = [nn.Parameter(start[0].clone()), nn.Parameter(start[1].T.clone().T)]
+    muon = Muon(parameters)
+    muon.param_groups[0]["lr"] = 0.1
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    muon.step()
+    expected, _ = updated(start, gradients[None])
+    torch.testing.assert_close(torch.stack(parameters), expected, rtol=0, atol=1e-5)
 
 
 @needs_kernels
