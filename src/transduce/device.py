@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from transduce.machine import (
     proc_bytes,
     respect_cpu_quota,
 )
+from transduce.settings import require_one_of
 
 WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
@@ -97,10 +97,7 @@ def choose_hardware(
         raise ConfigError(
             f'`device` must be "auto", "cpu" or "cuda", but is "{device}".'
         )
-    if precision not in get_args(Precision):
-        raise ConfigError(
-            f'`precision` must be "auto", "fp32" or "bf16", but is "{precision}".'
-        )
+    require_one_of("precision", precision, Precision)
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(
             "The device must be present, but this machine (or this build of PyTorch) "

@@ -55,6 +55,24 @@ def require_between(
     raise ConfigError(f"`{key}` must be {name} {bound:,}{unit}, but is {shown(value)}.")
 
 
+def require_one_of(key: str, value: object, literal: object) -> None:
+    """Raise `ConfigError` if a setting is none of the strings of a `Literal`."""
+    choices = typing.get_args(literal)
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise ConfigError(
+            f'`{key}` must be {", ".join(others)} or {last}, but is "{value}".'
+        )
+
+
+def require_rate(key: str, rate: float) -> None:
+    """Raise `ConfigError` if a rate is not at least 0 and below 1."""
+    if not 0 <= rate < 1:
+        raise ConfigError(
+            f"`{key}` must be at least 0 and below 1, but is {shown(rate)}."
+        )
+
+
 def apply_file(config: Config, path: Path) -> Config:
     """Change the settings that a TOML file names, table by table."""
     return apply_mapping(config, _read_toml(path), where=f"{path}: ")

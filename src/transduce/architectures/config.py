@@ -1,9 +1,9 @@
 """Configurations of the architectures, without PyTorch.
 
 `config.json` of a model folder names the architecture, and `CONFIGS` the class of its
-settings. To add an architecture, add its config here, a case to `models.build`, and a
-module that implements `interface.TransductionModel`. Its `num_parameters` is a formula,
-so that `transduce presets` needs no PyTorch; tests hold it against the model.
+settings. To add an architecture, add its config here, a case to `checkpoint.build`, and
+a module that implements `interface.TransductionModel`. Its `num_parameters` is a
+formula, so that `transduce presets` needs no PyTorch; tests hold it against the model.
 """
 
 import re
@@ -17,13 +17,12 @@ from typing import (
     NamedTuple,
     Protocol,
     cast,
-    get_args,
     runtime_checkable,
 )
 
 from transduce.errors import ConfigError, RequestError
 from transduce.model.config import MAX, ModelConfig, Norm, Positions, count_parameters
-from transduce.settings import require_between, shown
+from transduce.settings import require_between, require_one_of, require_rate, shown
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -162,7 +161,7 @@ class RecurrentConfig:
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        for name, choices in {
+        for name, literal in {
             "cell": Cell,
             "attention": AttentionFunction,
             "attention_query": AttentionQuery,
@@ -170,16 +169,8 @@ class RecurrentConfig:
             "initial_state": InitialState,
             "initial_weights": InitialWeights,
         }.items():
-            if (value := getattr(self, name)) not in get_args(choices):
-                known = ", ".join(f'"{choice}"' for choice in get_args(choices))
-                raise ConfigError(
-                    f'`model.{name}` must be one of {known}, but is "{value}".'
-                )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "`model.dropout` must be at least 0 and below 1, but is "
-                f"{self.dropout}."
-            )
+            require_one_of(f"model.{name}", getattr(self, name), literal)
+        require_rate("model.dropout", self.dropout)
         self._check_layers()
         self._check_readout()
 
@@ -379,16 +370,8 @@ class DeepAttConfig:
                 "`model.d_model` must be a multiple of 4, as the context has a quarter "
                 f"of the width of the encoder's top vectors, but is {self.d_model}."
             )
-        if self.fast_forward not in get_args(FastForward):
-            raise ConfigError(
-                '`model.fast_forward` must be "half", "full" or "none", but is '
-                f'"{self.fast_forward}".'
-            )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "`model.dropout` must be at least 0 and below 1, but is "
-                f"{self.dropout}."
-            )
+        require_one_of("model.fast_forward", self.fast_forward, FastForward)
+        require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "DeepAttConfig":
         """Return the settings with all widths multiplied by a factor."""
@@ -443,14 +426,10 @@ DEEP_ATT_MAX = {
 """Largest value of each size of Deep-Att."""
 
 
-LARGEST_VOCABULARY = 2**24
-LARGEST_WIDTH = 2**16
-MOST_BLOCKS = 1_000
-LARGEST_KERNEL = 1_000
-MOST_POSITIONS = 2**20
-LARGEST_DILATION = 2**20
-MOST_UNFOLDING = 100
-"""Largest sizes of convolutional models."""
+MAX_KERNEL = 1_000
+MAX_DILATION = 2**20
+MAX_UNFOLDING = 100
+"""Largest sizes of convolutional models, beside those of all models."""
 
 
 class Convolution(NamedTuple):
@@ -477,9 +456,9 @@ def convolutions(name: str, blocks: str) -> tuple[Convolution, ...]:
             )
         count, width, kernel = (int(number or 1) for number in match.groups())
         for size, number, largest in (
-            ("number of blocks", len(found) + count, MOST_BLOCKS),
-            ("width", width, LARGEST_WIDTH),
-            ("kernel", kernel, LARGEST_KERNEL),
+            ("number of blocks", len(found) + count, MAX["num_layers"]),
+            ("width", width, MAX["d_model"]),
+            ("kernel", kernel, MAX_KERNEL),
         ):
             if not 1 <= number <= largest or count == 0:
                 raise ConfigError(
@@ -493,13 +472,6 @@ def convolutions(name: str, blocks: str) -> tuple[Convolution, ...]:
 def normalized_map(inputs: int, outputs: int) -> int:
     """Number of parameters of a linear map with weight normalization."""
     return (inputs + 2) * outputs
-
-
-def _check_rate(name: str, rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise ConfigError(
-            f"`model.{name}` must be at least 0 and below 1, but is {rate}."
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,14 +505,14 @@ class ConvolutionalConfig:
 
     def __post_init__(self) -> None:
         for name, largest in (
-            ("vocab_size", LARGEST_VOCABULARY),
-            ("target_vocab_size", LARGEST_VOCABULARY),
-            ("d_embedding", LARGEST_WIDTH),
-            ("d_output", LARGEST_WIDTH),
-            ("max_positions", MOST_POSITIONS),
+            ("vocab_size", MAX["vocab_size"]),
+            ("target_vocab_size", MAX["vocab_size"]),
+            ("d_embedding", MAX["d_model"]),
+            ("d_output", MAX["d_model"]),
+            ("max_positions", MAX["max_positions"]),
         ):
             require_between(f"model.{name}", getattr(self, name), 1, largest)
-        _check_rate("dropout", self.dropout)
+        require_rate("model.dropout", self.dropout)
         self.encoder_convolutions  # noqa: B018 # raises if they are written otherwise
         self.decoder_convolutions  # noqa: B018
         if self.shared_embedding and self.d_embedding != self.d_model:
@@ -664,14 +636,14 @@ class ByteNetConfig:
 
     def __post_init__(self) -> None:
         for name, largest in (
-            ("vocab_size", LARGEST_VOCABULARY),
-            ("target_vocab_size", LARGEST_VOCABULARY),
-            ("num_blocks", MOST_BLOCKS),
-            ("decoder_blocks", MOST_BLOCKS),
-            ("d_hidden", LARGEST_WIDTH // 2),
-            ("kernel", LARGEST_KERNEL),
-            ("largest_dilation", LARGEST_DILATION),
-            ("unfolding", MOST_UNFOLDING),
+            ("vocab_size", MAX["vocab_size"]),
+            ("target_vocab_size", MAX["vocab_size"]),
+            ("num_blocks", MAX["num_layers"]),
+            ("decoder_blocks", MAX["num_layers"]),
+            ("d_hidden", MAX["d_model"] // 2),
+            ("kernel", MAX_KERNEL),
+            ("largest_dilation", MAX_DILATION),
+            ("unfolding", MAX_UNFOLDING),
         ):
             require_between(f"model.{name}", getattr(self, name), 1, largest)
         if self.largest_dilation & (self.largest_dilation - 1):
@@ -679,12 +651,8 @@ class ByteNetConfig:
                 "`model.largest_dilation` must be a power of two, as dilations double, "
                 f"but is {self.largest_dilation}."
             )
-        if self.stacking not in get_args(Stacking):
-            raise ConfigError(
-                '`model.stacking` must be "added" or "joined", but is '
-                f'"{self.stacking}".'
-            )
-        _check_rate("dropout", self.dropout)
+        require_one_of("model.stacking", self.stacking, Stacking)
+        require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "ByteNetConfig":
         """Return the settings with all widths multiplied by a factor."""
@@ -775,11 +743,7 @@ class ExpertsConfig:
                 f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but "
                 f"is {self.top_k}."
             )
-        if self.gating not in get_args(Gating):
-            raise ConfigError(
-                f'`{where}.gating` must be "noisy-top-k" or "batchwise", but is '
-                f'"{self.gating}".'
-            )
+        require_one_of(f"{where}.gating", self.gating, Gating)
         for name in ("importance_weight", "load_weight"):
             require_between(f"{where}.{name}", getattr(self, name), 0, 1_000)
 
@@ -944,11 +908,7 @@ class MixtureRecurrentConfig:
             ("initial_range", 1e-6, 10),
         ):
             require_between(f"model.{name}", getattr(self, name), least, most)
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "`model.dropout` must be at least 0 and below 1, but is "
-                f"{self.dropout}."
-            )
+        require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "MixtureRecurrentConfig":
         """Return the settings with all widths multiplied by a factor."""

@@ -16,7 +16,7 @@ from hashlib import blake2b, sha256
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar, get_args
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import UInt64
@@ -24,6 +24,7 @@ from jaxtyping import UInt64
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.scores import Tokenize
+from transduce.settings import require_one_of
 from transduce.text.corpus import SentencePair, aligned_lines
 from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import normalize
@@ -304,11 +305,7 @@ class EvaluationConfig:
     least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
 
     def __post_init__(self) -> None:
-        if self.tokenize not in get_args(Tokenize):
-            raise ConfigError(
-                f"`evaluation.tokenize` must be one of {', '.join(get_args(Tokenize))},"
-                f' but is "{self.tokenize}".'
-            )
+        require_one_of("evaluation.tokenize", self.tokenize, Tokenize)
 
 
 Part = TypeVar("Part")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from transduce.data.corpus_files import CorpusFiles, hold_out
 from transduce.data.prepared_corpus import (
@@ -22,12 +22,11 @@ from transduce.data.prepared_corpus import (
     prepare,
 )
 from transduce.errors import ConfigError, DataError
-from transduce.settings import require_between
+from transduce.settings import require_between, require_one_of
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.linearization import (
-    STYLES,
     StyleName,
     SymbolVocabulary,
     learn_symbols,
@@ -193,11 +192,7 @@ class TreebankConfig:
 
     def __post_init__(self) -> None:
         require_between("treebank.guidance", self.guidance, 0, MAX_GUIDANCE)
-        if self.style not in get_args(StyleName):
-            known = ", ".join(f'"{name}"' for name in STYLES)
-            raise ConfigError(
-                f'`treebank.style` must be one of {known}, but is "{self.style}".'
-            )
+        require_one_of("treebank.style", self.style, StyleName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -74,6 +74,7 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
+from transduce.settings import require_one_of
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import (
@@ -142,11 +143,7 @@ class Translator:
         precision or be used by several processes.
         """
         _require_ensemble(checkpoint, others)
-        if precision not in get_args(PrecisionChoice):
-            raise ConfigError(
-                '`precision` must be "auto", "fp32", "bf16" or "int8", but is '
-                f'"{precision}".'
-            )
+        require_one_of("precision", precision, PrecisionChoice)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         """Tokenizer of all models."""
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)

@@ -13,13 +13,21 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between
+from transduce.settings import require_between, require_one_of, require_rate
 
 Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
 DecoderSelfAttention = Literal["attention", "ssru"]
+CHOICES = {
+    "positions": Positions,
+    "norm": Norm,
+    "scores": Scores,
+    "activation": Activation,
+    "decoder_self_attention": DecoderSelfAttention,
+}
+"""Values of settings that are one of several names."""
 AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """The three uses of attention (section 3.2.3): self-attention in the encoder and in the
@@ -118,16 +126,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        self._check_choice("positions", get_args(Positions))
-        self._check_choice("norm", get_args(Norm))
-        self._check_choice("scores", get_args(Scores))
-        self._check_choice("activation", get_args(Activation))
-        self._check_choice("decoder_self_attention", get_args(DecoderSelfAttention))
+        for name, literal in CHOICES.items():
+            require_one_of(f"model.{name}", getattr(self, name), literal)
         for name in ("dropout", "attention_dropout", "relu_dropout"):
-            if not 0 <= (rate := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"`model.{name}` must be at least 0 and below 1, but is {rate}."
-                )
+            require_rate(f"model.{name}", getattr(self, name))
         if not 1 < self.position_base <= MAX_POSITION_BASE:
             raise ConfigError(
                 "`model.position_base` must be above 1 and at most "
@@ -154,13 +156,6 @@ class ModelConfig:
     def _check_sizes(self) -> None:
         for name, largest in MAX.items():
             require_between(f"model.{name}", getattr(self, name), 1, largest)
-
-    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        if (value := getattr(self, name)) not in choices:
-            known = ", ".join(f'"{choice}"' for choice in choices)
-            raise ConfigError(
-                f'`model.{name}` must be one of {known}, but is "{value}".'
-            )
 
 
 Shape = tuple[int, ...]

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between
+from transduce.settings import require_between, require_one_of
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import UNSPACED_LETTERS, base
 from transduce.text.sentence_pieces import (
@@ -90,11 +90,7 @@ class TextAugmentationConfig:
                 f"{total:g}."
             )
         require_between("augmentation.subword_alpha", self.subword_alpha, 0, MAX_ALPHA)
-        if self.subword_sides not in get_args(Sides):
-            raise ConfigError(
-                '`augmentation.subword_sides` must be "both", "source" or "target", '
-                f'but is "{self.subword_sides}".'
-            )
+        require_one_of("augmentation.subword_sides", self.subword_sides, Sides)
 
     @property
     def used(self) -> dict[str, float]:

@@ -13,10 +13,10 @@ piece does.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from transduce.errors import ConfigError, RequestError
-from transduce.settings import require_between, shown
+from transduce.settings import require_between, require_one_of, shown
 from transduce.text.languages import best_match, canonical, english_name
 
 TokenizerKind = Literal["bpe", "word-piece", "word", "character"]
@@ -52,11 +52,7 @@ class TokenizerConfig:
     give fewer."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(TokenizerKind):
-            raise ConfigError(
-                '`tokenizer.kind` must be "bpe", "word-piece", "word" or "character", '
-                f'but is "{self.kind}".'
-            )
+        require_one_of("tokenizer.kind", self.kind, TokenizerKind)
         require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
         if self.vocab_size <= self.num_reserved:
             others = "bytes" if self.has_bytes else "unknown words"

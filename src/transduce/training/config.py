@@ -1,10 +1,10 @@
 """Settings of training (section 5)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between, shown
+from transduce.settings import require_between, require_one_of, require_rate, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon", "sgd", "nesterov"]
@@ -152,20 +152,15 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        for name, kind in CHOICES.items():
-            if (value := getattr(self, name)) not in (known := get_args(kind)):
-                choices = ", ".join(f'"{each}"' for each in known)
-                raise ConfigError(
-                    f'`training.{name}` must be one of {choices}, but is "{value}".'
-                )
+        for name, literal in CHOICES.items():
+            require_one_of(f"training.{name}", getattr(self, name), literal)
 
     def _check_numbers(self) -> None:
         for name, largest in MAX.items():
             require_between(f"training.{name}", getattr(self, name), 1, largest)
         require_between("training.hold_steps", self.hold_steps, 0, MAX["steps"])
         for name in ("label_smoothing", "beta1", "beta2", "momentum"):
-            value = getattr(self, name)
-            _require(name, value, "at least 0 and below 1", is_so=0 <= value < 1)
+            require_rate(f"training.{name}", getattr(self, name))
         for name, largest in MAX_OF_POSITIVE.items():
             value = getattr(self, name)
             bound = f"above 0, and at most {largest:,}"

@@ -497,8 +497,11 @@ def test_first_weights_of_rnnsearch_are_orthogonal_and_normal() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "rnn"}, 'cell` must be one of "lstm", "gru", but is "rnn"'),
-        ({"attention": "dot"}, "attention` must be one of"),
+        ({"cell": "rnn"}, 'cell` must be "lstm" or "gru", but is "rnn"'),
+        (
+            {"attention": "dot"},
+            'attention` must be "additive", "normed-additive", ',
+        ),
         ({"d_model": 0}, "d_model` must be at least 1"),
         ({"encoder_layers": 10_000}, "encoder_layers` must be at most 1,000"),
         ({"dropout": 1.0}, "dropout` must be at least 0 and below 1"),

@@ -174,7 +174,7 @@ def test_every_tokenizer_of_sacrebleu_can_be_chosen() -> None:
 
 def test_an_unknown_tokenizer_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="`evaluation.tokenize` must be one of auto, "
+        ConfigError, match='`evaluation.tokenize` must be "auto", "13a"'
     ):
         EvaluationConfig(tokenize="moses")  # type: ignore[arg-type]
 

@@ -230,7 +230,7 @@ def test_a_treebank_without_a_tree_is_refused(tmp_path: Path, content: str) -> N
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_style_is_refused() -> None:
-    message = '`treebank.style` must be one of "xx", "pos", .*, but is "yy"'
+    message = '`treebank.style` must be "xx", "pos", .*, but is "yy"'
     with pytest.raises(ConfigError, match=message):
         TreebankConfig(style="yy")  # type: ignore[arg-type] # that is the test
 

@@ -81,15 +81,15 @@ def test_learned_positions_may_have_an_odd_width():
 @pytest.mark.parametrize(
     ("name", "choices"),
     [
-        ("positions", '"sinusoidal", "learned"'),
-        ("norm", '"post", "pre"'),
-        ("scores", '"scaled", "unscaled", "additive"'),
-        ("activation", '"relu", "silu"'),
+        ("positions", '"sinusoidal" or "learned"'),
+        ("norm", '"post" or "pre"'),
+        ("scores", '"scaled", "unscaled" or "additive"'),
+        ("activation", '"relu" or "silu"'),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_choice_is_refused_with_the_known_ones(name, choices):
-    message = f'`model.{name}` must be one of {choices}, but is "other"\\.'
+    message = f'`model.{name}` must be {choices}, but is "other"\\.'
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**{name: "other"})
 

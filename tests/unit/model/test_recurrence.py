@@ -95,8 +95,7 @@ def test_a_model_without_a_recurrence_has_the_parameters_of_the_paper(
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_decoder_is_refused() -> None:
     message = (
-        '`model.decoder_self_attention` must be one of "attention", "ssru", but is '
-        '"gru".'
+        '`model.decoder_self_attention` must be "attention" or "ssru", but is "gru".'
     )
     with pytest.raises(ConfigError, match=message):
         ModelConfig(decoder_self_attention="gru")  # type: ignore[arg-type]
