@@ -17,7 +17,7 @@ from transduce.decoding.torch_model import find_by_torch, has_top_k
 
 pytest.importorskip("triton", exc_type=ImportError)
 
-from transduce.nn.gpu_kernels import MAX_PARTS, MOST_CANDIDATES, SPAN, SPANS
+from transduce.nn.gpu_kernels import MAX_CANDIDATES, MAX_PARTS, SPAN, SPANS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEVERAL_PARTS = 3 * SPAN * SPANS + 1
@@ -67,7 +67,7 @@ def test_a_part_of_a_row_may_have_several_tiles(both, slope: float):
     assert_same(*both(rising + torch.randn(1, 1, vocab), 8))
 
 
-@pytest.mark.parametrize("count", [11, MOST_CANDIDATES])
+@pytest.mark.parametrize("count", [11, MAX_CANDIDATES])
 def test_candidates_of_wide_beams_are_those_of_pytorch(both, count: int):
     assert_same(*both((2 * torch.randn(1, 2, SEVERAL_PARTS)).round(), count))
 
@@ -130,5 +130,5 @@ def test_kernels_are_for_gpus_and_few_candidates():
     assert has_top_k(logits, 10) is is_gpu
     assert not has_top_k(logits, 11)
     many = torch.zeros(1, 1, 100 * SPAN, device=DEVICE)
-    assert has_top_k(many, MOST_CANDIDATES) is is_gpu
-    assert not has_top_k(many, MOST_CANDIDATES + 1)
+    assert has_top_k(many, MAX_CANDIDATES) is is_gpu
+    assert not has_top_k(many, MAX_CANDIDATES + 1)

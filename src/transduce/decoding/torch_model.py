@@ -444,9 +444,9 @@ def has_top_k(logits: Float[Tensor, "sentences group vocab"], count: int) -> boo
     """Whether Triton's kernels find the candidates of each row."""
     if not (logits.is_cuda and has_triton()):
         return False
-    from transduce.nn.gpu_kernels import MOST_CANDIDATES, SPAN
+    from transduce.nn.gpu_kernels import MAX_CANDIDATES, SPAN
 
-    return count <= min(MOST_CANDIDATES, logits.size(-1) // SPAN)
+    return count <= min(MAX_CANDIDATES, logits.size(-1) // SPAN)
 
 
 def top_k_on_gpu(

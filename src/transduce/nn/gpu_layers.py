@@ -134,7 +134,7 @@ class _PackedStack(torch.autograd.Function):
         return grad, grad_memory, None, None, None, *grad_weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Weights:
     """Weights of a sub-layer, as factors and addends of products.
 
@@ -190,44 +190,31 @@ def _sublayers(
 def _rounded(
     weights: Sequence[Tensor], kinds: Iterable[str], dtype: torch.dtype
 ) -> list[_Weights]:
-    """Return the weights of each sub-layer in the type of the rows."""
-    remaining, groups = iter(weights), []
+    """Return the weights of each sub-layer, those of products in the rows' type."""
+    remaining = iter(weights)
+    norms: list[tuple[Tensor, Tensor]] = []
+    groups: list[list[Tensor]] = []  # a group becomes one factor or addend
     for kind in kinds:
-        own = list(islice(remaining, SUBLAYER_WEIGHTS[kind]))
+        *own, gain, bias = islice(remaining, SUBLAYER_WEIGHTS[kind])
+        norms.append((gain.detach(), bias.detach()))
         if kind == "attention":
-            query, query_bias, both, key_value_bias, *own = own
-            groups += [[query, both], [query_bias, key_value_bias]]
+            query, query_bias, key_value, key_value_bias, *own = own
+            groups += [[query, key_value], [query_bias, key_value_bias]]
         groups += [[each] for each in own]
     members = [each for group in groups for each in group]
+    sizes = [sum(each.numel() for each in group) for group in groups]
 
     def copy(elements: Tensor) -> None:
         pieces = elements.split([each.numel() for each in members])
         flat = [each.detach().flatten() for each in members]
         torch._foreach_copy_(list(pieces), flat)
 
-    size = sum(each.numel() for each in members)
-    elements = packed_once(weights[0], size, copy, dtype)
-    pieces = elements.split([sum(each.numel() for each in group) for group in groups])
-    views = (
+    pieces = packed_once(weights[0], sum(sizes), copy, dtype).split(sizes)
+    factors = (
         piece.view(-1, *group[0].shape[1:])
         for piece, group in zip(pieces, groups, strict=True)
     )
-    originals = iter(groups)
-    found = []
-    while own := list(islice(views, 6)):
-        inner, inner_bias, outer, outer_bias, _, _ = own
-        *_, [gain], [bias] = islice(originals, 6)
-        found.append(
-            _Weights(
-                inner=inner,
-                inner_bias=inner_bias,
-                outer=outer,
-                outer_bias=outer_bias,
-                gain=gain.detach(),
-                bias=bias.detach(),
-            )
-        )
-    return found
+    return [_Weights(*islice(factors, 4), *norm) for norm in norms]
 
 
 @dataclass(frozen=True, slots=True)
