@@ -6,7 +6,7 @@ elsewhere. Each function says for which inputs it exists and is the fastest; for
 others a module computes as its base class does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import TypeVar
 
@@ -346,24 +346,13 @@ def is_one_call(
     memory: Memory | None,
 ) -> bool:
     """Whether one native call can compute all layers, and no hook needs them apart."""
-    if not (
+    return (
         len(stack) > 0
         and all(map(_is_supported, stack))
         and not _is_in_blocks(stack, x)
         and has_layer_stack(x, memory, stack_settings(stack))
-    ):
-        return False
-    modules = _modules_of(stack)
-    are_plain = all(_is_plain(module, stack.training) for module in modules)
-    return are_plain and _is_uniform(modules)
-
-
-def _modules_of(stack: Stack) -> list[nn.Module]:
-    """Return the stack and all modules within; `modules` takes longer, for names."""
-    found: list[nn.Module] = [stack]
-    for module in found:  # which grows meanwhile
-        found += [each for each in module._modules.values() if each is not None]
-    return found
+        and _is_plain_and_uniform(stack)
+    )
 
 
 PACKED_WIDTHS = (16, 32, 64, 128)
@@ -372,21 +361,16 @@ PACKED_WIDTHS = (16, 32, 64, 128)
 
 def is_packable(stack: Stack) -> bool:
     """Whether one call can compute all layers over packed sentences."""
-    layers = list(stack)
-    if not (
-        layers
-        and all(map(_is_supported, layers))
-        and not isinstance(layers[0], RecurrentDecoderLayer)
-    ):
+    if len(stack) == 0:
         return False
-    attention = _attention_of(layers[0])
-    modules = _modules_of(stack)
+    attention = _self_attention_of(stack)
     return (
-        not isinstance(attention, RestrictedSelfAttention)
+        attention is not None
+        and not isinstance(attention, RestrictedSelfAttention)
         and attention.d_k == attention.d_v
         and attention.d_k in PACKED_WIDTHS
-        and all(_is_plain(module, stack.training) for module in modules)
-        and _is_uniform(modules)
+        and all(map(_is_supported, stack))
+        and _is_plain_and_uniform(stack)
     )
 
 
@@ -425,25 +409,39 @@ def _self_mask(
     return mask
 
 
-def _is_plain(module: nn.Module, is_training: bool) -> bool:
-    """Whether a module is in the mode of its stack and has no hooks."""
-    return module.training == is_training and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+def _is_plain_and_uniform(stack: Stack) -> bool:
+    """Whether no hook needs a module, and all layers have the same settings.
 
-
-def _is_uniform(modules: Sequence[nn.Module]) -> bool:
-    """Whether the layers of these modules have the same dropout rates and epsilon."""
+    All modules must be in the mode of the stack. Dropout rates and epsilons must be the
+    same in all layers.
+    """
+    modules = _modules_of(stack)
     residuals = [m for m in modules if isinstance(m, ResidualConnection)]
     attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
     networks = [m for m in modules if isinstance(m, FeedForward)]
     return (
-        len({(each.dropout.p, each.norm.eps) for each in residuals}) == 1
+        all(each.training == stack.training for each in modules)
+        and not any(map(_has_hooks, modules))
+        and len({(each.dropout.p, each.norm.eps) for each in residuals}) == 1
         and len({each.dropout.p for each in attentions}) == 1
         and len({each.dropout.p for each in networks}) == 1
+    )
+
+
+def _modules_of(stack: Stack) -> list[nn.Module]:
+    """Return the stack and all modules within; `modules` takes longer, for names."""
+    found: list[nn.Module] = [stack]
+    for module in found:  # which grows meanwhile
+        found += [each for each in module._modules.values() if each is not None]
+    return found
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
 
 
