@@ -24,7 +24,7 @@ from transduce.nn.fuse import FusedTransformer, fuse, is_packable
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training import hardware as hardware_of_training
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import joined
+from transduce.training.hardware import packed_parts
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import StepReport, Trainer
 
@@ -431,7 +431,7 @@ def test_batches_of_an_update_are_joined_within_the_bound(
     batching = BatchingConfig(source_tokens=300, target_tokens=300, batch_tokens=100)
     batcher = Batcher(make_dataset(random_pairs(150, 20)), batching, 1)
     for update in batcher.epoch(0):
-        parts = joined(update, positions, count)
+        parts = packed_parts(update, positions, count)
         pairs = np.concatenate(update.batches)
         assert np.array_equal(np.concatenate(parts), pairs)
         assert len(parts) % count == 0

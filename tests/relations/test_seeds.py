@@ -175,7 +175,7 @@ def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
     num_pairs: int, count: int
 ):
     shares = [
-        Processes(rank=rank, count=count, count_here=count).share(
+        Processes(rank=rank, count=count, count_here=count).micro_batches(
             [np.arange(num_pairs)]
         )
         for rank in range(count)

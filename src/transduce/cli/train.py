@@ -73,7 +73,7 @@ from transduce.text.languages import english_name
 from transduce.text.pair_changes import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.hardware import (
-    MicroBatch,
+    MicroBatchSize,
     is_distributed,
     local_rank,
     process_group,
@@ -381,7 +381,7 @@ def _forecast(start: RunStart) -> str:
     )
 
 
-def _reservation(fit: MicroBatch) -> str:
+def _reservation(fit: MicroBatchSize) -> str:
     """Describe the uncertainty of a forecast made while other programs ran."""
     if fit.waiting_share < BUSY_SHARE:
         return ""

@@ -99,7 +99,7 @@ from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import ALONE, MicroBatch, Processes
+from transduce.training.hardware import ALONE, MicroBatchSize, Processes
 from transduce.training.loss import (
     REWARDS,
     GuidedAttention,
@@ -143,7 +143,7 @@ class RunStart:
     num_parameters: int
     hardware: Hardware
     num_processes: int
-    micro_batch: MicroBatch
+    micro_batch: MicroBatchSize
     """Micro-batch that fits in memory, the same in all processes."""
     steps_done: int
     """Updates made before."""
@@ -709,7 +709,7 @@ class _Run:
                 f"({differences})."
             )
 
-    def _log_start(self, step: int, fitted: MicroBatch) -> None:
+    def _log_start(self, step: int, fitted: MicroBatchSize) -> None:
         """Log what the run continues on, unless it is finished."""
         if step >= self._config.training.steps:
             return

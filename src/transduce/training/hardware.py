@@ -1,7 +1,7 @@
-"""Hardware of a training (section 5.2): processes, graphs, the micro-batch.
+"""Use of the hardware in training (section 5.2): processes, graphs, micro-batches.
 
 Training by several processes is data-parallel. Every process has the whole model and
-takes a share of the batches of each update; gradients are averaged over all. The
+takes some of the batches of each update; gradients are averaged over all. The
 launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT.
 
@@ -167,28 +167,30 @@ class Processes:
         for weight, mean in zip(weights, split_like(flat, weights), strict=True):
             weight.grad = mean
 
-    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
-        """Return this process's shares of an update's batches, at least one.
+    def micro_batches(
+        self, batches: Sequence[Integer[np.ndarray, " _"]]
+    ) -> list["MicroBatch"]:
+        """Return this process's micro-batches of an update, at least one.
 
         A batch is split only if there are fewer batches than processes. Each part has
         dropout masks of its own.
         """
-        cuts = list(batches)
-        while len(cuts) < self.count and max(map(len, cuts)) > 1:
-            largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
-            cuts[largest : largest + 1] = np.array_split(cuts[largest], 2)
-        shares = [
-            Share(number=number, indices=indices, counts=True)
-            for number, indices in enumerate(cuts)
+        parts = list(batches)
+        while len(parts) < self.count and max(map(len, parts)) > 1:
+            largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+            parts[largest : largest + 1] = np.array_split(parts[largest], 2)
+        of_all = [
+            MicroBatch(number=number, indices=indices, counts=True)
+            for number, indices in enumerate(parts)
         ]
-        # All processes take part in every all-reduce, also one without a share.
-        idle = replace(shares[0], counts=False)
-        return shares[self.rank :: self.count] or [idle]
+        # All processes take part in every all-reduce, also one without pairs.
+        idle = replace(of_all[0], counts=False)
+        return of_all[self.rank :: self.count] or [idle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """A batch of an update, or a part of one, for one backward pass."""
+class MicroBatch:
+    """Pairs of an update for one backward pass: a batch, or a part of one."""
 
     number: int
     """Number within the update."""
@@ -240,7 +242,7 @@ def local_rank() -> int:
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[object]:
-    """Context without averaging of gradients: for all shares of an update but one."""
+    """Context without averaging of gradients, for all micro-batches but the last."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return nullcontext()
@@ -275,8 +277,8 @@ def _variable(name: str, below: int | None = None) -> int:
 
 MIN_UPDATES = 10_000
 """Shortest training that is compiled: compiling can take minutes."""
-MAX_GRAPHS = 64
-"""Largest number of graphs for one kind of layer.
+MAX_COMPILED_GRAPHS = 64
+"""Largest number of compiled graphs for one kind of layer.
 
 There is a graph for training or evaluation, one sentence or several, one token or more,
 and lengths that are multiples of eight or not. PyTorch's default is eight.
@@ -318,7 +320,7 @@ def compile_layers(
             module.leave_scan_uncompiled()
     for layer in layers:
         layer.compile(dynamic=True)
-    torch._dynamo.config.recompile_limit = MAX_GRAPHS
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_GRAPHS
     reason = _try_to_compile(batch_loss, batcher)
     # All processes or none: compiled layers draw dropout masks from another stream.
     if processes.all_reduce_any(reason is not None, hardware.device):
@@ -362,7 +364,7 @@ def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
 MEMORY_FACTOR = 2.5
 """CUDA graphs are made if this multiple of the memory of a batch is free: they and
 batches without a graph have memory of their own."""
-MOST_GRAPHS = 1_024
+MAX_CUDA_GRAPHS = 1_024
 """Largest number of CUDA graphs, which share almost all of their memory."""
 
 
@@ -436,7 +438,7 @@ class GraphedGradients:
             self._stop()
             return None
         self._graphs[shape] = graph
-        self._is_full = len(self._graphs) == MOST_GRAPHS
+        self._is_full = len(self._graphs) == MAX_CUDA_GRAPHS
         return graph
 
     def _stop(self) -> None:
@@ -514,10 +516,24 @@ LEAST_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
 """Smallest share of tokens in a batch that is padded to a bucket."""
 
 
-def joined(
+def padded_parts(
+    update: Update, max_positions: int | None
+) -> list[Integer[np.ndarray, " _"]]:
+    """Split each batch of an update into parts of at most `max_positions`."""
+    if max_positions is None:
+        return list(update.batches)
+    parts: list[Integer[np.ndarray, " _"]] = []
+    for batch in update.batches:
+        width = update.dataset.num_positions(batch) // len(batch)
+        num_pairs = max(max_positions // width, 1)
+        parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
+    return parts
+
+
+def packed_parts(
     update: Update, max_positions: int | None, num_processes: int
 ) -> list[Integer[np.ndarray, " _"]]:
-    """Join the batches of an update that is packed, and cut it into parts that fit.
+    """Join the batches of an update, and split it into parts to compute as packed.
 
     Products of many rows are faster, and without padding lengths may differ. A part has
     at most `max_positions` if no pair is longer. All processes have equally many parts
@@ -607,8 +623,8 @@ SAFE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """Result of trying the longest batch."""
+class MicroBatchSize:
+    """Largest micro-batch that fits in memory, with its time and memory."""
 
     max_positions: int
     """Source and target positions that fit in memory at a time."""
@@ -663,7 +679,7 @@ def find_micro_batch(
     hardware: Hardware,
     num_processes: int = 1,
     graphs: GraphedGradients | None = None,
-) -> MicroBatch:
+) -> MicroBatchSize:
     """Compute the gradient of the longest batch, halved until it fits in memory.
 
     If sentences are packed, it is that of the largest update, by a graph if there are
@@ -704,7 +720,7 @@ def find_micro_batch(
     # Where the system does not say, free memory is infinite, too.
     resident = proc_bytes("self/status", "VmRSS") or peak_bytes
     max_positions = batcher.num_positions(indices)
-    return MicroBatch(
+    return MicroBatchSize(
         max_positions=max_positions,
         was_cut=len(indices) < len(longest),
         seconds=seconds * (1 - waiting_share) / max_positions,

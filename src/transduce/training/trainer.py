@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
 from transduce.architectures.interface import TransductionModel
@@ -37,15 +37,16 @@ from transduce.training.hardware import (
     SAFE_SHARE,
     GraphedGradients,
     MicroBatch,
+    MicroBatchSize,
     Processes,
-    Share,
     SingleThreads,
     compile_layers,
     find_micro_batch,
     is_worth_compiling,
-    joined,
     no_sync,
     num_at_once,
+    packed_parts,
+    padded_parts,
 )
 from transduce.training.loss import (
     BatchLoss,
@@ -158,13 +159,13 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """A share of an update with its data."""
+    """A micro-batch with its data."""
 
     update: Update
-    share: Share
+    micro_batch: MicroBatch
     batch: Batch | PackedBatch
     is_last: bool
-    """Whether it is the last share of this process in the update."""
+    """Whether it is the last one of this process in the update."""
     is_alone: bool
     """Whether it is the only one."""
     samples: Samples | None = None
@@ -229,7 +230,7 @@ class Trainer:
         self._is_packed = False
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
 
-    def find_micro_batch(self, max_positions: int | None = None) -> MicroBatch:
+    def find_micro_batch(self, max_positions: int | None = None) -> MicroBatchSize:
         """Find how much of an update fits in memory, and split updates accordingly.
 
         `max_positions` is an upper bound. All processes agree on the number of
@@ -346,6 +347,19 @@ class Trainer:
         # All must split updates alike.
         return not self._processes.all_reduce_any(cannot, self._hardware.device)
 
+    def validate(self, batcher: Batcher) -> Validation:
+        """Compute the loss of all pairs, without dropout."""
+        self.model.eval()
+        losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
+        with torch.no_grad():
+            for batch in batcher.in_order():
+                losses += as_tensor(self._batch_loss(batch)).cpu()
+                num_tokens += int((batch.target_out != PAD).sum())
+        smoothed, likelihood = losses.tolist()
+        return Validation(
+            loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
+        )
+
     def state(self) -> TrainingState:
         """Return the state for `restore`, without the model's weights."""
         return TrainingState(progress=self.progress, tensors=self._optimizer.state())
@@ -405,13 +419,13 @@ class Trainer:
         return config.learning_rate * plateau_factor < config.least_rate
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
-        """Yield updates and this process's shares; the next ones are read ahead."""
+        """Yield updates and this process's micro-batches, which are read ahead."""
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
             self._is_packed = self.is_packed
-            with closing(read_ahead(self._shares(start), AT_ONCE)) as shares:
-                for update, loaded in groupby(shares, key=attrgetter("update")):
+            with closing(read_ahead(self._micro_batches(start), AT_ONCE)) as batches:
+                for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
                         step=self.progress.step + 1,
@@ -422,8 +436,8 @@ class Trainer:
                         return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
-    def _shares(self, start: Progress) -> Iterator[_Loaded]:
-        """Load this process's shares of the remaining updates of an epoch."""
+    def _micro_batches(self, start: Progress) -> Iterator[_Loaded]:
+        """Load this process's part of the remaining updates of an epoch."""
         updates = self._batcher.epoch(
             start.epoch, first=start.update, first_step=start.step - start.update
         )
@@ -431,18 +445,18 @@ class Trainer:
             packs = self._packs(step)
             bound = self._bound(step)
             parts = (
-                joined(update, bound, self._processes.count)
+                packed_parts(update, bound, self._processes.count)
                 if packs
-                else self._cut(update, bound)
+                else padded_parts(update, bound)
             )
-            shares = self._processes.share(parts)
-            for share in shares:
+            own = self._processes.micro_batches(parts)
+            for each in own:
                 yield _Loaded(
                     update=update,
-                    share=share,
-                    batch=self._load(update, share, packs),
-                    is_last=share is shares[-1],
-                    is_alone=len(shares) == 1,
+                    micro_batch=each,
+                    batch=self._load(update, each, packs),
+                    is_last=each is own[-1],
+                    is_alone=len(own) == 1,
                 )
 
     def _step(
@@ -459,9 +473,9 @@ class Trainer:
         rewarded = self._config.is_by_reward(self.progress.step)
         flops_of_samples = 0
         if rewarded:
-            shares = [self._with_samples(each) for each in loaded]
-            flops_of_samples = self._sample_flops(shares)
-            loaded = iter(shares)
+            sampled = [self._with_samples(each) for each in loaded]
+            flops_of_samples = self._sample_flops(sampled)
+            loaded = iter(sampled)
             without_dropout(self.model)
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
@@ -506,8 +520,8 @@ class Trainer:
         return report
 
     def _num_at_once(self, update: Update, flops: int) -> int:
-        """Return how many shares of an update of that many FLOPs to compute at once."""
-        # Shares are batches, unless these are cut because little memory is free.
+        """Return how many micro-batches to compute at once in an update of `flops`."""
+        # They are whole batches unless these are split because little memory is free.
         has_memory = self._fits_beside_another and self._max_positions is None
         if not has_memory or self._config.is_by_reward(self.progress.step):
             return 1
@@ -538,10 +552,10 @@ class Trainer:
         return mixture.stage_at(self.progress.step - 1).number
 
     def _with_samples(self, loaded: _Loaded) -> _Loaded:
-        """Draw samples of a share; they depend on the update and the pair alone."""
+        """Draw samples, which depend on the update and the pair alone."""
         assert self._refinement is not None
         step = self.progress.step
-        names = [(step, pair) for pair in loaded.share.indices.tolist()]
+        names = [(step, pair) for pair in loaded.micro_batch.indices.tolist()]
         batch = loaded.batch
         assert isinstance(batch, Batch)
         samples = draw_samples(self.model, batch, names, self._refinement)
@@ -551,7 +565,7 @@ class Trainer:
         """FLOPs of the samples of an update, in all processes."""
         number, flops = self._config.reward_samples, 0
         for each in loaded:
-            if each.samples is not None and each.share.counts:
+            if each.samples is not None and each.micro_batch.counts:
                 batch = each.samples.batch
                 sources, targets = (
                     (ids != PAD).sum(dim=1).numpy()
@@ -564,7 +578,7 @@ class Trainer:
     def _accumulate(
         self, loaded: Iterator[_Loaded], at_once: int
     ) -> Float[Tensor, "3"]:
-        """Compute the gradient of the mean loss, `at_once` shares at a time.
+        """Compute the gradient of the mean loss, `at_once` micro-batches at a time.
 
         Returns the sums of both losses, and of the mean rewards of the sentences.
         """
@@ -592,12 +606,15 @@ class Trainer:
         """Whether an update computes its sentences without padding."""
         return self._is_packed and not self._config.is_by_reward(step)
 
-    def _load(self, update: Update, share: Share, packs: bool) -> Batch | PackedBatch:
+    def _load(
+        self, update: Update, micro_batch: MicroBatch, packs: bool
+    ) -> Batch | PackedBatch:
+        dataset, pairs = update.dataset, micro_batch.indices
         batch: Batch | PackedBatch
         if packs:
-            batch = update.dataset.load_packed(share.indices).padded_to_bucket()
+            batch = dataset.load_packed(pairs).padded_to_bucket()
         else:
-            batch = update.dataset.load(share.indices)
+            batch = dataset.load(pairs)
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _bound(self, step: int) -> int | None:
@@ -617,24 +634,11 @@ class Trainer:
         batcher = self._batcher.longest_possible()
         return batcher.num_positions(batcher.longest_batch())
 
-    def _cut(
-        self, update: Update, bound: int | None
-    ) -> list[Integer[np.ndarray, " _"]]:
-        """Split batches into parts of at most that many positions."""
-        if bound is None:
-            return list(update.batches)
-        parts: list[Integer[np.ndarray, " _"]] = []
-        for batch in update.batches:
-            width = update.dataset.num_positions(batch) // len(batch)
-            num_pairs = max(bound // width, 1)
-            parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
-        return parts
-
     def _backward(self, loaded: _Loaded) -> Float[Tensor, "3"]:
-        """Add the gradient of a share; return its sums as `_accumulate` does."""
+        """Add the gradient of a micro-batch; return its sums as `_accumulate` does."""
         num_tokens = loaded.update.num_target_tokens
-        # Each share has its own dropout masks, whichever process computes it.
-        self._hardware.seed(self._dropout_seed(loaded.share.number))
+        # Each micro-batch has its own dropout masks, whichever process computes it.
+        self._hardware.seed(self._dropout_seed(loaded.micro_batch.number))
         if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
             losses = self.graphs.backward(loaded.batch, 1 / num_tokens, loaded.is_alone)
             return torch.cat([losses, losses.new_zeros(1)])
@@ -649,9 +653,9 @@ class Trainer:
         return SingleThreads()
 
     def _backward_at_once(self, group: Sequence[_Loaded]) -> Iterator[Tensor]:
-        """Add the gradients of shares computed at once; yield the sums of each.
+        """Add the gradients of micro-batches computed at once; yield the sums of each.
 
-        The gradients are added in the order of the shares, as one by one.
+        The gradients are added in their order, as one by one.
         """
         functions = [partial(self._gradients, each) for each in group]
         for losses, gradients in self._threads.results(functions):
@@ -670,8 +674,8 @@ class Trainer:
     def _gradients(
         self, loaded: _Loaded
     ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
-        """Return the sums of a share and its gradients, in any thread."""
-        own = own_generator(self._dropout_seed(loaded.share.number))
+        """Return the sums of a micro-batch and its gradients, in any thread."""
+        own = own_generator(self._dropout_seed(loaded.micro_batch.number))
         with self._hardware.autocast(), own:
             objective, losses = self._objective(loaded)
         # Backward operators keep the precision of the forward pass.
@@ -679,43 +683,27 @@ class Trainer:
             found: tuple[Tensor | None, ...] = torch.autograd.grad(
                 objective, self._weights, allow_unused=True
             )
-        gradients: list[Tensor | None] = []
-        places: set[int] = set()
-        for each in found:
-            if each is not None:
-                # PyTorch's fused optimizers read gradients as if contiguous, and sums
-                # in place need tensors of their own.
-                is_own = each.is_contiguous() and each.data_ptr() not in places
-                each = (
-                    each
-                    if is_own
-                    else each.clone(  # noqa: PLW2901
-                        memory_format=torch.contiguous_format
-                    )
-                )
-                places.add(each.data_ptr())
-            gradients.append(each)
-        return losses, gradients
+        return losses, _own_tensors(found)
 
     def _objective(
         self, loaded: _Loaded
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
-        """Return a share's part of the mean loss, and its sums."""
-        share, samples = loaded.share, loaded.samples
+        """Return a micro-batch's part of the mean loss, and its sums."""
+        counts, samples = loaded.micro_batch.counts, loaded.samples
         given = (loaded.batch,) if samples is None else (loaded.batch, samples)
         loss = self._parallel_loss(*given)
         is_by_reward = isinstance(loss, RewardLoss)
         objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
         num_tokens = loaded.update.num_target_tokens
-        weight = share.counts * self._processes.count / num_tokens
+        weight = counts * self._processes.count / num_tokens
         losses = as_tensor(loss)
         # Unlike `new_tensor`, this does not wait for the GPU.
         reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
-        return objective * weight, share.counts * torch.cat([losses, reward])
+        return objective * weight, counts * torch.cat([losses, reward])
 
     def _dropout_seed(self, number: int) -> int:
-        """Return the seed of a share in this step, independent of earlier draws."""
+        """Return the seed of a micro-batch; it does not depend on earlier draws."""
         entropy = (self._config.seed, self.progress.step, number)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
@@ -751,19 +739,6 @@ class Trainer:
                 f"{self.progress.step:,}."
             )
 
-    def validate(self, batcher: Batcher) -> Validation:
-        """Compute the loss of all pairs, without dropout."""
-        self.model.eval()
-        losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
-        with torch.no_grad():
-            for batch in batcher.in_order():
-                losses += as_tensor(self._batch_loss(batch)).cpu()
-                num_tokens += int((batch.target_out != PAD).sum())
-        smoothed, likelihood = losses.tolist()
-        return Validation(
-            loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
-        )
-
     def _learning_rate(self) -> float:
         d_model, progress = self.model.config.d_model, self.progress
         factor = progress.rate_factor * progress.plateau_factor
@@ -779,6 +754,24 @@ class Trainer:
 
     def _any(self, is_so: bool) -> bool:
         return self._processes.all_reduce_any(is_so, self._hardware.device)
+
+
+def _own_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copy gradients that are not contiguous or share memory with another one.
+
+    PyTorch's fused optimizers read gradients as if contiguous, and sums in place need
+    tensors of their own.
+    """
+    own: list[Tensor | None] = []
+    addresses: set[int] = set()
+    for gradient in gradients:
+        kept = gradient
+        if kept is not None:
+            if not kept.is_contiguous() or kept.data_ptr() in addresses:
+                kept = kept.clone(memory_format=torch.contiguous_format)
+            addresses.add(kept.data_ptr())
+        own.append(kept)
+    return own
 
 
 def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:

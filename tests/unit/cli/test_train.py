@@ -18,7 +18,7 @@ from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RUN_CONFIG, TRAINING
 from transduce.machine import describe_threads
-from transduce.training.hardware import MicroBatch
+from transduce.training.hardware import MicroBatchSize
 
 RUN = PRESETS["base"]
 START = RunStart(
@@ -27,7 +27,7 @@ START = RunStart(
     num_parameters=63_100_000,
     hardware=Hardware(device=torch.device("cpu"), dtype=torch.float32),
     num_processes=1,
-    micro_batch=MicroBatch(
+    micro_batch=MicroBatchSize(
         max_positions=2_000, was_cut=False, seconds=0.001, peak_bytes=3_250_000_000
     ),
     steps_done=0,

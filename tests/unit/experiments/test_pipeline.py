@@ -28,7 +28,7 @@ from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume,
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import hardware
-from transduce.training.hardware import MicroBatch
+from transduce.training.hardware import MicroBatchSize
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -866,7 +866,7 @@ def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
 def test_the_forecast_includes_the_samples_of_updates_by_reward() -> None:
     batching = replace(TINY.batching, source_tokens=60, target_tokens=40)
     training = replace(TINY.training, steps=10, reward="gleu", reward_steps=4)
-    fitting = MicroBatch(max_positions=9, was_cut=False, seconds=0.5, peak_bytes=0)
+    fitting = MicroBatchSize(max_positions=9, was_cut=False, seconds=0.5, peak_bytes=0)
 
     def seconds(steps_done: int, config: RunConfig) -> float:
         start = RunStart(
