@@ -134,7 +134,7 @@ class _PackedStack(torch.autograd.Function):
         return grad, grad_memory, None, None, None, *grad_weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
     """Weights of a sub-layer, as factors and addends of products.
 
@@ -214,7 +214,17 @@ def _rounded(
         piece.view(-1, *group[0].shape[1:])
         for piece, group in zip(pieces, groups, strict=True)
     )
-    return [_Weights(*islice(factors, 4), *norm) for norm in norms]
+    return [
+        _Weights(
+            inner=next(factors),
+            inner_bias=next(factors),
+            outer=next(factors),
+            outer_bias=next(factors),
+            gain=gain,
+            bias=bias,
+        )
+        for gain, bias in norms
+    ]
 
 
 @dataclass(frozen=True, slots=True)
