@@ -1,4 +1,4 @@
-"""Loss of a batch: smoothed cross-entropy (section 5.4), and additional losses.
+"""Loss of a batch (`BatchLoss`): smoothed cross-entropy (section 5.4), and others.
 
 Guided attention (Garg et al., 2019) is for parsers. A parser writes one symbol for each
 word, in their order, so the next word is known in training. An additional loss teaches
@@ -34,6 +34,176 @@ from transduce.model.config import PASSES
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.nn.fuse import FusedTransformer
 from transduce.text.vocabulary import BOS, EOS, PAD
+
+SAMPLE_LOGITS = 2**25
+"""Maximum number of logits of samples that are in memory at a time."""
+
+
+class BatchLoss(nn.Module):
+    """Model and loss as one module, which data-parallel training wraps.
+
+    Raises `ConfigError` if attention is to be guided that the model does not have.
+    """
+
+    def __init__(
+        self,
+        model: TransductionModel,
+        label_smoothing: float,
+        hardware: Hardware,
+        guidance: "GuidedAttention | None" = None,
+        likelihood_weight: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if guidance is not None and not model.cross_attention_taps:
+            raise ConfigError(
+                "Guided attention must have cross-attention to guide, but the model's "
+                "architecture has none."
+            )
+        self.model = model
+        self._label_smoothing = label_smoothing
+        self._hardware = hardware
+        self._guidance = guidance
+        self._likelihood_weight = likelihood_weight
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether training guides a head of attention, which needs hooks."""
+        return self._guidance is not None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the sentences of a batch are computed without padding."""
+        model = self.model
+        return (
+            not self.is_guided
+            and isinstance(model, FusedTransformer)
+            and model.can_pack(self._hardware.dtype)
+        )
+
+    def forward(
+        self, batch: Batch | PackedBatch, samples: "Samples | None" = None
+    ) -> Loss:
+        """Return the losses of a batch; with samples, a `RewardLoss`."""
+        if isinstance(batch, PackedBatch):
+            return self._packed_cross_entropy(batch)
+        if samples is None and self.is_packed:
+            packed = batch.packed()
+            # Only the loss that computes gradients ignores rows without a target.
+            return self._packed_cross_entropy(
+                packed.padded_to_bucket() if torch.is_grad_enabled() else packed
+            )
+        batch = batch.to(self._hardware.device)
+        if samples is not None:
+            return self._rewarded(batch, samples.to(self._hardware.device))
+        if not self.model.training:
+            return self._cross_entropy(batch)
+        loss = self._guided_cross_entropy(batch)
+        return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
+
+    def _cross_entropy(self, batch: Batch) -> Loss:
+        states, is_token = self._states(batch)
+        return self._loss(states[is_token], batch.target_out[is_token])
+
+    def _states(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "batch target d_model"], Bool[Tensor, "batch target"]]:
+        """Return the decoder's states, and which of them predict a token."""
+        with self._hardware.autocast():
+            memory = self.model.encode(batch.source)
+            states = self.model.decode(batch.target_in, memory)
+        return states, batch.target_out != PAD
+
+    def _loss(
+        self, states: Float[Tensor, "rows d_model"], targets: Int[Tensor, " rows"]
+    ) -> Loss:
+        output_weight = self.model.output_weight
+        if (bias := self.model.output_bias) is not None:
+            # The bias is one more column of the matrix, times a state of one.
+            states = functional.pad(states, (0, 1), value=1.0)
+            output_weight = torch.cat([output_weight, bias[:, None]], dim=1)
+        return smoothed_cross_entropy(
+            states,
+            output_weight,
+            targets,
+            self._label_smoothing,
+            self._hardware.dtype,
+        )
+
+    def _packed_cross_entropy(self, batch: PackedBatch) -> Loss:
+        assert isinstance(self.model, FusedTransformer)
+        batch = batch.to(self._hardware.device)
+        states = self.model.packed_states(batch, self._hardware.dtype)
+        return self._loss(states, batch.target_out)
+
+    def _guided_cross_entropy(self, batch: Batch) -> Loss:
+        """Return the losses of a batch with that of guided attention, if any."""
+        if self._guidance is None:
+            return self._cross_entropy(batch)
+        with recorded_attention(self.model) as recorded:
+            loss = self._cross_entropy(batch)
+        [weights] = recorded
+        guided = loss.smoothed + self._guidance.loss(weights, batch)
+        return replace(loss, smoothed=guided)
+
+    def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:
+        """Loss of the model itself in the last pass over a batch."""
+        if not isinstance(self.model, AuxiliaryLoss):
+            return 0.0
+        return (batch.target_out != PAD).sum() * self.model.auxiliary_loss()
+
+    def _rewarded(self, batch: Batch, samples: "Samples") -> "RewardLoss":
+        """Return the mixed objective of Wu et al. (2016, equation 9)."""
+        # Unlike the paper: a run can end with updates that raise the reward of samples.
+        # Mixtures keep their balance by the references, and choose experts for samples
+        # as when these were drawn. Off by default: `training.reward`.
+        train_mixtures(self.model, True)
+        loss = self._cross_entropy(batch)
+        auxiliary = self._auxiliary(batch)
+        train_mixtures(self.model, False)
+        of_samples = self._weighted_likelihood(samples.batch, samples.advantages)
+        likelihood = self._likelihood_weight * loss.smoothed
+        return RewardLoss(
+            smoothed=(loss.smoothed + auxiliary).detach(),
+            negative_log_likelihood=loss.negative_log_likelihood,
+            objective=likelihood + auxiliary - of_samples,
+        )
+
+    def _weighted_likelihood(
+        self, batch: Batch, weights: Float[Tensor, " batch"]
+    ) -> Float[Tensor, ""]:
+        """Return the sum of the log-likelihoods of targets, each with its weight.
+
+        The logits of a part of the rows are in memory at a time: the backward pass
+        computes them again.
+        """
+        states, is_token = self._states(batch)
+        rows = max(SAMPLE_LOGITS // len(self.model.output_weight), 1)
+        targets = batch.target_out[is_token]
+        token_weights = weights[:, None].expand_as(is_token)[is_token]
+        sums = [
+            checkpoint(self._likelihood, *part, use_reentrant=False)
+            for part in zip(
+                *(x.split(rows) for x in (states[is_token], targets, token_weights)),
+                strict=True,
+            )
+        ]
+        return torch.stack(sums).sum()
+
+    def _likelihood(
+        self,
+        states: Float[Tensor, "rows d_model"],
+        targets: Int[Tensor, " rows"],
+        weights: Float[Tensor, " rows"],
+    ) -> Float[Tensor, ""]:
+        with self._hardware.autocast():
+            logits = self.model.logits(states)
+        chosen = functional.cross_entropy(logits.float(), targets, reduction="none")
+        return -(weights * chosen).sum()
+
+
+def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
+    """Return both sums as one tensor."""
+    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
 
 
 def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
@@ -95,10 +265,6 @@ def recorded_attention(
         hook.remove()
 
 
-SAMPLE_LOGITS = 2**25
-"""Maximum number of logits of samples that are in memory at a time."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardLoss(Loss):
     """Losses of references, and the objective that replaces them in training."""
@@ -107,9 +273,6 @@ class RewardLoss(Loss):
     """Weighted smoothed loss of the references minus the expected reward, up to a
     constant: a sum over sentences."""
 
-
-MORE_TOKENS = 10
-"""Tokens that a sample may have beyond its reference."""
 
 Reward = Callable[[Sequence[Sequence[int]], Sequence[int]], list[float]]
 """Function of samples and their reference, as ids without end tokens, that returns the
@@ -176,6 +339,10 @@ class Samples:
             advantages=self.advantages.to(device),
             reward=self.reward,
         )
+
+
+MORE_TOKENS = 10
+"""Tokens that a sample may have beyond its reference."""
 
 
 @torch.no_grad()
@@ -257,167 +424,3 @@ def _without_padding(ids: list[int]) -> list[int]:
 
 def _without_end(sample: tuple[int, ...]) -> tuple[int, ...]:
     return sample[:-1] if sample[-1:] == (EOS,) else sample
-
-
-class BatchLoss(nn.Module):
-    """Model and loss as one module.
-
-    Raises `ConfigError` if attention is to be guided that the model does not have.
-    """
-
-    def __init__(
-        self,
-        model: TransductionModel,
-        label_smoothing: float,
-        hardware: Hardware,
-        guidance: GuidedAttention | None = None,
-        likelihood_weight: float = 0.0,
-    ) -> None:
-        super().__init__()
-        if guidance is not None and not model.cross_attention_taps:
-            raise ConfigError(
-                "Guided attention must have cross-attention to guide, but the model's "
-                "architecture has none."
-            )
-        self.model = model
-        self._label_smoothing = label_smoothing
-        self._hardware = hardware
-        self._guidance = guidance
-        self._likelihood_weight = likelihood_weight
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether training guides a head of attention, which needs hooks."""
-        return self._guidance is not None
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the sentences of a batch are computed without padding."""
-        model = self.model
-        return (
-            not self.is_guided
-            and isinstance(model, FusedTransformer)
-            and model.can_pack(self._hardware.dtype)
-        )
-
-    def forward(
-        self, batch: Batch | PackedBatch, samples: Samples | None = None
-    ) -> Loss:
-        """Return the losses of a batch; with samples, a `RewardLoss`."""
-        if isinstance(batch, PackedBatch):
-            return self._packed_cross_entropy(batch)
-        if samples is None and self.is_packed:
-            packed = batch.packed()
-            # Only the loss that computes gradients ignores rows without a target.
-            return self._packed_cross_entropy(
-                packed.padded_to_bucket() if torch.is_grad_enabled() else packed
-            )
-        batch = batch.to(self._hardware.device)
-        if samples is not None:
-            return self._rewarded(batch, samples.to(self._hardware.device))
-        if not self.model.training:
-            return self._cross_entropy(batch)
-        if self._guidance is None:
-            loss = self._cross_entropy(batch)
-        else:
-            with recorded_attention(self.model) as recorded:
-                loss = self._cross_entropy(batch)
-            [weights] = recorded
-            guided = loss.smoothed + self._guidance.loss(weights, batch)
-            loss = replace(loss, smoothed=guided)
-        return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
-
-    def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:
-        """Loss of the model itself in the last pass over a batch."""
-        if not isinstance(self.model, AuxiliaryLoss):
-            return 0.0
-        return (batch.target_out != PAD).sum() * self.model.auxiliary_loss()
-
-    def _rewarded(self, batch: Batch, samples: Samples) -> RewardLoss:
-        """Return the mixed objective of Wu et al. (2016, equation 9)."""
-        # Unlike the paper: a run can end with updates that raise the reward of samples.
-        # Mixtures keep their balance by the references, and choose experts for samples
-        # as when these were drawn. Off by default: `training.reward`.
-        train_mixtures(self.model, True)
-        loss = self._cross_entropy(batch)
-        auxiliary = self._auxiliary(batch)
-        train_mixtures(self.model, False)
-        of_samples = self._weighted_likelihood(samples.batch, samples.advantages)
-        likelihood = self._likelihood_weight * loss.smoothed
-        return RewardLoss(
-            smoothed=(loss.smoothed + auxiliary).detach(),
-            negative_log_likelihood=loss.negative_log_likelihood,
-            objective=likelihood + auxiliary - of_samples,
-        )
-
-    def _weighted_likelihood(
-        self, batch: Batch, weights: Float[Tensor, " batch"]
-    ) -> Float[Tensor, ""]:
-        """Return the sum of the log-likelihoods of targets, each with its weight.
-
-        The logits of a part of the rows are in memory at a time: the backward pass
-        computes them again.
-        """
-        states, is_token = self._states(batch)
-        rows = max(SAMPLE_LOGITS // len(self.model.output_weight), 1)
-        targets = batch.target_out[is_token]
-        each = weights[:, None].expand_as(is_token)[is_token]
-        sums = [
-            checkpoint(self._likelihood, *part, use_reentrant=False)
-            for part in zip(
-                *(x.split(rows) for x in (states[is_token], targets, each)),
-                strict=True,
-            )
-        ]
-        return torch.stack(sums).sum()
-
-    def _likelihood(
-        self,
-        states: Float[Tensor, "rows d_model"],
-        targets: Int[Tensor, " rows"],
-        weights: Float[Tensor, " rows"],
-    ) -> Float[Tensor, ""]:
-        with self._hardware.autocast():
-            logits = self.model.logits(states)
-        chosen = functional.cross_entropy(logits.float(), targets, reduction="none")
-        return -(weights * chosen).sum()
-
-    def _states(
-        self, batch: Batch
-    ) -> tuple[Float[Tensor, "batch target d_model"], Bool[Tensor, "batch target"]]:
-        """Return the decoder's states, and which of them predict a token."""
-        with self._hardware.autocast():
-            memory = self.model.encode(batch.source)
-            states = self.model.decode(batch.target_in, memory)
-        return states, batch.target_out != PAD
-
-    def _cross_entropy(self, batch: Batch) -> Loss:
-        states, is_token = self._states(batch)
-        return self._loss(states[is_token], batch.target_out[is_token])
-
-    def _packed_cross_entropy(self, batch: PackedBatch) -> Loss:
-        assert isinstance(self.model, FusedTransformer)
-        batch = batch.to(self._hardware.device)
-        states = self.model.packed_states(batch, self._hardware.dtype)
-        return self._loss(states, batch.target_out)
-
-    def _loss(
-        self, states: Float[Tensor, "rows d_model"], targets: Int[Tensor, " rows"]
-    ) -> Loss:
-        output_weight = self.model.output_weight
-        if (bias := self.model.output_bias) is not None:
-            # The bias is one more column of the matrix, times a state of one.
-            states = functional.pad(states, (0, 1), value=1.0)
-            output_weight = torch.cat([output_weight, bias[:, None]], dim=1)
-        return smoothed_cross_entropy(
-            states,
-            output_weight,
-            targets,
-            self._label_smoothing,
-            self._hardware.dtype,
-        )
-
-
-def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
-    """Return both sums as one tensor."""
-    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
