@@ -87,7 +87,8 @@ def compare(
         Text of the target language for word frequencies; by default the reference.
     tokenize
         sacreBLEU's tokenizer; none for tokenized text. By default the one for the
-        language: zh, ja-mecab, ko-mecab, char (Thai, Lao, Khmer, Burmese), else 13a.
+        language: zh, ja-mecab, ko-mecab, char (Thai, Lao, Khmer, Burmese, Tibetan),
+        else 13a.
     target_language
         Language of the translations, as a BCP 47 tag; by default that of the
         reference's ending (.de, .zh), otherwise guessed from its script.

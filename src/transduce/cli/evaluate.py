@@ -85,8 +85,8 @@ def evaluate(
         Tag of a corpus of the training, such as bt for <bt>, before each source.
     tokenize
         sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
-        ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a. If the
-        language is unknown, it is guessed from the reference's script.
+        ko-mecab for Korean, char for Thai, Lao, Khmer, Burmese and Tibetan, else 13a.
+        If the language is unknown, it is guessed from the reference's script.
     beam_size
         Beam size of the search; by default the model's.
     length_penalty

@@ -183,7 +183,9 @@ class TreebankConfig:
     """Settings of a parser's target."""
 
     style: StyleName = "xx"
-    """Style of linearization."""
+    """Symbols of a tree: xx, where leaves are XX except punctuation (Vinyals et al.,
+    2015); pos, where leaves keep their tags; in-order, where a bracket follows its
+    first child (Liu and Zhang, 2017); in-order-pos, with tags."""
     guidance: float = 0.0
     """Weight of the loss that guides cross-attention to the next word; 0 for no
     guidance."""
