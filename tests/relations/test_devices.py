@@ -46,7 +46,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 @pytest.fixture
 def batch(batcher: Batcher) -> Batch:
     """The longest batch, with padding on both sides."""
-    return batcher.load(batcher.longest_batch())
+    return batcher.dataset.load(batcher.longest_batch())
 
 
 def loss_and_gradients(
@@ -133,7 +133,7 @@ def test_compiled_layers_compute_the_same(
     model = Transformer(replace(tiny, **SMALL, dropout=0.0)).to(hardware.device)
     batch_loss = BatchLoss(model if is_gpu else model.double(), 0.1, hardware)
     batches = [
-        batcher.load(indices)
+        batcher.dataset.load(indices)
         for update in batcher.epoch(0)
         for indices in update.batches
     ]

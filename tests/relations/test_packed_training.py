@@ -416,7 +416,7 @@ def test_the_largest_update_has_the_tokens_of_any(
 ):
     batching = BatchingConfig(source_tokens=300, target_tokens=200, batch_tokens=100)
     batcher = Batcher(make_dataset(random_pairs(150, longest)), batching, 1)
-    largest = batcher.load_packed(batcher.largest_update())
+    largest = batcher.dataset.load_packed(batcher.largest_update())
     for epoch in range(5):
         for update in batcher.epoch(epoch):
             assert update.num_source_tokens <= len(largest.source.ids)
@@ -439,7 +439,7 @@ def test_batches_of_an_update_are_joined_within_the_bound(
             assert len(parts) == count
             continue
         for part in parts:
-            batch = batcher.load_packed(part).padded_to_bucket()
+            batch = batcher.dataset.load_packed(part).padded_to_bucket()
             assert len(batch.source.ids) + len(batch.target.ids) <= positions
 
 

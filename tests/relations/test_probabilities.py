@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
+from transduce.data.tensors import pad_rows
 from transduce.decoding.search import (
     draw,
     log_likelihoods,
@@ -20,7 +21,7 @@ from transduce.decoding.search import (
 from transduce.decoding.torch_model import (
     draw_by_torch,
     log_mean_by_torch,
-    score_by_torch,
+    score_targets,
 )
 from transduce.decoding.translations import score_pairs
 from transduce.decoding.translator import Translator
@@ -166,7 +167,7 @@ def by_torch(
     checkpoint: Checkpoint, pairs: Sequence[tuple[list[int], list[int]]]
 ) -> list[float]:
     sources, targets = [[*source, EOS] for source, _ in pairs], [t for _, t in pairs]
-    found = score_by_torch(checkpoint.build(), sources, targets)
+    found = score_targets(checkpoint.build(), pad_rows(sources), targets)
     return [score.log_probability for score in found]
 
 

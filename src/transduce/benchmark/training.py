@@ -292,7 +292,7 @@ class PeerTrainer:
     ) -> Float[Tensor, ""]:
         """Add a batch's share of the gradient of the update's mean loss per token."""
         hardware = self._task.hardware
-        batch = self._batcher.load(indices).to(hardware.device)
+        batch = self._batcher.dataset.load(indices).to(hardware.device)
         with hardware.autocast():
             logits = self._model(batch.source, batch.target_in)
         loss = functional.cross_entropy(

@@ -331,7 +331,7 @@ class Batcher:
 
         With an augmentation, the pairs are changed anew in each epoch.
         """
-        self._dataset = dataset
+        self.dataset = dataset
         self._config = config
         self._seed = seed
         self.mixture = mixture
@@ -359,7 +359,7 @@ class Batcher:
     def _pairs(self, epoch: int, first_step: int) -> Integer[np.ndarray, " pairs"]:
         """Return the pairs of an epoch, not yet in random order."""
         if self.mixture is None:
-            return np.arange(len(self._dataset), dtype=np.uint32)
+            return np.arange(len(self.dataset), dtype=np.uint32)
         stage = self.mixture.stage_at(first_step)
         return self.mixture.draw(epoch, stage, self._seed)
 
@@ -392,7 +392,7 @@ class Batcher:
                 first -= num_updates
                 continue
             seed = (self._seed, epoch, number)
-            changed = augmentation.augmented(self._dataset.picked(part), seed)
+            changed = augmentation.augmented(self.dataset.picked(part), seed)
             # The next part is changed while this one is trained on.
             if number + 1 < len(parts):
                 following, seed = parts[number + 1], (self._seed, epoch, number + 1)
@@ -400,7 +400,7 @@ class Batcher:
                 end = self._end_of_epoch(first_step, sum(numbers))
                 [following, *_] = self._augmented_parts(epoch + 1, end)
                 seed = (self._seed, epoch + 1, 0)
-            augmentation.begin(self._dataset.picked(following), seed)
+            augmentation.begin(self.dataset.picked(following), seed)
             plan = Batcher(changed.pairs, self._config, self._seed)
             drawn = part[changed.numbers]
             updates = plan._exactly(
@@ -457,7 +457,7 @@ class Batcher:
         """Yield all pairs in exactly `number` updates, which are equally full."""
         sequence = np.random.SeedSequence(self._seed, spawn_key=place)
         random = np.random.default_rng(sequence)
-        batches = self._batches(np.arange(len(self._dataset)))
+        batches = self._batches(np.arange(len(self.dataset)))
         while len(batches) < number:
             largest = max(range(len(batches)), key=lambda i: len(batches[i]))
             batches[largest : largest + 1] = np.array_split(batches[largest], 2)
@@ -474,7 +474,7 @@ class Batcher:
 
     def _num_budgets(self, pairs: Integer[np.ndarray, " _"]) -> tuple[float, float]:
         """Return how many updates the tokens of each side of some pairs fill."""
-        source, target = self._lengths(pairs)
+        source, target = self.dataset.lengths(pairs)
         return (
             float(source.sum()) / self._config.source_tokens,
             float(target.sum()) / self._config.target_tokens,
@@ -482,14 +482,14 @@ class Batcher:
 
     def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
         """Yield all pairs once, in batches of similar lengths, to measure a loss."""
-        for planned in _in_parts(np.arange(len(self._dataset))):
-            yield from map(self.load, self._batches(planned))
+        for planned in _in_parts(np.arange(len(self.dataset))):
+            yield from map(self.dataset.load, self._batches(planned))
 
     def _batches(
         self, indices: Integer[np.ndarray, " pairs"]
     ) -> list[Integer[np.ndarray, " _"]]:
         """Sort pairs by length and divide them into full batches."""
-        source, target = self._lengths(indices)
+        source, target = self.dataset.lengths(indices)
         # Source lengths rise and fall by turns, so that they do not jump where the
         # length of the targets changes.
         turned = np.where(target % 2, source, -source)
@@ -506,7 +506,9 @@ class Batcher:
 
     def _update_bounds(self, batches: list[Integer[np.ndarray, " _"]]) -> list[int]:
         """Return the bounds between updates, which are equally full."""
-        tokens = np.array([[side.sum() for side in self._lengths(b)] for b in batches])
+        tokens = np.array(
+            [[side.sum() for side in self.dataset.lengths(b)] for b in batches]
+        )
         budgets = (self._config.source_tokens, self._config.target_tokens)
         shares = (tokens / budgets).max(axis=1)
         filled = np.concatenate([[0.0], np.cumsum(shares)])
@@ -517,30 +519,18 @@ class Batcher:
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
         pairs = np.concatenate(batches)
-        source, target = self._lengths(pairs)
+        source, target = self.dataset.lengths(pairs)
         return Update(
-            dataset=self._dataset,
+            dataset=self.dataset,
             batches=tuple(batches),
             source_lengths=source,
             target_lengths=target,
-            num_positions=sum(map(self.num_positions, batches)),
+            num_positions=sum(map(self.dataset.num_positions, batches)),
             corpus_pairs=self._corpus_pairs(pairs),
         )
 
     def _corpus_pairs(self, pairs: Integer[np.ndarray, " pairs"]) -> tuple[int, ...]:
         return self.mixture.count(pairs) if self.mixture else ()
-
-    def load(
-        self, indices: Integer[np.ndarray, " batch"]
-    ) -> "transduce.data.tensors.Batch":
-        """Return the padded tensors of some pairs of the dataset."""
-        return self._dataset.load(indices)
-
-    def load_packed(
-        self, indices: Integer[np.ndarray, " batch"]
-    ) -> "transduce.data.tensors.PackedBatch":
-        """Return the tensors of some pairs of the dataset, without padding."""
-        return self._dataset.load_packed(indices)
 
     def longest_possible(self) -> "Batcher":
         """Return a batcher of pairs as long as augmentation can make them.
@@ -554,7 +544,7 @@ class Batcher:
         offsets = length * np.arange(number + 1, dtype=OFFSET_TYPE)
         source, target = (
             EncodedSide(ids=np.resize(side.ids[:length], offsets[-1]), offsets=offsets)
-            for side in (self._dataset.source, self._dataset.target)
+            for side in (self.dataset.source, self.dataset.target)
         )
         longest = Dataset(source=source, target=target)
         return Batcher(longest, self._config, self._seed)
@@ -563,9 +553,9 @@ class Batcher:
         """Return the longest pairs that fill a batch: the batch that needs most
         memory."""
         longest = np.empty(0, dtype=np.int64)
-        for part in _in_parts(np.arange(len(self._dataset))):
+        for part in _in_parts(np.arange(len(self.dataset))):
             candidates = np.concatenate([longest, part])
-            source, target = self._lengths(candidates)
+            source, target = self.dataset.lengths(candidates)
             order = np.argsort(-(source + target), kind="stable")
             widest = max(source[order[0]], target[order[0]])
             num_pairs = max(self._config.batch_tokens // widest, 1)
@@ -575,27 +565,18 @@ class Batcher:
     def largest_update(self) -> Integer[np.ndarray, " pairs"]:
         """Repeat the longest pairs until each side has the tokens of any update."""
         pairs, config = self.longest_batch(), self._config
-        filled = max(self._num_budgets(np.arange(len(self._dataset))))
+        filled = max(self._num_budgets(np.arange(len(self.dataset))))
         # Updates are equally full, by whole batches.
         share = max(filled / max(round(filled), 1), 1.0)
         times = [
             (share * budget + config.batch_tokens) / side.sum()
             for side, budget in zip(
-                self._lengths(pairs),
+                self.dataset.lengths(pairs),
                 (config.source_tokens, config.target_tokens),
                 strict=True,
             )
         ]
         return np.tile(pairs, math.ceil(max(times)))
-
-    def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
-        """Return the number of positions of both sides of a batch, with padding."""
-        return self._dataset.num_positions(indices)
-
-    def _lengths(
-        self, indices: Integer[np.ndarray, " pairs"]
-    ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-        return self._dataset.lengths(indices)
 
 
 def _in_parts(

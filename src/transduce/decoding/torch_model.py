@@ -28,7 +28,7 @@ from transduce.decoding.native_decoder import (
     NativePrecision,
     PackedLinear,
 )
-from transduce.decoding.search import NOT_FORCED, Candidates, Restrictions
+from transduce.decoding.search import NOT_FORCED, Candidates, Restrictions, RowTokens
 from transduce.decoding.torch_decoder import (
     CudaGraphs,
     FusedStep,
@@ -156,7 +156,9 @@ class TorchModel:
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]
     ) -> list[TargetScore]:
         """Score targets without end tokens for sources with end tokens."""
-        return score_by_torch(self.model, list(sources), list(targets))
+        device = self.model.output_weight.device
+        padded = pad_rows(list(sources)).to(device)
+        return score_targets(self.model, padded, list(targets))
 
 
 def prepare(
@@ -181,25 +183,23 @@ def prepared(
     Raises `RequestError` if the device cannot decode in this precision.
     """
     model = fuse(model)
-    is_transformer = isinstance(model, Transformer)
     if precision == "int8":
         require_transformer(model.config, "Precision int8", "use fp32 or bf16")
         _require_int8(device)
-        packed = _packed(
-            cast(Transformer, model), _natively("int8") or _by_torch_in_int8()
-        )
-        _round_embeddings(cast(Transformer, packed.model))
+        assert isinstance(model, Transformer)
+        packed = _packed(model, _natively("int8") or _by_torch_in_int8())
+        _round_embeddings(model)
         return packed
     model.to(device)
-    if precision == "fp32" and device.type == "cpu" and is_transformer:
-        natively = _natively("fp32")
-        if natively is not None:
-            return _packed(cast(Transformer, model).float(), natively)
     # Unlike the paper: products in bf16, several times faster on processors that have
     # them. Off by default: `--precision bf16`.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if not isinstance(model, Transformer):
         return TorchModel(model=model.to(dtype), stepper=model)
+    if precision == "fp32" and device.type == "cpu":
+        natively = _natively("fp32")
+        if natively is not None:
+            return _packed(model.float(), natively)
     step, graphs = FusedStep(model, plain_linear, dtype), None
     if device.type == "cuda":
         max_idle_bytes = torch.cuda.mem_get_info(device)[1] * IDLE_SHARE
@@ -354,14 +354,6 @@ LOGIT_POSITIONS = 256
 """Positions whose logits are computed at once: they take 38 MB for 37,000 tokens."""
 
 
-def score_by_torch(
-    model: TransductionModel, sources: list[list[int]], targets: list[list[int]]
-) -> list[TargetScore]:
-    """Score a batch of sources with end tokens and targets without."""
-    device = model.output_weight.device
-    return score_targets(model, pad_rows(sources).to(device), targets)
-
-
 @torch.no_grad()
 def score_targets(
     model: TransductionModel,
@@ -483,18 +475,18 @@ def _restrict(
     is_free = np.ones(len(rows), dtype=np.bool_)
     if forced is not None:
         is_free = np.repeat(forced == NOT_FORCED, log_probs.size(1))
-    for kind in (restrictions.repeated, restrictions.banned):
-        applies = is_free[kind.rows]
+
+    def places(of: RowTokens) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
+        """Return rows and tokens; bad words may have tokens beyond the vocabulary."""
+        applies = is_free[of.rows] & (of.tokens < rows.size(1))
         row, token = (
             torch.from_numpy(each[applies]).to(rows.device)
-            for each in (kind.rows, kind.tokens)
+            for each in (of.rows, of.tokens)
         )
-        if kind is restrictions.repeated:
-            rows[row, token] *= restrictions.penalty
-        else:
-            # Bad words may have tokens that the vocabulary lacks.
-            known = token < rows.size(1)
-            rows[row[known], token[known]] = -math.inf
+        return row, token
+
+    rows[places(restrictions.repeated)] *= restrictions.penalty
+    rows[places(restrictions.banned)] = -math.inf
 
 
 def _exclude(

@@ -351,7 +351,7 @@ def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
     pairs = batcher.longest_batch()
     while True:
         try:
-            batch_loss(batcher.load(pairs)).smoothed.backward()
+            batch_loss(batcher.dataset.load(pairs)).smoothed.backward()
             return
         except torch.OutOfMemoryError:
             if len(pairs) == 1:
@@ -719,7 +719,7 @@ def find_micro_batch(
     _free(batch_loss, hardware)
     # Where the system does not say, free memory is infinite, too.
     resident = proc_bytes("self/status", "VmRSS") or peak_bytes
-    max_positions = batcher.num_positions(indices)
+    max_positions = batcher.dataset.num_positions(indices)
     return MicroBatchSize(
         max_positions=max_positions,
         was_cut=len(indices) < len(longest),
@@ -762,13 +762,13 @@ def _estimate(
         before, at = peak, positions
         _time_gradient(batch_loss, batcher, longest[:count], hardware)
         peak = peak_memory(hardware.device)
-        positions = batcher.num_positions(longest[:count])
+        positions = batcher.dataset.num_positions(longest[:count])
         # Bytes per position; after the first trial they include those of any batch.
         each = max((peak - before) / (positions - at), 1)
         fitting = bisect_right(
             range(1, len(longest) + 1),
             positions + max(bound - peak, 0) / each,
-            key=lambda number: batcher.num_positions(longest[:number]),
+            key=lambda number: batcher.dataset.num_positions(longest[:number]),
         )
         count *= 2
     return fitting
@@ -784,9 +784,9 @@ def _time_gradient(
     """Compute the gradient of a batch; return the seconds it takes."""
     started = time.perf_counter()
     if graphs is None:
-        batch_loss(batcher.load(indices)).smoothed.backward()
+        batch_loss(batcher.dataset.load(indices)).smoothed.backward()
     else:
-        batch = batcher.load_packed(indices).padded_to_bucket().pinned()
+        batch = batcher.dataset.load_packed(indices).padded_to_bucket().pinned()
         graphs.backward(batch, weight=1.0, is_alone=True)
     if hardware.device.type == "cuda":
         torch.cuda.synchronize(hardware.device)

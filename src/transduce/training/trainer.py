@@ -632,7 +632,7 @@ class Trainer:
     @cached_property
     def _longest_positions(self) -> int:
         batcher = self._batcher.longest_possible()
-        return batcher.num_positions(batcher.longest_batch())
+        return batcher.dataset.num_positions(batcher.longest_batch())
 
     def _backward(self, loaded: _Loaded) -> Float[Tensor, "3"]:
         """Add the gradient of a micro-batch; return its sums as `_accumulate` does."""

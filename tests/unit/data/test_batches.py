@@ -233,7 +233,7 @@ def test_batches_keep_their_bound_unless_one_pair_breaks_it(make_batcher, batch_
     sizes = [
         (batch.source.size(0), max(batch.source.numel(), batch.target_in.numel()))
         for update in batcher.epoch(0)
-        for batch in map(batcher.load, update.batches)
+        for batch in map(batcher.dataset.load, update.batches)
     ]
     assert [numel for rows, numel in sizes if numel > batch_tokens and rows > 1] == []
 
@@ -294,7 +294,7 @@ def test_another_epoch_has_other_batches(make_batcher):
 def test_an_update_counts_its_tokens_and_positions(make_batcher):
     batcher = make_batcher()
     update = next(batcher.epoch(0))
-    loaded = [batcher.load(batch) for batch in update.batches]
+    loaded = [batcher.dataset.load(batch) for batch in update.batches]
     assert update.num_source_tokens == sum(int((b.source != 0).sum()) for b in loaded)
     assert update.num_target_tokens == sum(
         int((b.target_out != 0).sum()) for b in loaded
@@ -306,7 +306,7 @@ def test_an_update_counts_its_tokens_and_positions(make_batcher):
 
 def test_a_batch_is_padded_at_the_end_with_its_special_tokens(make_dataset):
     dataset = make_dataset([([11, 12, 13], [21]), ([14], [22, 23]), ([], [])])
-    batch = Batcher(dataset, BatchingConfig(), seed=1).load(np.array([0, 2, 1]))
+    batch = dataset.load(np.array([0, 2, 1]))
     assert batch.source.tolist() == [[11, 12, 13, 2], [2, 0, 0, 0], [14, 2, 0, 0]]
     assert batch.target_in.tolist() == [[1, 21, 0], [1, 0, 0], [1, 22, 23]]
     assert batch.target_out.tolist() == [[21, 2, 0], [2, 0, 0], [22, 23, 2]]

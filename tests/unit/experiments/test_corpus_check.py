@@ -111,7 +111,9 @@ def test_the_epoch_is_the_one_that_training_begins_with(corpus_files, tmp_path):
     dataset = open_dataset(tmp_path / "corpus" / "training")
     batcher = Batcher(dataset, batching, config.training.seed)
     updates = list(batcher.epoch(0))
-    batches = [batcher.load(batch) for update in updates for batch in update.batches]
+    batches = [
+        batcher.dataset.load(batch) for update in updates for batch in update.batches
+    ]
     sides = [side for batch in batches for side in (batch.source, batch.target_in)]
     is_padding = [(side == PAD).sum().item() for side in sides]
     assert epoch is not None

@@ -102,7 +102,7 @@ def losses_and_gradients(batch_loss: BatchLoss, batcher: Batcher) -> list[list[T
     for update in batcher.epoch(0):
         for indices in update.batches:
             torch.manual_seed(3)
-            loss = batch_loss(batcher.load(indices)).smoothed
+            loss = batch_loss(batcher.dataset.load(indices)).smoothed
             loss.backward()
             found.append([loss.detach(), *(p.grad for p in batch_loss.parameters())])
             batch_loss.zero_grad()
@@ -114,7 +114,7 @@ def losses_at_rest(batch_loss: BatchLoss, batcher: Batcher) -> list[Tensor]:
     batch_loss.eval()
     pairs = batcher.longest_batch()
     with torch.no_grad():
-        batches = [batcher.load(each) for each in (pairs, pairs[:1])]
+        batches = [batcher.dataset.load(each) for each in (pairs, pairs[:1])]
         return [batch_loss(each).smoothed for each in batches]
 
 
