@@ -467,9 +467,18 @@ def _parsed(
 
 
 def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"])) or "The body"
-    return f"{where}: {' '.join(first['msg'].split())}."
+    """Return the first field's problem: of the types that it may have, that of the one
+    that fits farthest into the value."""
+    problems = error.errors(include_url=False, include_context=False)
+    field = problems[0]["loc"][:1]
+    problem = max(
+        (each for each in problems if each["loc"][:1] == field),
+        key=lambda each: len(each["loc"]),
+    )
+    # Behind the field's name are positions in its list, and the names of its types.
+    place = (*field, *(part for part in problem["loc"][1:] if isinstance(part, int)))
+    where = ".".join(map(str, place)) or "The body"
+    return f"{where}: {' '.join(problem['msg'].split())}."
 
 
 class _Fields:

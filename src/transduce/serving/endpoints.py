@@ -176,15 +176,16 @@ class Endpoints:
     async def languages(self) -> list[messages.Language]:
         """List the languages of the models; target-only languages have no targets."""
         models = self._translating
-        codes = {m.source: None for m in models}
-        codes |= {target: None for m in models for target in m.targets}
+        codes: dict[str, dict[str, None]] = {m.source: {} for m in models}
+        for model in models:  # several may have one pair of languages
+            codes[model.source] |= dict.fromkeys(model.targets)
+        for target in [each for model in models for each in model.targets]:
+            codes.setdefault(target, {})
         return [
             messages.Language(
-                code=code,
-                name=language_name(code),
-                targets=[t for m in models if m.source == code for t in m.targets],
+                code=code, name=language_name(code), targets=list(targets)
             )
-            for code in codes
+            for code, targets in codes.items()
         ]
 
     async def detect(self, request: Request) -> list[messages.DetectedLanguage]:

@@ -214,8 +214,11 @@ def by_languages(
         best = best_match(source, [model.source for model in found])
         found = [model for model in found if model.source == best]
     if not found or len({model.source for model in found}) > 1:
+        # Several models may have the same languages.
         pairs = ", ".join(
-            f"{model.source} to {' or '.join(model.targets)}" for model in models
+            dict.fromkeys(
+                f"{model.source} to {' or '.join(model.targets)}" for model in models
+            )
         )
         raise RequestError(
             f"`source` and `target` must be languages of a model ({pairs}), but are "
