@@ -115,7 +115,7 @@ def test_unequal_numbers_of_lines_are_refused(
     (tmp_path / "short").write_text("eins\n")
     files = ("--hypothesis", tmp_path / "short", "--reference", reference)
     message = refuses("evaluate", *files)
-    assert "short:2: source and target must have equally many lines" in message
+    assert "short:2: hypothesis and reference must have equally many lines" in message
 
 
 def test_an_empty_corpus_has_no_score(
@@ -123,7 +123,8 @@ def test_an_empty_corpus_has_no_score(
 ) -> None:
     (tmp_path / "empty").touch()
     files = ("--hypothesis", tmp_path / "empty", "--reference", tmp_path / "empty")
-    assert "at least 1, but is 0" in refuses("evaluate", *files)
+    message = refuses("evaluate", *files)
+    assert message.endswith("empty: must have at least one line, but is empty.")
 
 
 SENTENCES = {

@@ -17,7 +17,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.metrics.scores import (
     BleuScore,
     ChrfScore,
@@ -29,7 +29,7 @@ from transduce.metrics.scores import (
     paper_bleu,
     tokenized_bleu,
 )
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import SentencePair, read_pairs
 from transduce.text.languages import (
     LanguagesConfig,
     base,
@@ -117,7 +117,7 @@ def evaluate(
     _require_either(model, source, hypothesis, options)
     language = LanguagesConfig(target=language).target
     # Read both and check their alignment before translating.
-    pairs = list(read_pairs(hypothesis or source, reference))
+    pairs = _read_pairs(source, hypothesis, reference)
     references = [pair.target for pair in pairs]
     texts = [pair.source for pair in pairs]
     settings = {"beam_size": beam_size, "length_penalty": length_penalty}
@@ -151,6 +151,18 @@ def evaluate(
     else:
         for score in scores:
             print(score)
+
+
+def _read_pairs(
+    source: Sequence[Path], hypothesis: Sequence[Path], reference: Sequence[Path]
+) -> list[SentencePair]:
+    """Read the source or the hypotheses, beside the references."""
+    given = hypothesis or source
+    name = "hypothesis" if hypothesis else "source"
+    pairs = list(read_pairs(given, reference, (name, "reference")))
+    if not pairs:
+        raise DataError(f"{given[0]}: must have at least one line, but is empty.")
+    return pairs
 
 
 def _require_either(

@@ -290,7 +290,7 @@ def table2(
     named = LanguagesConfig(target=language).target or guess_all(reference)
     language_of_runs = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, made_by="reproduce table2")
-    pairs = list(read_pairs(source, reference))
+    pairs = list(read_pairs(source, reference, ("source", "reference")))
     if runs and not pairs:
         raise DataError(f"{source[0]}: must have at least one line, but is empty.")
     costs = tuple(training_cost(name) for name in presets)

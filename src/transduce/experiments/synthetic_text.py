@@ -159,7 +159,8 @@ class InputText:
         if not self.references:
             yield from (InputLine(text, None) for text in read_text(self.paths))
             return
-        for pair in read_pairs(self.paths, self.references):
+        names = ("source", "reference")
+        for pair in read_pairs(self.paths, self.references, names):
             yield InputLine(pair.source, pair.target)
 
 

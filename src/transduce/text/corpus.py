@@ -114,17 +114,20 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def aligned_lines(
-    source: Sequence[Path], target: Sequence[Path]
+    source: Sequence[Path],
+    target: Sequence[Path],
+    names: tuple[str, str] = ("source", "target"),
 ) -> Iterator[tuple[Line, Line]]:
     """Yield the lines of both sides in step; `DataError` where one side ends first.
 
     Files are paired in order, so that unequal counts are found in the file that has
-    them and do not shift the files after it.
+    them and do not shift the files after it. `names` are those of the sides in errors.
     """
+    sides = " and ".join(names)
     if len(source) != len(target):
         raise DataError(
-            f"Source and target must have equally many files, but have {len(source)} "
-            f"and {len(target)}."
+            f"{sides.capitalize()} must have equally many files, but have "
+            f"{len(source)} and {len(target)}."
         )
     if (*source, *target).count(STANDARD_INPUT) > 1:
         raise DataError(
@@ -135,17 +138,19 @@ def aligned_lines(
         pairs = zip_longest(read_lines(source_path), read_lines(target_path))
         for number, (source_line, target_line) in enumerate(pairs, start=1):
             if source_line is None:
-                raise _unequal(source_path, number - 1, target_path, pairs)
+                raise _unequal(sides, source_path, number - 1, target_path, pairs)
             if target_line is None:
-                raise _unequal(target_path, number - 1, source_path, pairs)
+                raise _unequal(sides, target_path, number - 1, source_path, pairs)
             yield source_line, target_line
 
 
 def read_pairs(
-    source: Sequence[Path], target: Sequence[Path]
+    source: Sequence[Path],
+    target: Sequence[Path],
+    names: tuple[str, str] = ("source", "target"),
 ) -> Iterator[SentencePair]:
     """Yield the sentence pairs of line-aligned files; a side may have several files."""
-    for source_line, target_line in aligned_lines(source, target):
+    for source_line, target_line in aligned_lines(source, target, names):
         yield SentencePair(source=source_line.text(), target=target_line.text())
 
 
@@ -180,10 +185,10 @@ def _without_end(content: bytes) -> bytes:
 
 
 def _unequal(
-    shorter: Path, num_lines: int, longer: Path, rest: Iterator[object]
+    sides: str, shorter: Path, num_lines: int, longer: Path, rest: Iterator[object]
 ) -> DataError:
     total = num_lines + 1 + sum(1 for _ in rest)
     return DataError(
-        f"{shorter}:{num_lines + 1}: source and target must have equally many lines, "
-        f"but {shorter} has {num_lines:,} and {longer} has {total:,}."
+        f"{shorter}:{num_lines + 1}: {sides} must have equally many lines, but "
+        f"{shorter} has {num_lines:,} and {longer} has {total:,}."
     )
