@@ -157,6 +157,15 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
     add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
 }
 
+/* linear_backward() with the workspaces of a stack. */
+static void differentiate_map(const td_stack *s, const StackWorkspace *work,
+                              LinearBackward backward)
+{
+    backward.packed_x = work->packed_x;
+    backward.transposed = work->transposed;
+    linear_backward(backward, s->num_threads);
+}
+
 /* Write the gradient of x to grad_x. Write the gradient of the memory to grad_memory,
  * or add it there if `accumulates`. */
 static void attend_backward(const td_stack *s, const AttentionWeights *w,
@@ -172,15 +181,13 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     grad_key_value.bf16.rows = memory_rows;
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
                                work->grad_addend, grad->gain, grad->bias, work);
-    linear_backward((LinearBackward){.linear = output_map(s, w),
-                                     .grad = output_map(s, grad),
-                                     .rows = rows,
-                                     .x = states.heads,
-                                     .grad_y = work->grad_addend,
-                                     .grad_x = only_fp32(work->grad_heads),
-                                     .packed_x = work->packed_x,
-                                     .transposed = work->transposed},
-                    threads);
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = output_map(s, w),
+                                       .grad = output_map(s, grad),
+                                       .rows = rows,
+                                       .x = states.heads,
+                                       .grad_y = work->grad_addend,
+                                       .grad_x = only_fp32(work->grad_heads)});
     td_attention attention = attention_of(s, in, states, work);
     attention.grad_output = work->grad_heads;
     attention.grad_query = work->grad_query.fp32;
@@ -188,27 +195,23 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     attention.grad_key_value = grad_key_value.fp32;
     attention.bf16_grad_key_value = grad_key_value.bf16;
     attention_backward(attention, threads);
-    linear_backward((LinearBackward){.linear = query_map(s, w),
-                                     .grad = query_map(s, grad),
-                                     .rows = rows,
-                                     .x = in.x,
-                                     .grad_y = work->grad_query,
-                                     .grad_x = only_fp32(grad_x),
-                                     .accumulates = 1,
-                                     .packed_x = work->packed_x,
-                                     .transposed = work->transposed},
-                    threads);
-    linear_backward((LinearBackward){.linear = key_value_map(s, w),
-                                     .grad = key_value_map(s, grad),
-                                     .rows = memory_rows,
-                                     .x = in.memory,
-                                     .grad_y = grad_key_value,
-                                     .grad_x = only_fp32(grad_memory),
-                                     .accumulates = accumulates,
-                                     .packed_x = work->packed_x,
-                                     .is_x_packed = is_self_attention,
-                                     .transposed = work->transposed},
-                    threads);
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = query_map(s, w),
+                                       .grad = query_map(s, grad),
+                                       .rows = rows,
+                                       .x = in.x,
+                                       .grad_y = work->grad_query,
+                                       .grad_x = only_fp32(grad_x),
+                                       .accumulates = 1});
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = key_value_map(s, w),
+                                       .grad = key_value_map(s, grad),
+                                       .rows = memory_rows,
+                                       .x = in.memory,
+                                       .grad_y = grad_key_value,
+                                       .grad_x = only_fp32(grad_memory),
+                                       .accumulates = accumulates,
+                                       .is_x_packed = is_self_attention});
 }
 
 static LinearMap gate_map(const td_stack *s, const RecurrenceWeights *w)
@@ -265,27 +268,23 @@ static void recur_backward(const td_stack *s, const RecurrenceWeights *w,
     recurrence_backward(recurrence, threads);
     round_activations(work->grad_gate, s->d_model, threads);
     round_activations(work->grad_candidate, s->d_model, threads);
-    linear_backward((LinearBackward){.linear = gate_map(s, w),
-                                     .grad = gate_map(s, grad),
-                                     .rows = num_rows(s),
-                                     .x = x,
-                                     .grad_y = work->grad_gate,
-                                     .grad_x = only_fp32(grad_x),
-                                     .accumulates = 1,
-                                     .packed_x = work->packed_x,
-                                     .transposed = work->transposed},
-                    threads);
-    linear_backward((LinearBackward){.linear = candidate_map(s, w),
-                                     .grad = candidate_map(s, grad),
-                                     .rows = num_rows(s),
-                                     .x = x,
-                                     .grad_y = work->grad_candidate,
-                                     .grad_x = only_fp32(grad_x),
-                                     .accumulates = 1,
-                                     .packed_x = work->packed_x,
-                                     .is_x_packed = 1,
-                                     .transposed = work->transposed},
-                    threads);
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = gate_map(s, w),
+                                       .grad = gate_map(s, grad),
+                                       .rows = num_rows(s),
+                                       .x = x,
+                                       .grad_y = work->grad_gate,
+                                       .grad_x = only_fp32(grad_x),
+                                       .accumulates = 1});
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = candidate_map(s, w),
+                                       .grad = candidate_map(s, grad),
+                                       .rows = num_rows(s),
+                                       .x = x,
+                                       .grad_y = work->grad_candidate,
+                                       .grad_x = only_fp32(grad_x),
+                                       .accumulates = 1,
+                                       .is_x_packed = 1});
 }
 
 static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activations x,
@@ -306,32 +305,27 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
                                   FeedForwardStates states, const float *grad_y,
                                   float *grad_x, const StackWorkspace *work)
 {
-    const int threads = s->num_threads;
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
                                work->grad_addend, grad->gain, grad->bias, work);
-    linear_backward((LinearBackward){.linear = outer_map(s, w),
-                                     .grad = outer_map(s, grad),
-                                     .rows = num_rows(s),
-                                     .x = states.hidden,
-                                     .grad_y = work->grad_addend,
-                                     .grad_x = work->grad_hidden,
-                                     .relu_x = states.hidden.bf16,
-                                     .dropout_scale = s->relu_dropout.scale,
-                                     .packed_x = work->packed_x,
-                                     .transposed = work->transposed},
-                    threads);
-    linear_backward((LinearBackward){.linear = inner_map(s, w),
-                                     .grad = inner_map(s, grad),
-                                     .rows = num_rows(s),
-                                     .x = x,
-                                     .grad_y = work->grad_hidden,
-                                     .grad_x = only_fp32(grad_x),
-                                     .accumulates = 1,
-                                     .relu_y = states.hidden.fp32,
-                                     .dropout_scale = s->relu_dropout.scale,
-                                     .packed_x = work->packed_x,
-                                     .transposed = work->transposed},
-                    threads);
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = outer_map(s, w),
+                                       .grad = outer_map(s, grad),
+                                       .rows = num_rows(s),
+                                       .x = states.hidden,
+                                       .grad_y = work->grad_addend,
+                                       .grad_x = work->grad_hidden,
+                                       .relu_x = states.hidden.bf16,
+                                       .dropout_scale = s->relu_dropout.scale});
+    differentiate_map(s, work,
+                      (LinearBackward){.linear = inner_map(s, w),
+                                       .grad = inner_map(s, grad),
+                                       .rows = num_rows(s),
+                                       .x = x,
+                                       .grad_y = work->grad_hidden,
+                                       .grad_x = only_fp32(grad_x),
+                                       .accumulates = 1,
+                                       .relu_y = states.hidden.fp32,
+                                       .dropout_scale = s->relu_dropout.scale});
 }
 
 /* ---- Layers -------------------------------------------------------------------- */
