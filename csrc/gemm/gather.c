@@ -6,9 +6,10 @@
 #include "alloc.h"
 #include "gemm/tiles.h"
 
-#define UNIT 4 /* bytes of consecutive weights of an output */
-#define UNIT_STRIDE                                                                    \
-    (LANES * UNIT) /* to the next weights of the output in a half step */
+/* A unit: bytes of consecutive weights of an output. The output's next unit in half a
+ * step is UNIT_STRIDE bytes further. */
+#define UNIT 4
+#define UNIT_STRIDE (LANES * UNIT)
 
 /* Bytes from the beginning of an output's block to its first weights. */
 static int64_t unit_offset(int64_t output, int is_int8)
