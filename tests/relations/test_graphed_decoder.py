@@ -218,7 +218,7 @@ def test_without_memory_for_a_step_a_decoder_goes_on_without_graphs(
 def test_translations_may_be_longer_than_a_step_is_for(
     tiny: ModelConfig, variant: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(torch_decoder, "LEAST_TOKENS", 4)
+    monkeypatch.setattr(torch_decoder, "MIN_TOKENS", 4)
     model = Transformer(replace(tiny, **variant)).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model)
     graphs = StepGraphs(flat, OperatorRecorder())

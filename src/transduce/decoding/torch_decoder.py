@@ -529,10 +529,10 @@ class StepSize:
         """Return a size that a state fits into, rounded up so that few sizes occur."""
         sentences = _rounded_up(len(state.lengths))
         source, slots = (
-            _rounded_up(number, min(least, max(LEAST_OF_ALL // sentences, 1)))
+            _rounded_up(number, min(least, max(MAX_ENLARGED // sentences, 1)))
             for number, least in (
-                (state.memory_mask.size(-1), LEAST_POSITIONS),
-                (state.capacity, LEAST_SLOTS),
+                (state.memory_mask.size(-1), MIN_POSITIONS),
+                (state.capacity, MIN_SLOTS),
             )
         )
         return cls(
@@ -540,15 +540,15 @@ class StepSize:
             group=state.group_size,
             source=source,
             slots=slots if state.capacity else 0,
-            max_tokens=_rounded_up(state.max_length + 1, LEAST_TOKENS),
+            max_tokens=_rounded_up(state.max_length + 1, MIN_TOKENS),
         )
 
 
-LEAST_POSITIONS, LEAST_SLOTS, LEAST_TOKENS = 32, 64, 512
+MIN_POSITIONS, MIN_SLOTS, MIN_TOKENS = 32, 64, 512
 """Smallest size of a step in positions of the source, in slots and in tokens."""
-LEAST_OF_ALL = 32_768
-"""Most positions, or slots, of all sentences to which a size is enlarged, so that many
-short sentences do not take much more memory than they need."""
+MAX_ENLARGED = 32_768
+"""Largest number of positions, or slots, of all sentences to which a size is enlarged:
+many short sentences must not take much more memory than they need."""
 
 
 def _rounded_up(number: int, least: int = 1) -> int:
@@ -661,8 +661,8 @@ def _static_step(
     return step.logits(x, state.layers, self_mask, cross_mask, slots)
 
 
-MOST_IDLE = 128
-"""Most steps that are kept while no decoder has them: each graph takes some memory."""
+MAX_IDLE = 128
+"""Largest number of steps that no decoder has: each graph takes some memory."""
 
 
 class StepGraphs:
@@ -713,7 +713,7 @@ class StepGraphs:
         """Free the memory of the steps that nobody has had for the longest time."""
         while (
             sum(each.num_bytes for each in self._idle) > self._max_idle_bytes
-            or len(self._idle) > MOST_IDLE
+            or len(self._idle) > MAX_IDLE
         ):
             del self._idle[0]
 
