@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 470.0
 """Seconds for all parts together."""
-LEAST_S = 5.0
+MIN_S = 5.0
 """Fewest seconds left to start a part."""
 LAST_LINES = 15
 """Lines of a failed part's output that the report shows."""
@@ -550,7 +550,7 @@ def run_all(options: argparse.Namespace) -> int:
         if options.only and part.name not in options.only:
             continue
         started = time.monotonic()
-        if (left := ends_at - started) < LEAST_S:
+        if (left := ends_at - started) < MIN_S:
             state, section = "not started: no time was left", ""
         else:
             state, section = run_part(part, options, left)

@@ -36,8 +36,8 @@ from transduce.decoding.translator import load
 from transduce.machine import num_cores
 from transduce.text.splitting import join_text, sentences, split_text
 
-MOST_LINES = 4
-MOST_READ = 4_000
+MAX_LINES = 4
+MAX_READ = 4_000
 """Most lines read from the file."""
 MEMORY_PERIOD_S = 1.0
 NUM_PARTS = 8
@@ -148,9 +148,9 @@ def read_texts(file: Path, count: int) -> list[str]:
     """Random texts of one to four lines of the file."""
     draw = random.Random(1)
     with file.open(encoding="utf-8") as lines:
-        kept = list(islice((each.strip() for each in lines if each.strip()), MOST_READ))
+        kept = list(islice((each.strip() for each in lines if each.strip()), MAX_READ))
     return [
-        "\n".join(draw.choices(kept, k=draw.randint(1, MOST_LINES)))
+        "\n".join(draw.choices(kept, k=draw.randint(1, MAX_LINES)))
         for _ in range(count)
     ]
 

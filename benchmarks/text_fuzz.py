@@ -57,7 +57,7 @@ from transduce.trees.trees import parse_tree
 LENGTHS = (10_000, 100_000, 1_000_000)
 SHORTEST_S = 1e-3
 """Seconds below which a time is mostly the fixed cost of a call."""
-MOST_GROWTH = 1.35
+MAX_GROWTH = 1.35
 """Greatest power of the length; caches make it a little more than 1 for linear time."""
 HOSTILE = "<script>alert('\"1\"')</script> --> & ]]> \"'/><b onclick=x> &lt; </p> x"
 SPACE = re.compile(r"[ \t\n\f\r]+")
@@ -403,10 +403,10 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
         for part, recipe in recipes().items():
             taken[part] = growth(entry, recipe, lengths, most_s)
             powers[part] = exponent(taken[part])
-            if powers[part] > MOST_GROWTH:  # repeat: other processes disturb times
+            if powers[part] > MAX_GROWTH:  # repeat: other processes disturb times
                 again = exponent(growth(entry, recipe, lengths, most_s))
                 powers[part] = min(powers[part], again)
-            if powers[part] > MOST_GROWTH or len(taken[part]) < len(lengths):
+            if powers[part] > MAX_GROWTH or len(taken[part]) < len(lengths):
                 times = ", ".join(f"{each:.3f}" for each in taken[part])
                 failures.append(f"{name}, {part!r}: {times} s")
         slowest = max(taken, key=lambda part: taken[part][-1])

@@ -40,7 +40,7 @@ MOUNT_ROOT, MOUNT_FOLDER = 3, 4
 WRITTEN_THREADS = "TRANSDUCE_WRITTEN_THREADS"
 """Environment variable with the number that `use_threads` has written to the others, so
 that child processes do not take it for the user's choice."""
-MOST_BRIEF_SPINS = 10_000
+MAX_BRIEF_SPINS = 10_000
 """Spins that take less than a millisecond on any processor; a pause of up to 140 cycles
 is between two."""
 MATRIX_FLAGS = (
@@ -422,7 +422,7 @@ def spins_briefly(environment: Mapping[str, str]) -> bool:
     policy = environment.get("OMP_WAIT_POLICY", "").strip().lower()
     spins = environment.get("GOMP_SPINCOUNT", "").strip()
     if re.fullmatch(r"\d{1,9}", spins, re.ASCII):
-        return int(spins) <= MOST_BRIEF_SPINS
+        return int(spins) <= MAX_BRIEF_SPINS
     return policy == "passive"
 
 

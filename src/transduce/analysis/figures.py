@@ -35,7 +35,7 @@ HEAD_COLOURS = (
 """Colours of heads 1 to 8, then from the first again."""
 DARK = "#1f2329"
 """Text on light cells. Not `INK`, which pages replace by their own text colour."""
-LEAST_SHOWN = 0.01
+MIN_SHOWN = 0.01
 """Smaller weights are not drawn."""
 FIGURE_TYPES = ("png", "svg", "pdf")
 TOKEN_INCHES = 0.28
@@ -46,9 +46,9 @@ LONGEST_LABEL = 24
 """Longest label in characters; longer words are shortened in the middle."""
 MANY_TOKENS = 40
 """Number of tokens above which a map has smaller cells."""
-MOST_INCHES = 60
+MAX_INCHES = 60
 """Longest side of a figure; larger figures would take gigabytes."""
-DOTS, MOST_DOTS = 200, 8_000
+DOTS, MAX_DOTS = 200, 8_000
 """Dots per inch, and most dots per side."""
 LINES_INCHES = 2.2
 """Height of the lines between the upper and the lower tokens."""
@@ -97,7 +97,7 @@ def draw_lines(
     legend = 0.25 * (legend_rows + 1)
     height = legend + top + LINES_INCHES + bottom
     with matplotlib.rc_context(STYLE), drawn_in(fonts_for((*above, *below))):
-        figure = new_figure(min(width, MOST_INCHES), height)
+        figure = new_figure(min(width, MAX_INCHES), height)
         figure.set_layout_engine("none")
         axes = figure.add_axes(
             (0.02, bottom / height, 0.96, LINES_INCHES / height),
@@ -172,7 +172,7 @@ def _draw_head(
     above, below = (_places(count, max(weights.shape)) for count in weights.shape)
     drawn = [
         (i, j)
-        for i, j in np.argwhere(weights >= LEAST_SHOWN).tolist()
+        for i, j in np.argwhere(weights >= MIN_SHOWN).tolist()
         if queries is None or i in queries
     ]
     lines = [
@@ -223,8 +223,8 @@ def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figu
     cell = TOKEN_INCHES / 2 if is_dense else TOKEN_INCHES
     width = max(cell * len(columns), 1) + _inches(rows) + 0.3
     height = max(cell * len(rows), 1) + _inches(columns) + 0.5
-    in_a_row = min(len(heads), max(int(MOST_INCHES / width), 1))
-    if len(heads) * width > MOST_INCHES / 2:
+    in_a_row = min(len(heads), max(int(MAX_INCHES / width), 1))
+    if len(heads) * width > MAX_INCHES / 2:
         in_a_row = min(in_a_row, HEADS_A_ROW)
     num_rows = -(-len(heads) // in_a_row)
     with matplotlib.rc_context(STYLE), drawn_in(fonts_for((*rows, *columns))):
@@ -352,7 +352,7 @@ def write_figure(figure: Figure, path: Path, *, overwrite: bool) -> None:
             ) as new,
             matplotlib.rc_context(STYLE),
         ):
-            dots = min(DOTS, int(MOST_DOTS / max(figure.get_size_inches())))
+            dots = min(DOTS, int(MAX_DOTS / max(figure.get_size_inches())))
             figure.savefig(
                 new, format=kind, dpi=dots, facecolor="white", metadata=facts
             )

@@ -21,7 +21,7 @@ import torch
 
 from transduce.architectures.config import require_transformer
 from transduce.benchmark.measurement import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     NAME_WIDTH,
     Machine,
     Turn,
@@ -245,7 +245,7 @@ def measure_decoding(
     has one of the names.
     """
     require_transformer(checkpoint.config, BENCHMARK)
-    require_between("rounds", rounds, 1, MOST_ROUNDS)
+    require_between("rounds", rounds, 1, MAX_ROUNDS)
     if not settings:
         raise ConfigError(
             "A comparison needs at least one batch size and one beam size, but none is "

@@ -37,7 +37,7 @@ Name = TypeVar("Name")
 
 OPENMP_SPINS = "300000"
 """Number of spins of GCC's OpenMP if no variable sets another."""
-MOST_ROUNDS = 10_000
+MAX_ROUNDS = 10_000
 """Largest number of rounds, far more than a median needs."""
 NAME_WIDTH = 34
 """Width of the column of names in a table, in characters."""

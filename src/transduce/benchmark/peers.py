@@ -48,9 +48,9 @@ SENTENCES_OF_ONE = 12
 """Sentences per turn with a batch size of 1."""
 SENTENCES_OF_SEVERAL = 256
 """Approximate sentences per turn with larger batches, rounded to whole batches."""
-MOST_SENTENCES = 100_000
+MAX_SENTENCES = 100_000
 """Largest batch in sentences, as the text is held in memory."""
-MOST_BATCHES = 8
+MAX_BATCHES = 8
 """Most batches per turn."""
 
 
@@ -66,7 +66,7 @@ class Setting:
     model's own lengths."""
 
     def __post_init__(self) -> None:
-        require_between("batch_size", self.batch_size, 1, MOST_SENTENCES)
+        require_between("batch_size", self.batch_size, 1, MAX_SENTENCES)
         require_between("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
         require_between("length", self.forced_length, 2, MAX_TOKENS)
 
@@ -76,7 +76,7 @@ class Setting:
         if self.batch_size == 1:
             return SENTENCES_OF_ONE
         batches = SENTENCES_OF_SEVERAL // self.batch_size
-        return min(max(batches, 1), MOST_BATCHES) * self.batch_size
+        return min(max(batches, 1), MAX_BATCHES) * self.batch_size
 
     def __str__(self) -> str:
         length = f", {self.forced_length} tokens" if self.forced_length else ""

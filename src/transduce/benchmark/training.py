@@ -25,7 +25,7 @@ from torch.nn import functional
 from transduce.architectures.config import require_transformer
 from transduce.benchmark import measurement
 from transduce.benchmark.measurement import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     NAME_WIDTH,
     Machine,
     Turn,
@@ -506,7 +506,7 @@ def measure_training(
     `are_peers_plain`. `peers` has the names of those that take part, by default all.
     Calls `on_round` with the number of each round before it.
     """
-    require_between("rounds", rounds, 1, MOST_ROUNDS)
+    require_between("rounds", rounds, 1, MAX_ROUNDS)
     task = TrainingTask(
         run=run,
         hardware=hardware,

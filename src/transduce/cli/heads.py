@@ -29,7 +29,7 @@ from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
 from transduce.trees.trees import Tree, normalized
 
-MOST_SENTENCES = 1_000_000
+MAX_SENTENCES = 1_000_000
 """Maximum number of sentences of a survey, which keeps all in memory."""
 
 
@@ -74,7 +74,7 @@ def heads(
     device
         auto, cpu or cuda.
     """
-    require_between("--sentences", sentences, 1, MOST_SENTENCES)
+    require_between("--sentences", sentences, 1, MAX_SENTENCES)
     require_both(source, target)
     require_new_folder(out, force=force, made_by="heads")
     translator = load(model, device=device)

@@ -45,7 +45,7 @@ REPLAY_SHARE = 0.2
 """Default share of the text of --replay in the training pairs."""
 SETTING = re.compile("[a-z_]+=")
 """Beginning of a setting in the values of --corpus."""
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 """Maximum number of characters of a word in a message."""
 NO_CORPUS = (
     "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..., or "
@@ -269,7 +269,7 @@ def _refuse_text(*paths: Path) -> None:
         if (words := _beginning(path).split()) and not words[0].startswith("("):
             raise ConfigError(
                 f"{path}: a treebank must begin with `(`, but begins with "
-                f"`{words[0][:MOST_SHOWN]}`; give text and its translation by --source "
+                f"`{words[0][:MAX_SHOWN]}`; give text and its translation by --source "
                 f"and --target (--preset {FITTING['translation'][1]})."
             )
 

@@ -92,11 +92,11 @@ Pairs = Annotated[
     tuple[tuple[Path, Path], ...],
     Parameter(consume_multiple=True, negative="", show_default=False),
 ]
-MOST_DEVICES = 1_000_000
+MAX_DEVICES = 1_000_000
 Size = Literal["auto", "small", "published"]
-LEAST_SCALE, MOST_SCALE = 1 / 64, 64
-MOST_STEPS = 10**9
-MOST_TFLOPS = 1_000_000
+MIN_SCALE, MAX_SCALE = 1 / 64, 64
+MAX_STEPS = 10**9
+MAX_TFLOPS = 1_000_000
 """Maximum speed of a device, a thousand times that of today's fastest."""
 
 
@@ -393,8 +393,8 @@ def _train_table2(
     test: Sequence[tuple[Path, Path]],
     options: TrainedOptions,
 ) -> None:
-    require_between("--scale", options.scale, LEAST_SCALE, MOST_SCALE)
-    require_between("--steps", options.steps, 1, MOST_STEPS)
+    require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
+    require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
     hardware = choose_hardware(options.device, options.precision, width=width)
     slots = make_slots(options.device, options.parallel)
@@ -810,7 +810,7 @@ def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[tuple[Path, Path]]:
 def _cluster(
     hardware: str, tflops: float | None, num_devices: int, device: str
 ) -> Cluster:
-    require_between("--devices", num_devices, 1, MOST_DEVICES)
+    require_between("--devices", num_devices, 1, MAX_DEVICES)
     if tflops is None and hardware == "this":
         here = choose_hardware(device)
         return Cluster(
@@ -822,8 +822,8 @@ def _cluster(
             f"--hardware must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
             f"--tflops, but is {hardware}."
         )
-    if not 0 < tflops <= MOST_TFLOPS:
+    if not 0 < tflops <= MAX_TFLOPS:
         raise ConfigError(
-            f"--tflops must be above 0 and at most {MOST_TFLOPS:,}, but is {tflops}."
+            f"--tflops must be above 0 and at most {MAX_TFLOPS:,}, but is {tflops}."
         )
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)

@@ -76,7 +76,7 @@ NORMAL_SPREAD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
 """Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
-USUAL_PROCESSES, MOST_PROCESSES = 16, 64
+USUAL_PROCESSES, MAX_PROCESSES = 16, 64
 """Largest number of processes by default, and the largest that may be given where there
 are fewer cores. One process reads and writes for all, so that many more would wait."""
 LENGTH_RATIO = CODES["length-ratio"]
@@ -213,7 +213,7 @@ def clean_corpus(
     cores = num_cores()
     usual = min(usable_cores().number, USUAL_PROCESSES)
     number = usual if num_processes is None else num_processes
-    require_between("processes", number, 1, max(cores, MOST_PROCESSES))
+    require_between("processes", number, 1, max(cores, MAX_PROCESSES))
     pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))
     _require_distinct_names((*files.source, *files.target))

@@ -47,7 +47,7 @@ from transduce.experiments.corpus_survey import (
 )
 from transduce.experiments.presets import (
     FITTING,
-    MOST_EPOCHS,
+    MAX_EPOCHS,
     PRESETS,
     RunConfig,
     Task,
@@ -340,7 +340,7 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     The message proposes a preset that fits.
     """
     epoch = report.epoch
-    if epoch is None or epoch.epochs <= MOST_EPOCHS or epoch.fitting_preset is None:
+    if epoch is None or epoch.epochs <= MAX_EPOCHS or epoch.fitting_preset is None:
         return
     large, _ = FITTING[task]
     noun = "tree" if task == "parsing" else "pair"

@@ -79,7 +79,7 @@ HELD_OUT, PAIRS = "text", "pairs.json"
 REPORT_FOLDER = "report"
 NUM_BEST = 8
 """Default number of hypotheses that are compared with the reference."""
-MOST_BEST = 1_000
+MAX_BEST = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class DistillationPlan:
 
     def __post_init__(self) -> None:
         require_share("drop_worst", self.drop_worst)
-        require_between("num_best", self.num_best, 1, MOST_BEST)
+        require_between("num_best", self.num_best, 1, MAX_BEST)
         if not self.teachers:
             raise ConfigError("A distillation needs a teacher, but none is given.")
         if self.num_best is not None and not self.reference:

@@ -727,7 +727,7 @@ FITTING: dict[Task, tuple[str, str]] = {
     "parsing": ("parsing-wsj", "parsing-small"),
 }
 """Presets of each task for a large and for a small corpus."""
-MOST_EPOCHS = 500
+MAX_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
 ADAPT = "adapt"
 """Preset of a run from a trained model, whose sizes are the model's."""
@@ -740,7 +740,7 @@ def fitting_preset(num_target_tokens: int, task: Task) -> str:
     large, small = FITTING[task]
     config = PRESETS[large]
     tokens = config.training.steps * config.batching.target_tokens
-    return large if tokens <= MOST_EPOCHS * num_target_tokens else small
+    return large if tokens <= MAX_EPOCHS * num_target_tokens else small
 
 
 def require_task(name: str, task: Task) -> None:

@@ -37,7 +37,7 @@ the command fetched."""
 POLL_SECONDS = 0.2
 TAIL_BYTES = 4_096
 """Bytes read from the end of a log, longer than a line."""
-MOST_PARALLEL = 1_000
+MAX_PARALLEL = 1_000
 """Largest number of processes at the same time."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
@@ -269,7 +269,7 @@ def make_slots(device: str, parallel: int | None) -> list[Slot]:
     Otherwise `parallel` slots share the devices, or the cores. Raises `ConfigError` if
     `parallel` is not positive.
     """
-    require_between("parallel", parallel, 1, MOST_PARALLEL)
+    require_between("parallel", parallel, 1, MAX_PARALLEL)
     gpus = [] if device == "cpu" else _gpus()
     count = parallel or max(len(gpus), 1)
     if gpus:

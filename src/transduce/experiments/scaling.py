@@ -42,7 +42,7 @@ MEASURED_WIDTHS = (4, 16, 64, 256, 1024)
 """Values of d_k for which scores are measured."""
 NUM_QUERIES, NUM_KEYS = 512, 32
 SEED = 1
-MOST_HEADS, MOST_WIDTH = 64, 4096
+MAX_HEADS, MAX_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "scaling.json"
 VARIANCE_DIGITS = 4
@@ -178,9 +178,9 @@ def scores_runs(
 
     Raises `ConfigError` if a width or a seed is impossible.
     """
-    require_between("--heads", heads, 1, MOST_HEADS)
+    require_between("--heads", heads, 1, MAX_HEADS)
     for d_k in widths:
-        require_between("--d-k", d_k, 1, MOST_WIDTH)
+        require_between("--d-k", d_k, 1, MAX_WIDTH)
     return [
         ScoresRun(
             row=f"{kind}-dk{d_k}",

@@ -72,7 +72,7 @@ FREE_MODEL_SETTINGS = {
 """Model settings that may differ from those of the start without a warning."""
 MAX_UNKNOWN_SHARE = 0.1
 """Share of unknown pieces or bytes above which a corpus may be in another language."""
-MOST_IDS = 10_000_000
+MAX_IDS = 10_000_000
 """Number of ids of a side that are searched for unknown ones."""
 RATES = (2e-5, 1e-3)
 """Lowest and highest learning rate of the preset `adapt`, whatever the width."""
@@ -433,7 +433,7 @@ def coverage_advice(start: StartModel, run: Path) -> Iterator[Advice]:
 
 def _share(side: EncodedSide, ids: Sequence[int]) -> float:
     """Share of some ids among those of a side."""
-    first = np.asarray(side.ids[:MOST_IDS])
+    first = np.asarray(side.ids[:MAX_IDS])
     return float(np.isin(first, ids).mean()) if len(first) else 0.0
 
 

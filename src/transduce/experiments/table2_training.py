@@ -72,7 +72,7 @@ MATCH_TOLERANCE = 0.02
 """Relative difference of two numbers of parameters that counts as equal."""
 WIDTH_STEP = 64
 """Widths are tried as multiples of 1 / WIDTH_STEP of the preset's."""
-MOST_WIDENED = 16
+MAX_WIDENED = 16
 """Largest factor on a preset's widths that is tried."""
 STEP_SETTINGS = (
     "warmup_steps",
@@ -225,7 +225,7 @@ def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
     if abs(num_parameters(model) - target) <= MATCH_TOLERANCE * target:
         return config.model
     widths = set()
-    for step in range(1, MOST_WIDENED * WIDTH_STEP + 1):
+    for step in range(1, MAX_WIDENED * WIDTH_STEP + 1):
         with suppress(ConfigError):  # too narrow or too wide
             widths.add(scaled(model, step / WIDTH_STEP))
     best = min(widths, key=lambda each: abs(num_parameters(each) - target))

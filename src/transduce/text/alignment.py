@@ -372,7 +372,7 @@ about 1 GB. Of a larger corpus, sentence pairs are taken evenly."""
 MAX_WORDS = 100
 """Words of a side above which a sentence pair is left out, as its links are many and
 say little."""
-LEAST_PROBABILITY = 0.1
+MIN_PROBABILITY = 0.1
 """Least product of the probabilities of both directions; a less certain translation of
 a rare word is worse than a copy, as most rare words are names and numbers."""
 KNOWN_CHUNKS = 1_000_000
@@ -439,7 +439,7 @@ def learn_dictionary(
     ]
     forward = ibm_model_1(pairs)
     backward = ibm_model_1((target, source) for source, target in pairs)
-    table = symmetrized(forward, backward).best(least=LEAST_PROBABILITY)
+    table = symmetrized(forward, backward).best(least=MIN_PROBABILITY)
     known = list(words.id_of)
     translations = ((known[source], known[target]) for source, target in table.items())
     return WordDictionary(

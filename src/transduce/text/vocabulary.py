@@ -78,7 +78,7 @@ LANGUAGE_TAG = re.compile(">>.*?<<", re.DOTALL)
 """Pattern of a target language's tag."""
 TAG_IN_TEXT = re.compile(r">>[^<>\s]+<<|<[^<>\s]+>")
 """Pattern of a tag within a text: of a language, of a corpus, or of markup."""
-MOST_NAMED = 30
+MAX_NAMED = 30
 """Maximum number of languages that a message names."""
 
 
@@ -136,11 +136,11 @@ def find_corpus_tag(name: str, tags: Sequence[str]) -> str:
             "A tag must be one of the model's, but this model has none, so that "
             f"{shown(name)} cannot be chosen; leave the tag out."
         )
-    more = len(tags) - MOST_NAMED
+    more = len(tags) - MAX_NAMED
     others = f" and {more} others" if more > 0 else ""
     raise RequestError(
         f"The tag must be one of the model's, but is {shown(name)}; it has "
-        f"{', '.join(tags[:MOST_NAMED])}{others}."
+        f"{', '.join(tags[:MAX_NAMED])}{others}."
     )
 
 
@@ -168,11 +168,11 @@ def find_language_tag(
             "leave the target language out."
         )
     known = sorted(by_language)
-    more = len(known) - MOST_NAMED
+    more = len(known) - MAX_NAMED
     others = f" and {more} others" if more > 0 else ""
     raise RequestError(
         f"{what} must be one of the model's, but is {language!r}; it has "
-        f"{', '.join(map(_named, known[:MOST_NAMED]))}{others}."
+        f"{', '.join(map(_named, known[:MAX_NAMED]))}{others}."
     )
 
 

@@ -512,7 +512,7 @@ class _GradientGraph:
         return self._losses.clone()
 
 
-LEAST_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
+MIN_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
 """Smallest share of tokens in a batch that is padded to a bucket."""
 
 
@@ -544,7 +544,7 @@ def packed_parts(
     tokens, count = np.cumsum(lengths), 1
     if max_positions is not None:
         # A part has whole pairs, and is padded to a bucket.
-        bound = max(max_positions * LEAST_TOKEN_SHARE - lengths.max(), 1)
+        bound = max(max_positions * MIN_TOKEN_SHARE - lengths.max(), 1)
         count = math.ceil(tokens[-1] / bound)
     count = -(-count // num_processes) * num_processes
     ends = np.linspace(0, tokens[-1], count + 1)[1:-1]

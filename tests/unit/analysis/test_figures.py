@@ -58,7 +58,7 @@ def test_every_text_of_a_figure_is_within_it(name: str, view: str) -> None:
         "overview": lambda: draw_overview(heads),
     }[view]()
     width, height = figure.canvas.get_width_height()
-    assert max(figure.get_size_inches()) <= figures.MOST_INCHES
+    assert max(figure.get_size_inches()) <= figures.MAX_INCHES
     for text in texts(figure):
         box = text.get_window_extent()
         assert -1 <= box.x0 <= box.x1 <= width + 1, text.get_text()

@@ -21,7 +21,7 @@ from transduce.benchmark.decoding import (
 )
 from transduce.benchmark.measurement import Turn, within_quota
 from transduce.benchmark.peers import (
-    MOST_BATCHES,
+    MAX_BATCHES,
     SENTENCES_OF_SEVERAL,
     DecodingTask,
     Setting,
@@ -197,7 +197,7 @@ def test_a_turn_has_the_sentences_that_fit(trained_checkpoint, tmp_path):
         ["one two three four five six", "two"],
         ["six", "one two three four five six"],
     ]
-    assert len(batches) == MOST_BATCHES
+    assert len(batches) == MAX_BATCHES
     large = Setting(batch_size=128, beam_size=1)
     assert large.num_sentences == SENTENCES_OF_SEVERAL
     assert Setting(batch_size=300, beam_size=1).num_sentences == 300
