@@ -166,6 +166,16 @@ def test_help_has_examples_that_are_commands_as_they_stand(
         assert bound.arguments or command in WITHOUT_OPTIONS
 
 
+@pytest.mark.parametrize("words", [*CALLS, *OTHERS], ids=" ".join)
+def test_options_of_several_values_must_have_one(words: list[str]) -> None:
+    app = command_line()
+    for word in words:
+        app = app[word]
+    for argument in app.assemble_argument_collection():
+        several = argument.parameter.consume_multiple
+        assert several is None or several[0] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -173,6 +183,15 @@ def test_help_has_examples_that_are_commands_as_they_stand(
         (("train", "--bogus", "1", "--out", "o"), "Unknown option: --bogus"),
         (("train",), "--out must be given."),
         (("train", "--out"), "--out must have a value, but has none."),
+        (
+            ("translate", "m", "--ensemble"),
+            "--ensemble must have a value, but has none.",
+        ),
+        (("train", "--out", "o", "--set"), "--set must have a value, but has none."),
+        (
+            ("tune", "m", "--beam-sizes"),
+            "--beam-sizes must have a value, but has none.",
+        ),
         (("translate",), "MODEL must be given."),
         (("score", "m"), "--source must be given."),
         (("score", "m", "--source", "s"), "--target must be given."),

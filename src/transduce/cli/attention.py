@@ -24,7 +24,7 @@ from transduce.model.config import AttentionKind
 from transduce.report.chart import advice, fonts_for
 
 View = Literal["lines", "maps", "overview"]
-Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 
 
 def attention(

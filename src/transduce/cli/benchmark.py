@@ -30,10 +30,10 @@ from transduce.text.corpus import read_text
 
 NUM_SENTENCES = 2_000
 """Number of sentences of the built-in corpus."""
-Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 Names = Annotated[
     tuple[str, ...],
-    Parameter(consume_multiple=True, negative="", show_default=False),
+    Parameter(consume_multiple=1, negative="", show_default=False),
 ]
 
 

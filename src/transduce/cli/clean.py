@@ -29,7 +29,7 @@ def clean(
     target_language: str | None = None,
     off: Annotated[
         tuple[str, ...],
-        Parameter(consume_multiple=True, negative="", show_default=False),
+        Parameter(consume_multiple=1, negative="", show_default=False),
     ] = (),
     settings: Assignments = (),
     model: Path | None = None,

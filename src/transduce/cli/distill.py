@@ -43,7 +43,7 @@ from transduce.training.trainer import TrainingStoppedError
 
 Tests = Annotated[
     tuple[tuple[Path, Path], ...],
-    Parameter(consume_multiple=True, negative="", show_default=False),
+    Parameter(consume_multiple=1, negative="", show_default=False),
 ]
 Teachers = Annotated[tuple[Path, ...], Parameter(show_default=False)]
 

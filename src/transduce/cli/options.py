@@ -18,19 +18,19 @@ from transduce.text.corpus import STANDARD_INPUT, read_lines
 
 Assignments = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", consume_multiple=True, negative="", show_default=False),
+    Parameter(name="--set", consume_multiple=1, negative="", show_default=False),
 ]
 """Settings as key=value."""
 CorpusWords = Annotated[
     tuple[str, ...],
-    Parameter(name="--corpus", consume_multiple=True, negative="", show_default=False),
+    Parameter(name="--corpus", consume_multiple=1, negative="", show_default=False),
 ]
 """Corpora of a mixture, each as NAME SOURCE TARGET [WEIGHT] [KEY=VALUE...]."""
 
 
 DevWords = Annotated[
     tuple[str, ...],
-    Parameter(name="--dev", consume_multiple=True, negative="", show_default=False),
+    Parameter(name="--dev", consume_multiple=1, negative="", show_default=False),
 ]
 """Dev sets, each as NAME SOURCE TARGET."""
 

@@ -86,11 +86,11 @@ from transduce.settings import require_between
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import LanguagesConfig, guess_all
 
-Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
-Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
+Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 Pairs = Annotated[
     tuple[tuple[Path, Path], ...],
-    Parameter(consume_multiple=True, negative="", show_default=False),
+    Parameter(consume_multiple=1, negative="", show_default=False),
 ]
 MAX_DEVICES = 1_000_000
 Size = Literal["auto", "small", "published"]

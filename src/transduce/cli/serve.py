@@ -15,7 +15,7 @@ from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.search_config import SearchConfig
 
-Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
 
 
 def serve(

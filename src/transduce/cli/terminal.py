@@ -244,7 +244,7 @@ def finish_report(
 
 Files = Annotated[
     tuple[Path, ...],
-    Parameter(consume_multiple=True, negative="", show_default=False),
+    Parameter(consume_multiple=1, negative="", show_default=False),
 ]
 """One file or several, one after the other."""
 Force = Annotated[bool, Parameter(negative="")]

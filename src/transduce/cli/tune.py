@@ -29,8 +29,8 @@ from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import guess_all, require_language_of_files
 
-BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
-Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")]
+BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
+Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=1, negative="")]
 USUAL = Grid()
 PARSING_BEAMS = (1, 4, 10, 21)
 """Beam sizes tried for a parser; the paper's has 21."""
