@@ -539,6 +539,6 @@ def test_memory_is_tried_with_the_longest_pairs_that_may_result(part, tokenizer)
     plain = Batcher(part, BATCHING, 1)
     assert plain.longest_possible() is plain
     longest = Batcher(part, BATCHING, 1, augmentation=made).longest_possible()
-    batch = longest.load(longest.longest_batch())
+    batch = longest.dataset.load(longest.longest_batch())
     assert batch.source.shape == batch.target_out.shape == (200 // 60, 60)
     assert batch.source.max() < tokenizer.vocab_size
