@@ -17,10 +17,9 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.experiments.pipeline import refinement_of
 from transduce.model.transformer import Transformer
 from transduce.nn.operators import bf16_unit, nn_api
-from transduce.training import hardware as module
 from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import SingleThreads, num_at_once
+from transduce.training.gradients import SingleThreads, num_at_once
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
 from waiting import wait_until
@@ -258,7 +257,7 @@ def test_batches_for_which_there_is_no_memory_at_once_follow_each_other(
 
 
 def test_large_batches_follow_each_other(make_trainer, at_once, monkeypatch):
-    monkeypatch.setattr(module, "MAX_FLOPS_AT_ONCE", 1_000)
+    monkeypatch.setattr("transduce.training.gradients.MAX_FLOPS_AT_ONCE", 1_000)
     trained(make_trainer())
     assert not at_once
 

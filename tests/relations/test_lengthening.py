@@ -25,7 +25,7 @@ from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import Processes
+from transduce.training.data_parallel import Processes
 from transduce.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -22,9 +22,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer, fuse, is_packable
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training import hardware as hardware_of_training
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import packed_parts
+from transduce.training.gradients import packed_parts
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import StepReport, Trainer
 
@@ -499,7 +498,7 @@ def train(
 
     def run(*, with_graphs: bool, positions: int | None = None):
         if not with_graphs:
-            monkeypatch.setattr(hardware_of_training, "MEMORY_FACTOR", math.inf)
+            monkeypatch.setattr("transduce.training.gradients.MEMORY_FACTOR", math.inf)
         torch.manual_seed(1)
         model = Transformer(replace(config, dropout=0.1))
         hardware: Hardware = choose_hardware("cuda", "bf16")
@@ -527,7 +526,7 @@ def train(
 @pytest.mark.parametrize("positions", [None, 300])
 def test_training_by_cuda_graphs_is_bit_for_bit_the_same(train, positions):
     losses, weights, trainer = train(with_graphs=True, positions=positions)
-    assert len(trainer.graphs) > 0
+    assert len(trainer.gradients.graphs) > 0
     expected, plain, _ = train(with_graphs=False, positions=positions)
     assert losses == expected
     assert losses[-1] < losses[0]

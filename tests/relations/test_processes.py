@@ -74,7 +74,7 @@ def resume(run: Path) -> None:
 
 AVERAGE = """
 import torch
-from transduce.training.hardware import process_group
+from transduce.training.data_parallel import process_group
 
 with process_group(torch.device("cpu")) as processes:
     torch.manual_seed(processes.rank)

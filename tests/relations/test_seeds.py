@@ -29,7 +29,8 @@ from transduce.nn.operators import (
     tensor_pointer,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import Processes
+from transduce.training.data_parallel import Processes
+from transduce.training.gradients import own_micro_batches
 from transduce.training.trainer import StepReport, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -175,8 +176,9 @@ def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
     num_pairs: int, count: int
 ):
     shares = [
-        Processes(rank=rank, count=count, count_here=count).micro_batches(
-            [np.arange(num_pairs)]
+        own_micro_batches(
+            [np.arange(num_pairs)],
+            Processes(rank=rank, count=count, count_here=count),
         )
         for rank in range(count)
     ]

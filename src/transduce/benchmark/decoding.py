@@ -50,7 +50,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.tokenizer import learn_tokenizer
-from transduce.training.hardware import require_memory
+from transduce.training.memory import require_memory
 
 WARM_UP_SENTENCES = 32
 """Most sentences translated at the start of a turn without being measured, as the

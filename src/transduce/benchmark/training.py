@@ -55,7 +55,7 @@ from transduce.model.transformer import Transformer
 from transduce.settings import require_between
 from transduce.text.vocabulary import EOS, PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import require_memory
+from transduce.training.memory import require_memory
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import StepReport, Trainer
 

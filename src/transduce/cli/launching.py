@@ -21,7 +21,7 @@ from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
 from transduce.processes import end_with_parent, signals_held, terminations
 from transduce.settings import require_between
-from transduce.training.hardware import (
+from transduce.training.data_parallel import (
     LOST,
     Processes,
     ProcessLostError,

@@ -522,7 +522,7 @@ def discard_output() -> None:
 
 def _is_distributed() -> bool:
     """Return whether this process joined a group, without importing PyTorch."""
-    module = sys.modules.get("transduce.training.hardware")
+    module = sys.modules.get("transduce.training.data_parallel")
     return module is not None and module.HAS_PROCESS_GROUP.is_set()
 
 

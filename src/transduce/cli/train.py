@@ -72,12 +72,8 @@ from transduce.machine import Precision, describe_threads
 from transduce.text.languages import english_name
 from transduce.text.pair_changes import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import (
-    MicroBatchSize,
-    is_distributed,
-    local_rank,
-    process_group,
-)
+from transduce.training.data_parallel import is_distributed, local_rank, process_group
+from transduce.training.memory import MicroBatchSize
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1

@@ -43,7 +43,7 @@ from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.corpus import read_text
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import require_memory
+from transduce.training.memory import require_memory
 
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
 SETTINGS_OF_REWARD = ("reward_steps", "reward_samples", "likelihood_weight")

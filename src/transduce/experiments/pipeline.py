@@ -99,13 +99,14 @@ from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import ALONE, MicroBatchSize, Processes
+from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.loss import (
     REWARDS,
     GuidedAttention,
     Refinement,
     word_beginnings,
 )
+from transduce.training.memory import MicroBatchSize
 from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
     DivergedError,

@@ -24,7 +24,7 @@ from transduce.nn.operators import (
     orthogonalized,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import ALONE, Processes
+from transduce.training.data_parallel import ALONE, Processes
 
 MOMENTUM = 0.95
 """Muon's decay of the mean of gradients (Jordan et al., 2024)."""

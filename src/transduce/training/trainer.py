@@ -5,16 +5,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
-from itertools import groupby, islice
+from functools import cached_property
+from itertools import groupby
 from operator import add, attrgetter
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from transduce.architectures.interface import TransductionModel
@@ -28,23 +26,18 @@ from transduce.machine import free_memory
 from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
-from transduce.nn.operators import own_generator, unchanged_weights
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import (
-    ALONE,
+from transduce.training.data_parallel import ALONE, Processes
+from transduce.training.gradients import (
     AT_ONCE,
-    SAFE_SHARE,
-    GraphedGradients,
+    GradientAccumulator,
+    LoadedMicroBatch,
     MicroBatch,
-    MicroBatchSize,
-    Processes,
-    SingleThreads,
     compile_layers,
-    find_micro_batch,
     is_worth_compiling,
-    no_sync,
     num_at_once,
+    own_micro_batches,
     packed_parts,
     padded_parts,
 )
@@ -52,13 +45,12 @@ from transduce.training.loss import (
     BatchLoss,
     GuidedAttention,
     Refinement,
-    RewardLoss,
-    Samples,
     as_tensor,
     draw_samples,
     sample_flops,
     without_dropout,
 )
+from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
@@ -157,21 +149,6 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """A micro-batch with its data."""
-
-    update: Update
-    micro_batch: MicroBatch
-    batch: Batch | PackedBatch
-    is_last: bool
-    """Whether it is the last one of this process in the update."""
-    is_alone: bool
-    """Whether it is the only one."""
-    samples: Samples | None = None
-    """Samples of the batch, if the update is by reward."""
-
-
 class TrainingStoppedError(TransduceError):
     """Training was stopped and is saved."""
 
@@ -212,11 +189,9 @@ class Trainer:
             guidance,
             refinement.likelihood_weight if refinement else 0.0,
         )
-        self._parallel_loss = processes.data_parallel(self._batch_loss, hardware.device)
-        self.graphs: GraphedGradients | None = None
-        """CUDA graphs of packed batches; None on a CPU and in several processes."""
-        if hardware.device.type == "cuda" and processes.count == 1:
-            self.graphs = GraphedGradients(self._batch_loss)
+        self.gradients = GradientAccumulator(
+            self._batch_loss, hardware, processes, config.seed
+        )
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self.runs_ahead = hardware.device.type == "cuda" and processes.count == 1
         """Whether an update is started before the figures of the one before are read,
@@ -228,7 +203,6 @@ class Trainer:
         self._fits_beside_another = True
         """Whether there is memory for two batches at once."""
         self._is_packed = False
-        self._weights = [p for p in self.model.parameters() if p.requires_grad]
 
     def find_micro_batch(self, max_positions: int | None = None) -> MicroBatchSize:
         """Find how much of an update fits in memory, and split updates accordingly.
@@ -247,7 +221,7 @@ class Trainer:
             self._batcher.longest_possible(),
             self._hardware,
             sharing,
-            self.graphs,
+            self.gradients.graphs,
         )
         found = replace(found, compile_error=compile_error)
         free = free_memory(sharing)
@@ -418,7 +392,7 @@ class Trainer:
             return False
         return config.learning_rate * plateau_factor < config.least_rate
 
-    def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
+    def _updates(self) -> Iterator[tuple[Update, Iterator[LoadedMicroBatch]]]:
         """Yield updates and this process's micro-batches, which are read ahead."""
         while self.progress.step < self._config.steps:
             start = self.progress
@@ -436,7 +410,7 @@ class Trainer:
                         return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
-    def _micro_batches(self, start: Progress) -> Iterator[_Loaded]:
+    def _micro_batches(self, start: Progress) -> Iterator[LoadedMicroBatch]:
         """Load this process's part of the remaining updates of an epoch."""
         updates = self._batcher.epoch(
             start.epoch, first=start.update, first_step=start.step - start.update
@@ -449,9 +423,9 @@ class Trainer:
                 if packs
                 else padded_parts(update, bound)
             )
-            own = self._processes.micro_batches(parts)
+            own = own_micro_batches(parts, self._processes)
             for each in own:
-                yield _Loaded(
+                yield LoadedMicroBatch(
                     update=update,
                     micro_batch=each,
                     batch=self._load(update, each, packs),
@@ -460,7 +434,7 @@ class Trainer:
                 )
 
     def _step(
-        self, update: Update, loaded: Iterator[_Loaded]
+        self, update: Update, loaded: Iterator[LoadedMicroBatch]
     ) -> Callable[[], StepReport]:
         """Accumulate the gradients of an update, then update the weights.
 
@@ -480,7 +454,8 @@ class Trainer:
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
-        losses = self._accumulate(loaded, self._num_at_once(update, flops))
+        at_once = self._num_at_once(update, flops)
+        losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm
         norms = [] if max_norm is None else [self._optimizer.clip(max_norm)]
         self._optimizer.step(rate)
@@ -551,7 +526,7 @@ class Trainer:
             return None
         return mixture.stage_at(self.progress.step - 1).number
 
-    def _with_samples(self, loaded: _Loaded) -> _Loaded:
+    def _with_samples(self, loaded: LoadedMicroBatch) -> LoadedMicroBatch:
         """Draw samples, which depend on the update and the pair alone."""
         assert self._refinement is not None
         step = self.progress.step
@@ -561,7 +536,7 @@ class Trainer:
         samples = draw_samples(self.model, batch, names, self._refinement)
         return replace(loaded, samples=samples)
 
-    def _sample_flops(self, loaded: Sequence[_Loaded]) -> int:
+    def _sample_flops(self, loaded: Sequence[LoadedMicroBatch]) -> int:
         """FLOPs of the samples of an update, in all processes."""
         number, flops = self._config.reward_samples, 0
         for each in loaded:
@@ -574,33 +549,6 @@ class Trainer:
                 flops += sample_flops(self.model, sources, targets.reshape(-1, number))
         on_device = torch.tensor(flops, device=self._hardware.device)
         return int(self._processes.all_reduce_sum(on_device))
-
-    def _accumulate(
-        self, loaded: Iterator[_Loaded], at_once: int
-    ) -> Float[Tensor, "3"]:
-        """Compute the gradient of the mean loss, `at_once` micro-batches at a time.
-
-        Returns the sums of both losses, and of the mean rewards of the sentences.
-        """
-        processes = self._processes
-        losses = torch.zeros(3, device=self._hardware.device)
-        # One autocast context casts each weight once, except in compiled layers.
-        with (
-            self._hardware.autocast(),
-            processes.detecting_lost(),
-            unchanged_weights(),
-        ):
-            while group := list(islice(loaded, at_once)):
-                if len(group) == at_once > 1:
-                    for sums in self._backward_at_once(group):
-                        losses += sums
-                    continue
-                for each in group:  # with all threads
-                    is_last = each.is_last
-                    with nullcontext() if is_last else no_sync(self._parallel_loss):
-                        losses += self._backward(each)
-            processes.average_gradients(self._parallel_loss)
-        return processes.all_reduce_sum(losses)
 
     def _packs(self, step: int) -> bool:
         """Whether an update computes its sentences without padding."""
@@ -633,79 +581,6 @@ class Trainer:
     def _longest_positions(self) -> int:
         batcher = self._batcher.longest_possible()
         return batcher.dataset.num_positions(batcher.longest_batch())
-
-    def _backward(self, loaded: _Loaded) -> Float[Tensor, "3"]:
-        """Add the gradient of a micro-batch; return its sums as `_accumulate` does."""
-        num_tokens = loaded.update.num_target_tokens
-        # Each micro-batch has its own dropout masks, whichever process computes it.
-        self._hardware.seed(self._dropout_seed(loaded.micro_batch.number))
-        if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
-            losses = self.graphs.backward(loaded.batch, 1 / num_tokens, loaded.is_alone)
-            return torch.cat([losses, losses.new_zeros(1)])
-        objective, losses = self._objective(loaded)
-        # Backward operators keep the precision of the forward pass.
-        with torch.autocast("cpu", enabled=False):
-            objective.backward()
-        return losses
-
-    @cached_property
-    def _threads(self) -> SingleThreads:
-        return SingleThreads()
-
-    def _backward_at_once(self, group: Sequence[_Loaded]) -> Iterator[Tensor]:
-        """Add the gradients of micro-batches computed at once; yield the sums of each.
-
-        The gradients are added in their order, as one by one.
-        """
-        functions = [partial(self._gradients, each) for each in group]
-        for losses, gradients in self._threads.results(functions):
-            sums: list[Tensor] = []
-            addends: list[Tensor] = []
-            for weight, gradient in zip(self._weights, gradients, strict=True):
-                if weight.grad is None:
-                    weight.grad = gradient
-                elif gradient is not None:
-                    sums.append(weight.grad)
-                    addends.append(gradient)
-            if sums:
-                torch._foreach_add_(sums, addends)
-            yield losses
-
-    def _gradients(
-        self, loaded: _Loaded
-    ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
-        """Return the sums of a micro-batch and its gradients, in any thread."""
-        own = own_generator(self._dropout_seed(loaded.micro_batch.number))
-        with self._hardware.autocast(), own:
-            objective, losses = self._objective(loaded)
-        # Backward operators keep the precision of the forward pass.
-        with torch.autocast("cpu", enabled=False):
-            found: tuple[Tensor | None, ...] = torch.autograd.grad(
-                objective, self._weights, allow_unused=True
-            )
-        return losses, _own_tensors(found)
-
-    def _objective(
-        self, loaded: _Loaded
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
-        """Return a micro-batch's part of the mean loss, and its sums."""
-        counts, samples = loaded.micro_batch.counts, loaded.samples
-        given = (loaded.batch,) if samples is None else (loaded.batch, samples)
-        loss = self._parallel_loss(*given)
-        is_by_reward = isinstance(loss, RewardLoss)
-        objective = loss.objective if is_by_reward else loss.smoothed
-        # Data-parallel processes average gradients, but the update needs their sum.
-        num_tokens = loaded.update.num_target_tokens
-        weight = counts * self._processes.count / num_tokens
-        losses = as_tensor(loss)
-        # Unlike `new_tensor`, this does not wait for the GPU.
-        reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
-        return objective * weight, counts * torch.cat([losses, reward])
-
-    def _dropout_seed(self, number: int) -> int:
-        """Return the seed of a micro-batch; it does not depend on earlier draws."""
-        entropy = (self._config.seed, self.progress.step, number)
-        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
     def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
@@ -754,24 +629,6 @@ class Trainer:
 
     def _any(self, is_so: bool) -> bool:
         return self._processes.all_reduce_any(is_so, self._hardware.device)
-
-
-def _own_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Copy gradients that are not contiguous or share memory with another one.
-
-    PyTorch's fused optimizers read gradients as if contiguous, and sums in place need
-    tensors of their own.
-    """
-    own: list[Tensor | None] = []
-    addresses: set[int] = set()
-    for gradient in gradients:
-        kept = gradient
-        if kept is not None:
-            if not kept.is_contiguous() or kept.data_ptr() in addresses:
-                kept = kept.clone(memory_format=torch.contiguous_format)
-            addresses.add(kept.data_ptr())
-        own.append(kept)
-    return own
 
 
 def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:

@@ -18,7 +18,7 @@ SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
 from transduce.cli.terminal import exiting_at_once_if_distributed
-from transduce.training.hardware import HAS_PROCESS_GROUP
+from transduce.training.data_parallel import HAS_PROCESS_GROUP
 
 class Aborting:
     def __del__(self):

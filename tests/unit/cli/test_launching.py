@@ -13,7 +13,7 @@ from transduce.cli.launching import (
     run_processes,
 )
 from transduce.errors import ConfigError
-from transduce.training.hardware import LOST, Processes, ProcessLostError
+from transduce.training.data_parallel import LOST, Processes, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
 HEAD = "import os, signal, sys, time\nis_first = os.environ['RANK'] == '0'\n"

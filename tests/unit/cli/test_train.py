@@ -18,7 +18,7 @@ from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RUN_CONFIG, TRAINING
 from transduce.machine import describe_threads
-from transduce.training.hardware import MicroBatchSize
+from transduce.training.memory import MicroBatchSize
 
 RUN = PRESETS["base"]
 START = RunStart(

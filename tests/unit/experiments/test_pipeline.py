@@ -27,8 +27,7 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
-from transduce.training import hardware
-from transduce.training.hardware import MicroBatchSize
+from transduce.training.memory import MicroBatchSize
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -664,7 +663,7 @@ def test_a_resumed_run_keeps_its_micro_batch(
 ) -> None:
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hardware, "free_memory", lambda _: 0.0)
+        patched.setattr("transduce.training.memory.free_memory", lambda _: 0.0)
         with pytest.raises(RuntimeError, match="Enough"):
             train(files, TINY, out, CPU, Impatient())
     with pytest.raises(RuntimeError, match="Enough"):

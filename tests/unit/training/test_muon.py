@@ -15,7 +15,7 @@ from transduce.nn.operators import (
     has_native_muon,
     nn_api,
 )
-from transduce.training.hardware import Processes
+from transduce.training.data_parallel import Processes
 from transduce.training.optimizer import Muon
 
 CONVERGING = (2.0, -1.5, 0.5)

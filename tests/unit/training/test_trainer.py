@@ -16,9 +16,9 @@ from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.pipeline import refinement_of
 from transduce.model.config import update_flops
 from transduce.model.transformer import Transformer
-from transduce.training import hardware as fitting_module
+from transduce.training import memory
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import ALONE, Processes
+from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
@@ -726,15 +726,15 @@ def test_the_micro_batch_fits_in_the_memory_of_a_cpu(
     tried = refuse_more_than(10**9, monkeypatch)
 
     def free_memory(sharing: int) -> float:
-        return num_processes * free / (fitting_module.SAFE_SHARE * sharing)
+        return num_processes * free / (memory.SAFE_SHARE * sharing)
 
     def peak_memory(_: torch.device) -> int:
         # Buffers that are made once, and gradients, exist after the first batch.
         return 1_000 + (40 + max(tried[1:]) if tried[1:] else 0)
 
-    monkeypatch.setattr(fitting_module, "forget_peak_memory", lambda _: None)
-    monkeypatch.setattr(fitting_module, "peak_memory", peak_memory)
-    monkeypatch.setattr(fitting_module, "free_memory", free_memory)
+    monkeypatch.setattr(memory, "forget_peak_memory", lambda _: None)
+    monkeypatch.setattr(memory, "peak_memory", peak_memory)
+    monkeypatch.setattr(memory, "free_memory", free_memory)
     processes = Processes(count_here=num_processes)
     batching = replace(BATCHING, batch_tokens=120)
     fit = make_trainer(batching=batching, processes=processes).find_micro_batch()
@@ -795,7 +795,7 @@ def test_the_forecast_leaves_out_the_time_of_other_programs(
         def share(self) -> float:
             return share
 
-    monkeypatch.setattr(fitting_module, "WaitingMeter", Meter)
+    monkeypatch.setattr(memory, "WaitingMeter", Meter)
     seconds_now = count(step=8.0)
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds_now))
     fit = make_trainer().find_micro_batch()

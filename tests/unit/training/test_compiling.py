@@ -19,12 +19,8 @@ from transduce.nn.cross_entropy import Loss
 from transduce.nn.fuse import FusedAttention, fuse
 from transduce.nn.operators import Dropout, dropout_in_use
 from transduce.training.config import TrainingConfig
-from transduce.training.hardware import (
-    MIN_UPDATES,
-    Processes,
-    compile_layers,
-    is_worth_compiling,
-)
+from transduce.training.data_parallel import Processes
+from transduce.training.gradients import MIN_UPDATES, compile_layers, is_worth_compiling
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer
 

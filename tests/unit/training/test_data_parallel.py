@@ -7,8 +7,8 @@ import torch
 from torch import distributed
 
 from transduce.errors import ConfigError
-from transduce.training import hardware as module
-from transduce.training.hardware import (
+from transduce.training import data_parallel as module
+from transduce.training.data_parallel import (
     ALONE,
     Processes,
     ProcessLostError,

@@ -1,0 +1,203 @@
+"""Data-parallel training by several processes (section 5.2).
+
+Every process has the whole model and takes some of the batches of each update;
+gradients are averaged over all. The launcher sets the variables of torchrun: RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Event
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from transduce.errors import ConfigError, TransduceError
+from transduce.nn.operators import split_like
+
+TIMEOUT = timedelta(days=1)
+"""Timeout of collectives: the others wait while the first process scores and saves."""
+
+BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
+"""Parts of a backend's messages that another process is unreachable."""
+LOST = (
+    "All processes of a run must continue together, but the connection between two of "
+    "them is lost."
+)
+
+REMEDY = "start the processes with torchrun or --devices."
+
+
+class ProcessLostError(TransduceError):
+    """Another process is unreachable: the consequence of a fault, not its cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """The process group of a training, from the point of view of one process."""
+
+    rank: int = 0
+    count: int = 1
+    """Number of processes in all."""
+    count_here: int = 1
+    """Number of processes on this machine."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process reads, writes and prints for all."""
+        return self.rank == 0
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Sum values over all processes."""
+        if self.count > 1:
+            values = values.clone()
+            with self.detecting_lost():
+                distributed.all_reduce(values)
+        return values
+
+    def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
+        """Return whether `is_so` is true in any process."""
+        if self.count == 1:
+            return is_so  # without waiting for the device
+        values = torch.tensor(float(is_so), device=device)
+        return self.all_reduce_sum(values).item() > 0
+
+    def all_reduce_min(self, value: float, device: torch.device) -> float:
+        """Return the smallest value of all processes."""
+        if self.count == 1:
+            return value
+        smallest = torch.tensor(value, dtype=torch.float64, device=device)
+        with self.detecting_lost():
+            distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+        return smallest.item()
+
+    def barrier(self) -> None:
+        """Wait until all processes have reached this call."""
+        if self.count > 1:
+            with self.detecting_lost():
+                distributed.barrier()
+
+    @contextmanager
+    def detecting_lost(self) -> Iterator[None]:
+        """Raise `ProcessLostError` if a collective fails for want of a process."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not any(word in str(error) for word in BROKEN):
+                raise
+            raise ProcessLostError(LOST) from None
+
+    def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Return a module that starts with the first process's weights in all.
+
+        On GPUs its `backward` averages gradients over the processes while it computes
+        them. On a CPU, computation and communication would compete for the same cores,
+        so `average_gradients` does it afterwards, in one all-reduce.
+        """
+        if self.count == 1:
+            return model
+        if device.type != "cpu":
+            return DistributedDataParallel(model)
+        with torch.no_grad(), self.detecting_lost():
+            weights = list(model.parameters())
+            flat = torch.cat([weight.flatten() for weight in weights])
+            distributed.broadcast(flat, src=0)
+            for weight, first in zip(weights, split_like(flat, weights), strict=True):
+                weight.copy_(first)
+        return model
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Average the gradients of a `data_parallel` module on a CPU."""
+        if self.count == 1 or isinstance(model, DistributedDataParallel):
+            return
+        weights = [each for each in model.parameters() if each.requires_grad]
+        gradients = [
+            torch.zeros_like(each) if each.grad is None else each.grad
+            for each in weights
+        ]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        with self.detecting_lost():
+            distributed.all_reduce(flat)
+        flat /= self.count
+        for weight, mean in zip(weights, split_like(flat, weights), strict=True):
+            weight.grad = mean
+
+
+ALONE = Processes()
+
+HAS_PROCESS_GROUP = Event()
+"""Set once this process has been in a process group."""
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[Processes]:
+    """Join the process group that a launcher has set up, and leave it at the end.
+
+    Without a launcher the process is alone. Raises `ConfigError` if a variable of the
+    launcher is missing or wrong.
+    """
+    if not is_distributed():
+        yield ALONE
+        return
+    count = _variable("WORLD_SIZE")
+    rank = _variable("RANK", below=count)
+    _require_address()
+    is_gpu = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        timeout=TIMEOUT,
+        device_id=device if is_gpu else None,
+    )
+    HAS_PROCESS_GROUP.set()
+    try:
+        yield Processes(rank=rank, count=count, count_here=_local_count(count))
+    finally:
+        distributed.destroy_process_group()
+
+
+def is_distributed() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return "WORLD_SIZE" in os.environ
+
+
+def local_rank() -> int:
+    """Return this process's number on this machine, which is that of its GPU."""
+    return _variable("LOCAL_RANK") if is_distributed() else 0
+
+
+def no_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Context without averaging of gradients, for all micro-batches but the last."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
+
+
+def _local_count(count: int) -> int:
+    """Return the number of processes on this machine; by default all of them."""
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        return count
+    return max(_variable("LOCAL_WORLD_SIZE"), 1)
+
+
+def _require_address() -> None:
+    _variable("MASTER_PORT", below=2**16)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(
+            "The variable MASTER_ADDR must name a machine where WORLD_SIZE is set, but "
+            f"does not; {REMEDY}"
+        )
+
+
+def _variable(name: str, below: int | None = None) -> int:
+    value = os.environ.get(name, "")
+    if not value.isdecimal() or (below is not None and int(value) >= below):
+        bound = "" if below is None else f" below {below}"
+        raise ConfigError(
+            f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but "
+            f"is {value!r}; {REMEDY}"
+        )
+    return int(value)

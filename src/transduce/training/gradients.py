@@ -1,0 +1,579 @@
+"""Gradients of an update (section 5.2): micro-batches, threads and CUDA graphs.
+
+The settings determine the pairs of an update. It is split into micro-batches that fit
+in memory, and each process computes some of them.
+
+The native library computes a batch on all cores, but PyTorch and Python need one for a
+while between its calls. In training a small model that is a third of an update's time,
+so two batches are computed at once, each on one core.
+
+A GPU starts every operator from the CPU, and most operators read and write more than
+they compute. Triton's kernels compute several at once, and a CUDA graph starts those of
+an update together. Where they do not exist, PyTorch's compiler fuses the small
+operators of a layer.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from threading import Barrier
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from transduce.data.batches import Batcher, Update
+from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
+from transduce.device import Hardware
+from transduce.model.transformer import Transformer
+from transduce.nn.fuse import FusedTransformer
+from transduce.nn.operators import (
+    FusedSSRU,
+    nn_api,
+    own_generator,
+    unchanged_weights,
+)
+from transduce.training.data_parallel import ALONE, Processes, no_sync
+from transduce.training.loss import BatchLoss, RewardLoss, Samples, as_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Pairs of an update for one backward pass: a batch, or a part of one."""
+
+    number: int
+    """Number within the update."""
+    indices: Integer[np.ndarray, " pairs"]
+    counts: bool
+    """Whether its gradient belongs to the update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedMicroBatch:
+    """A micro-batch with its data."""
+
+    update: Update
+    micro_batch: MicroBatch
+    batch: Batch | PackedBatch
+    is_last: bool
+    """Whether it is the last one of this process in the update."""
+    is_alone: bool
+    """Whether it is the only one."""
+    samples: Samples | None = None
+    """Samples of the batch, if the update is by reward."""
+
+
+MIN_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
+"""Smallest share of tokens in a batch that is padded to a bucket."""
+
+
+def padded_parts(
+    update: Update, max_positions: int | None
+) -> list[Integer[np.ndarray, " _"]]:
+    """Split each batch of an update into parts of at most `max_positions`."""
+    if max_positions is None:
+        return list(update.batches)
+    parts: list[Integer[np.ndarray, " _"]] = []
+    for batch in update.batches:
+        width = update.dataset.num_positions(batch) // len(batch)
+        num_pairs = max(max_positions // width, 1)
+        parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
+    return parts
+
+
+def packed_parts(
+    update: Update, max_positions: int | None, num_processes: int
+) -> list[Integer[np.ndarray, " _"]]:
+    """Join the batches of an update, and split it into parts to compute as packed.
+
+    Products of many rows are faster, and without padding lengths may differ. A part has
+    at most `max_positions` if no pair is longer. All processes have equally many parts
+    if there are enough pairs.
+    """
+    pairs = np.concatenate(update.batches)
+    lengths = update.source_lengths + update.target_lengths
+    tokens, count = np.cumsum(lengths), 1
+    if max_positions is not None:
+        # A part has whole pairs, and is padded to a bucket.
+        bound = max(max_positions * MIN_TOKEN_SHARE - lengths.max(), 1)
+        count = math.ceil(tokens[-1] / bound)
+    count = -(-count // num_processes) * num_processes
+    ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
+    parts = np.split(pairs, np.searchsorted(tokens, ends))
+    return [part for part in parts if len(part) > 0]
+
+
+def own_micro_batches(
+    batches: Sequence[Integer[np.ndarray, " _"]], processes: Processes
+) -> list[MicroBatch]:
+    """Return this process's micro-batches of an update, at least one.
+
+    A batch is split only if there are fewer batches than processes. Each part has
+    dropout masks of its own.
+    """
+    parts = list(batches)
+    while len(parts) < processes.count and max(map(len, parts)) > 1:
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        parts[largest : largest + 1] = np.array_split(parts[largest], 2)
+    of_all = [
+        MicroBatch(number=number, indices=indices, counts=True)
+        for number, indices in enumerate(parts)
+    ]
+    # All processes take part in every all-reduce, also one without pairs.
+    idle = replace(of_all[0], counts=False)
+    return of_all[processes.rank :: processes.count] or [idle]
+
+
+AT_ONCE = 2
+"""Number of batches that are computed at once. Of more, only one could run Python."""
+MAX_FLOPS_AT_ONCE = 5 * 10**10
+"""FLOPs of the largest batch that is computed beside another. Larger ones take long
+native calls and much memory."""
+Result = TypeVar("Result")
+
+
+def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
+    """Return how many batches of that many FLOPs to compute at once.
+
+    It is 1, or the number of threads. All random numbers must come from the context's
+    generator (`own_generator`), as they do in a Transformer, whose dropout the native
+    library or ours draws. Guided attention reads weights by hooks, for one batch at a
+    time.
+    """
+    is_possible = (
+        torch.get_num_threads() == AT_ONCE
+        and flops <= MAX_FLOPS_AT_ONCE
+        and hardware.device.type == "cpu"
+        and nn_api() is not None
+        and isinstance(batch_loss.model, FusedTransformer)
+        and not batch_loss.is_guided
+    )
+    return AT_ONCE if is_possible else 1
+
+
+class SingleThreads:
+    """Python threads in which PyTorch and the native library use no others."""
+
+    def __init__(self) -> None:
+        number, started = torch.get_num_threads(), Barrier(AT_ONCE)
+        self._pool = ThreadPoolExecutor(
+            AT_ONCE, "batch", initializer=_use_a_single_thread
+        )
+        try:
+            running = [self._pool.submit(started.wait) for _ in range(AT_ONCE)]
+        except BaseException:
+            started.abort()  # a thread that waits would keep the process alive
+            raise
+        wait(running)
+        # The new threads have set the default of the process, too.
+        torch.set_num_threads(number)
+
+    def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Call functions at once, and return their results in order.
+
+        They have a copy of this thread's context. If one raises, so does this, after
+        all have ended.
+        """
+        running = [self._pool.submit(copy_context().run, each) for each in functions]
+        try:
+            return [each.result() for each in running]
+        finally:
+            wait(running)
+
+
+def _use_a_single_thread() -> None:
+    torch.get_num_threads()  # first, as it initializes the thread's own number
+    torch.set_num_threads(1)
+
+
+class GradientAccumulator:
+    """Gradients of an update's mean loss, accumulated over its micro-batches.
+
+    There are three ways to compute the gradients of a micro-batch, which differ by
+    rounding at most:
+
+    - `backward` of PyTorch, with all threads, for every model and device;
+    - two micro-batches at once on a CPU, each in one thread (`SingleThreads`), for
+      small models;
+    - the replay of a CUDA graph on a GPU, for packed batches (`GraphedGradients`).
+    """
+
+    def __init__(
+        self, batch_loss: BatchLoss, hardware: Hardware, processes: Processes, seed: int
+    ) -> None:
+        self._batch_loss = batch_loss
+        self._parallel_loss = processes.data_parallel(batch_loss, hardware.device)
+        self._hardware = hardware
+        self._processes = processes
+        self._seed = seed
+        """Seed of the training, which determines the dropout masks."""
+        self._weights = [p for p in batch_loss.parameters() if p.requires_grad]
+        self.graphs: GraphedGradients | None = None
+        """CUDA graphs of packed batches; None on a CPU and in several processes."""
+        if hardware.device.type == "cuda" and processes.count == 1:
+            self.graphs = GraphedGradients(batch_loss)
+
+    def accumulate(
+        self, step: int, loaded: Iterator[LoadedMicroBatch], at_once: int
+    ) -> Float[Tensor, "3"]:
+        """Add the gradients of update `step`, `at_once` micro-batches at a time.
+
+        Returns the sums of both losses, and of the mean rewards of the sentences.
+        """
+        processes = self._processes
+        losses = torch.zeros(3, device=self._hardware.device)
+        # One autocast context casts each weight once, except in compiled layers.
+        with (
+            self._hardware.autocast(),
+            processes.detecting_lost(),
+            unchanged_weights(),
+        ):
+            while group := list(islice(loaded, at_once)):
+                if len(group) == at_once > 1:
+                    for sums in self._backward_at_once(step, group):
+                        losses += sums
+                    continue
+                for each in group:  # with all threads
+                    is_last = each.is_last
+                    with nullcontext() if is_last else no_sync(self._parallel_loss):
+                        losses += self._backward(step, each)
+            processes.average_gradients(self._parallel_loss)
+        return processes.all_reduce_sum(losses)
+
+    def _backward(self, step: int, loaded: LoadedMicroBatch) -> Float[Tensor, "3"]:
+        """Add the gradient of a micro-batch; return its sums as `accumulate` does."""
+        # Each micro-batch has its own dropout masks, whichever process computes it.
+        self._hardware.seed(self._dropout_seed(step, loaded))
+        if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
+            weight = 1 / loaded.update.num_target_tokens
+            losses = self.graphs.backward(loaded.batch, weight, loaded.is_alone)
+            return torch.cat([losses, losses.new_zeros(1)])
+        objective, losses = self._objective(loaded)
+        # Backward operators keep the precision of the forward pass.
+        with torch.autocast("cpu", enabled=False):
+            objective.backward()
+        return losses
+
+    @cached_property
+    def _threads(self) -> SingleThreads:
+        return SingleThreads()
+
+    def _backward_at_once(
+        self, step: int, group: Sequence[LoadedMicroBatch]
+    ) -> Iterator[Tensor]:
+        """Add the gradients of micro-batches computed at once; yield the sums of each.
+
+        The gradients are added in their order, as one by one.
+        """
+        functions = [partial(self._gradients, step, each) for each in group]
+        for losses, gradients in self._threads.results(functions):
+            sums: list[Tensor] = []
+            addends: list[Tensor] = []
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                if weight.grad is None:
+                    weight.grad = gradient
+                elif gradient is not None:
+                    sums.append(weight.grad)
+                    addends.append(gradient)
+            if sums:
+                torch._foreach_add_(sums, addends)
+            yield losses
+
+    def _gradients(
+        self, step: int, loaded: LoadedMicroBatch
+    ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
+        """Return the sums of a micro-batch and its gradients, in any thread."""
+        own = own_generator(self._dropout_seed(step, loaded))
+        with self._hardware.autocast(), own:
+            objective, losses = self._objective(loaded)
+        # Backward operators keep the precision of the forward pass.
+        with torch.autocast("cpu", enabled=False):
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+                objective, self._weights, allow_unused=True
+            )
+        return losses, _own_tensors(found)
+
+    def _objective(
+        self, loaded: LoadedMicroBatch
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
+        """Return a micro-batch's part of the mean loss, and its sums."""
+        counts, samples = loaded.micro_batch.counts, loaded.samples
+        given = (loaded.batch,) if samples is None else (loaded.batch, samples)
+        loss = self._parallel_loss(*given)
+        is_by_reward = isinstance(loss, RewardLoss)
+        objective = loss.objective if is_by_reward else loss.smoothed
+        # Data-parallel processes average gradients, but the update needs their sum.
+        num_tokens = loaded.update.num_target_tokens
+        weight = counts * self._processes.count / num_tokens
+        losses = as_tensor(loss)
+        # Unlike `new_tensor`, this does not wait for the GPU.
+        reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
+        return objective * weight, counts * torch.cat([losses, reward])
+
+    def _dropout_seed(self, step: int, loaded: LoadedMicroBatch) -> int:
+        """Return the seed of a micro-batch; it does not depend on earlier draws."""
+        entropy = (self._seed, step, loaded.micro_batch.number)
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+
+def _own_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copy gradients that are not contiguous or share memory with another one.
+
+    PyTorch's fused optimizers read gradients as if contiguous, and sums in place need
+    tensors of their own.
+    """
+    own: list[Tensor | None] = []
+    addresses: set[int] = set()
+    for gradient in gradients:
+        kept = gradient
+        if kept is not None:
+            if not kept.is_contiguous() or kept.data_ptr() in addresses:
+                kept = kept.clone(memory_format=torch.contiguous_format)
+            addresses.add(kept.data_ptr())
+        own.append(kept)
+    return own
+
+
+MEMORY_FACTOR = 2.5
+"""CUDA graphs are made if this multiple of the memory of a batch is free: they and
+batches without a graph have memory of their own."""
+MAX_CUDA_GRAPHS = 1_024
+"""Largest number of CUDA graphs, which share almost all of their memory."""
+
+
+class GraphedGradients:
+    """Gradients of packed batches by CUDA graphs, one for each shape of a batch.
+
+    Started one by one from Python, the kernels of an update take longer on the CPU than
+    on the GPU; a graph starts all of them at once. A shape that appears for the first
+    time is computed without a graph, as it may be the last time.
+    """
+
+    def __init__(self, batch_loss: BatchLoss) -> None:
+        self._batch_loss = batch_loss
+        self._parameters = [p for p in batch_loss.parameters() if p.requires_grad]
+        self._gradients: list[Tensor] = []
+        """Gradients of the last graph, in the same memory for all graphs."""
+        self._seen: set[tuple[int, ...]] = set()
+        self._graphs: dict[tuple[int, ...], _GradientGraph] = {}
+        self._is_full = False
+
+    def __len__(self) -> int:
+        """Number of graphs so far."""
+        return len(self._graphs)
+
+    def clear(self) -> None:
+        """Forget all graphs and free their memory."""
+        self._graphs.clear()
+        self._gradients.clear()
+        self._seen.clear()
+        self._is_full = False
+
+    def backward(
+        self, batch: PackedBatch, weight: float, is_alone: bool
+    ) -> Float[Tensor, "2"]:
+        """Add the gradients of a batch's loss times `weight`; return both losses.
+
+        If the batch `is_alone` in its update, its gradients are valid until the next
+        call.
+        """
+        graph = self._graph(batch)
+        if graph is None:
+            loss = self._batch_loss(batch)
+            (loss.smoothed * weight).backward()
+            return as_tensor(loss)
+        losses = graph.replay(batch, weight)
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            if parameter.grad is not None:
+                parameter.grad += gradient
+            else:
+                parameter.grad = gradient if is_alone else gradient.clone()
+        return losses
+
+    def _graph(self, batch: PackedBatch) -> "_GradientGraph | None":
+        """Return the graph of a batch's shape; None if there is none, nor to be one."""
+        shape = batch.shape
+        if shape in self._graphs or self._is_full:
+            return self._graphs.get(shape)
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return None
+        if not self._fits_in_memory():
+            self._stop()
+            return None
+        if not self._gradients:
+            self._gradients = [torch.zeros_like(each) for each in self._parameters]
+        pool = next((each.pool for each in self._graphs.values()), None)
+        given = (self._parameters, self._gradients)
+        try:
+            graph = _GradientGraph(self._batch_loss, batch, *given, pool)
+        except torch.OutOfMemoryError:
+            self._stop()
+            return None
+        self._graphs[shape] = graph
+        self._is_full = len(self._graphs) == MAX_CUDA_GRAPHS
+        return graph
+
+    def _stop(self) -> None:
+        """Make no more graphs; batches of other shapes are computed without."""
+        self._is_full = True
+        warnings.warn(
+            f"Memory suffices for {len(self)} CUDA graphs: training is slower for "
+            "batches of other shapes.",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+
+    def _fits_in_memory(self) -> bool:
+        """Whether memory suffices for the first graph; others take little more."""
+        if self._graphs:
+            return True
+        allocated = torch.cuda.memory_allocated()
+        free, _ = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - allocated
+        return free > MEMORY_FACTOR * (torch.cuda.max_memory_allocated() - allocated)
+
+
+class _GradientGraph:
+    """CUDA graph of the loss and the gradients of a batch."""
+
+    def __init__(
+        self,
+        batch_loss: BatchLoss,
+        batch: PackedBatch,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        pool: Any,
+    ) -> None:
+        """Record the computation, which will write the gradients."""
+        device = gradients[0].device
+        self._batch = batch.to(device)
+        self._weight = torch.zeros((), device=device)
+        self._graph = torch.cuda.CUDAGraph()
+        # Another thread reads batches ahead, and may allocate memory meanwhile.
+        mode = "thread_local"
+        capture = torch.cuda.graph(self._graph, pool, capture_error_mode=mode)
+        # Weights must be rounded in each replay, not taken from an earlier call.
+        with capture, unchanged_weights():
+            loss = batch_loss(self._batch)
+            found = torch.autograd.grad(
+                loss.smoothed * self._weight,
+                parameters,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            # Gradients of its own would take the memory of all weights in each graph.
+            torch._foreach_copy_(list(gradients), list(found))
+            self._losses = as_tensor(loss)
+        # The graph reads this table by its address, even if the model makes another.
+        longest = max(self._batch.source.longest, self._batch.target.longest)
+        assert isinstance(batch_loss.model, Transformer)
+        with torch.no_grad():
+            self._positions = batch_loss.model.positions(0, longest, device)
+
+    @property
+    def pool(self) -> Any:
+        """Handle of the memory, for other graphs that never run at the same time."""
+        return self._graph.pool()
+
+    def replay(self, batch: PackedBatch, weight: float) -> Float[Tensor, "2"]:
+        """Compute the gradients of a batch in pinned memory; return both losses."""
+        for own, given in zip(self._batch.tensors, batch.tensors, strict=True):
+            own.copy_(given, non_blocking=True)
+        self._weight.fill_(weight)
+        self._graph.replay()
+        return self._losses.clone()
+
+
+MIN_UPDATES = 10_000
+"""Shortest training that is compiled: compiling can take minutes."""
+MAX_COMPILED_GRAPHS = 64
+"""Largest number of compiled graphs for one kind of layer.
+
+There is a graph for training or evaluation, one sentence or several, one token or more,
+and lengths that are multiples of eight or not. PyTorch's default is eight.
+"""
+REASON_LINES = 2
+"""Lines of the compiler's message that a user sees."""
+
+
+def is_worth_compiling(batch_loss: BatchLoss, hardware: Hardware, updates: int) -> bool:
+    """Return whether compiling saves time in a training of that many updates.
+
+    On a CPU the native library is faster, and on a GPU the kernels over packed
+    sentences. Guided attention reads attention weights by hooks, which compiled layers
+    skip.
+    """
+    is_slow = hardware.device.type == "cuda" and not (
+        batch_loss.is_guided or batch_loss.is_packed
+    )
+    has_layers = isinstance(batch_loss.model, Transformer)
+    return is_slow and has_layers and updates >= MIN_UPDATES
+
+
+def compile_layers(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    hardware: Hardware,
+    processes: Processes = ALONE,
+) -> str | None:
+    """Compile each kind of layer for all lengths, and try the layers in training.
+
+    Returns why PyTorch cannot compile in one of the processes, if so; then all keep
+    uncompiled layers. A graph that fails to compile later runs uncompiled.
+    """
+    model = batch_loss.model
+    assert isinstance(model, Transformer)
+    layers = [*model.encoder_layers, *model.decoder_layers]
+    for module in model.modules():
+        if isinstance(module, FusedSSRU):
+            module.leave_scan_uncompiled()
+    for layer in layers:
+        layer.compile(dynamic=True)
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_GRAPHS
+    reason = _try_to_compile(batch_loss, batcher)
+    # All processes or none: compiled layers draw dropout masks from another stream.
+    if processes.all_reduce_any(reason is not None, hardware.device):
+        for layer in layers:
+            layer._compiled_call_impl = None  # there is no public way to undo it
+        return reason or "it cannot in another process"
+    # Otherwise one rare batch could end a long run, and again when it is resumed.
+    torch._dynamo.config.suppress_errors = True
+    return None
+
+
+def _try_to_compile(batch_loss: BatchLoss, batcher: Batcher) -> str | None:
+    """Compute a gradient; return the reason if the layers cannot be compiled."""
+    try:
+        _compute_gradient(batch_loss, batcher)
+    except RuntimeError as error:  # base of all errors of the compiler
+        return " ".join(str(error).split("\n")[:REASON_LINES])
+    return None
+
+
+def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
+    """Compute the gradient of as much of the longest batch as fits in memory.
+
+    The compiler tunes its graphs for the size of the first batch, so a small one would
+    make all later ones slow.
+    """
+    batch_loss.train()
+    pairs = batcher.longest_batch()
+    while True:
+        try:
+            batch_loss(batcher.dataset.load(pairs)).smoothed.backward()
+            return
+        except torch.OutOfMemoryError:
+            if len(pairs) == 1:
+                return  # `find_micro_batch` reports this
+        finally:
+            batch_loss.zero_grad()
+        pairs = pairs[: -(-len(pairs) // 2)]

@@ -1,0 +1,225 @@
+"""Memory of training: what fits, and the time it takes, by trials."""
+
+import gc
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+
+from transduce.architectures.config import ArchitectureConfig, num_parameters
+from transduce.data.batches import Batcher
+from transduce.device import Hardware, forget_peak_memory, peak_memory
+from transduce.errors import ConfigError
+from transduce.machine import (
+    WaitingMeter,
+    free_memory,
+    proc_bytes,
+    return_freed_memory,
+)
+from transduce.training.gradients import GraphedGradients
+from transduce.training.loss import BatchLoss
+
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and Adam's two moments, four bytes each."""
+TRIAL_PART = 4
+"""The memory of a batch is estimated from trials of at most a fourth of its pairs."""
+SAFE_SHARE = 0.8
+"""Share of free memory to use, because memory is not exactly proportional to pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchSize:
+    """Largest micro-batch that fits in memory, with its time and memory."""
+
+    max_positions: int
+    """Source and target positions that fit in memory at a time."""
+    was_cut: bool
+    """Whether that is less than a whole batch; if packed, than a whole update."""
+    seconds: float
+    """Seconds per position, corrected for the time of other programs."""
+    peak_bytes: int
+    """Peak memory in use: of the process, or of the GPU."""
+    waiting_share: float = 0.0
+    """Share of the trial's time in which other programs had the processor's cores."""
+    compile_error: str | None = None
+    """Why PyTorch could not compile the layers; None if it did or was not to."""
+    growth_bytes: int = 0
+    """Memory that a trial on a CPU took and then gave back."""
+
+
+def require_memory(
+    config: ArchitectureConfig,
+    hardware: Hardware,
+    task: str = "Training",
+    bytes_per_parameter: int = BYTES_PER_PARAMETER,
+) -> None:
+    """Raise `ConfigError` if weights, and in training the optimizer, exceed the memory.
+
+    Linux grants more memory than it has, and would kill the process that uses it.
+    """
+    count = num_parameters(config)
+    needed, present = bytes_per_parameter * count, hardware.memory_bytes()
+    if needed > present:
+        raise ConfigError(
+            f"{task} must fit in the {present / 1e9:,.0f} GB of memory, but a model "
+            f"of {count:,} parameters takes {needed / 1e9:,.0f} GB; make "
+            f"{_sizes(config)} smaller."
+        )
+
+
+def _sizes(config: ArchitectureConfig) -> str:
+    """Name the settings that make a model of this architecture large."""
+    known = config.__dataclass_fields__
+    names = ["d_model", "d_ff", "num_layers", "encoder_layers", "num_blocks"]
+    *others, last = [
+        *(f"`model.{name}`" for name in names if name in known),
+        *(["`model.experts.num_experts`"] if "experts" in known else []),
+    ]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def find_micro_batch(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    hardware: Hardware,
+    num_processes: int = 1,
+    graphs: GraphedGradients | None = None,
+) -> MicroBatchSize:
+    """Compute the gradient of the longest batch, halved until it fits in memory.
+
+    If sentences are packed, it is that of the largest update, by a graph if there are
+    any. `num_processes` processes of this machine do so at the same time. The model's
+    gradients are dropped. Raises `ConfigError` if not even one pair fits.
+    """
+    is_packed = batch_loss.is_packed
+    longest = batcher.largest_update() if is_packed else batcher.longest_batch()
+    graphs = graphs if is_packed else None
+    indices = longest
+    seconds, waiting_share = math.nan, 0.0
+    batch_loss.train()
+    if hardware.device.type == "cpu":
+        with _out_of_memory_suppressed():  # the loop below finds what fits
+            count = _estimate(batch_loss, batcher, longest, hardware, num_processes)
+            indices = longest[:count]
+    while True:
+        _free(batch_loss, hardware)
+        # The peak of a trial that failed is not the run's.
+        forget_peak_memory(hardware.device)
+        with _out_of_memory_suppressed():
+            # The first pass warms up, and a graph is made in the second.
+            for _ in range(2 if graphs is None else 3):
+                meter = WaitingMeter()
+                seconds = _time_gradient(batch_loss, batcher, indices, hardware, graphs)
+                waiting_share = meter.share()
+            break
+        if graphs is not None:
+            graphs.clear()
+        if len(indices) == 1:
+            raise ConfigError(
+                "The longest pair must fit in memory, but does not; make the model or "
+                "`batching.max_length` smaller."
+            )
+        indices = indices[: -(-len(indices) // 2)]
+    peak_bytes = _peak_bytes(hardware.device)
+    _free(batch_loss, hardware)
+    # Where the system does not say, free memory is infinite, too.
+    resident = proc_bytes("self/status", "VmRSS") or peak_bytes
+    max_positions = batcher.dataset.num_positions(indices)
+    return MicroBatchSize(
+        max_positions=max_positions,
+        was_cut=len(indices) < len(longest),
+        seconds=seconds * (1 - waiting_share) / max_positions,
+        waiting_share=waiting_share,
+        peak_bytes=peak_bytes,
+        growth_bytes=peak_bytes - resident if hardware.device.type == "cpu" else 0,
+    )
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Return the peak memory of the trial, with that of graphs beside it."""
+    peak = peak_memory(device)
+    if device.type != "cuda":
+        return peak
+    return peak + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def _estimate(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    longest: Integer[np.ndarray, " pairs"],
+    hardware: Hardware,
+    num_processes: int,
+) -> int:
+    """Estimate how many pairs fit in memory from trials of 1, 2, 4, ... pairs.
+
+    A system without free memory kills a process, so trying too much is no option.
+    """
+    # From now on gradients, and all that is allocated once, are in memory.
+    _time_gradient(batch_loss, batcher, longest[:1], hardware)
+    gc.collect()
+    return_freed_memory()
+    forget_peak_memory(hardware.device)
+    peak, positions = peak_memory(hardware.device), 0
+    bound = peak + SAFE_SHARE * free_memory(num_processes)
+    fitting, count = len(longest), 1
+    largest_trial = max(len(longest) // TRIAL_PART, 2)
+    while count < len(longest) and count <= min(fitting, largest_trial):
+        before, at = peak, positions
+        _time_gradient(batch_loss, batcher, longest[:count], hardware)
+        peak = peak_memory(hardware.device)
+        positions = batcher.dataset.num_positions(longest[:count])
+        # Bytes per position; after the first trial they include those of any batch.
+        each = max((peak - before) / (positions - at), 1)
+        fitting = bisect_right(
+            range(1, len(longest) + 1),
+            positions + max(bound - peak, 0) / each,
+            key=lambda number: batcher.dataset.num_positions(longest[:number]),
+        )
+        count *= 2
+    return fitting
+
+
+def _time_gradient(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    indices: Integer[np.ndarray, " pairs"],
+    hardware: Hardware,
+    graphs: GraphedGradients | None = None,
+) -> float:
+    """Compute the gradient of a batch; return the seconds it takes."""
+    started = time.perf_counter()
+    if graphs is None:
+        batch_loss(batcher.dataset.load(indices)).smoothed.backward()
+    else:
+        batch = batcher.dataset.load_packed(indices).padded_to_bucket().pinned()
+        graphs.backward(batch, weight=1.0, is_alone=True)
+    if hardware.device.type == "cuda":
+        torch.cuda.synchronize(hardware.device)
+    return time.perf_counter() - started
+
+
+def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
+    """Drop gradients and return freed memory to the system or the device."""
+    batch_loss.zero_grad(set_to_none=True)
+    gc.collect()
+    if hardware.device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        return_freed_memory()
+
+
+@contextmanager
+def _out_of_memory_suppressed() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # On a CPU, PyTorch raises a plain RuntimeError.
+        is_gpu = isinstance(error, torch.OutOfMemoryError)
+        if not is_gpu and "can't allocate memory" not in str(error):
+            raise
