@@ -18,7 +18,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce.checkpoint import Checkpoint
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
@@ -26,7 +26,7 @@ from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_folder import LENGTHENED, RunFolder
 from transduce.files import reason, require_file
 from transduce.metrics.comparison import Trials, paired_scores
 from transduce.metrics.scores import (
@@ -36,6 +36,7 @@ from transduce.metrics.scores import (
     corpus_chrf,
     mean_gleu,
 )
+from transduce.model_folder import BEST
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
 from transduce.text.languages import guess
@@ -54,6 +55,8 @@ ENOUGH_4_GRAMS = 100
 this count is about 10, which moves BLEU by a fortieth."""
 UNRELATED_CHRF = 20.0
 """chrF that unrelated sentences of one language reach."""
+DEV_SET = "dev set"
+"""Kind of log entries with the scores of checkpoints on further dev sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +403,104 @@ def _parsing_evaluation(path: Path) -> Evaluate:
         )
 
     return evaluate
+
+
+class DevScoring:
+    """Scores of a run's models on its dev sets, and the choice of the best one."""
+
+    def __init__(
+        self, folder: RunFolder, config: RunConfig, device: torch.device
+    ) -> None:
+        self._folder = folder
+        self._training = config.training
+        self._search = config.search
+        self.dev_sets = DevCorpus.open_all(folder, config, device)
+        """Dev sets, that which chooses the best checkpoint first."""
+
+    def score(self, checkpoint: Checkpoint, trainer: Trainer) -> list[DevScore]:
+        """Score a checkpoint by greedy search, and save it if it is the best so far.
+
+        The trainer's model must have the same weights.
+        """
+        search = self._search.greedy()
+        scores = [dev.score(checkpoint, trainer, search) for dev in self.dev_sets]
+        for score in sorted(scores, key=lambda score: score.is_main):
+            if score.is_main and self._history(score.step).is_best(score.entry()):
+                save_model(checkpoint, self._folder.path / BEST)
+            # Log last: a crash before this leaves no score of a model not saved.
+            kind = "dev" if score.is_main else DEV_SET
+            self._folder.log(kind, **score.entry())
+        return scores
+
+    def search(
+        self,
+        trainer: Trainer,
+        model: Checkpoint,
+        dev_sets: Sequence[DevCorpus],
+        num_averaged: int = 1,
+    ) -> list[DevScore]:
+        """Score a model by beam search, as users will search with it.
+
+        The trainer's model takes its weights.
+        """
+        trainer.model.load_state_dict(dict(model.weights))
+        search = replace(self._search, num_best=1)
+        scores = [dev.score(model, trainer, search) for dev in dev_sets]
+        return [replace(score, num_averaged=num_averaged) for score in scores]
+
+    def is_scored(self, step: int) -> bool:
+        """Whether the log has the score of the checkpoint of a step."""
+        return any(entry["step"] == step for entry in self._entries())
+
+    def loss_at(self, step: int) -> float | None:
+        """Return the loss of the checkpoint of a step, or None if it has no score."""
+        return self._history(step).loss_at(step)
+
+    def is_patience_spent(self, step: int) -> bool:
+        """Whether as many checkpoints as `patience` were no gain."""
+        training = self._training
+        # Training that ended before its updates by reward would never make them.
+        has_more = training.reward != "none" and not training.is_by_reward(step)
+        # Unlike the paper: training can end early, once checkpoints are no longer
+        # better on the dev corpus. Off by default: `training.patience`.
+        if training.patience is None or has_more:
+            return False
+        lengthened = self._folder.entries(LENGTHENED)
+        since = max((entry["step"] for entry in lengthened), default=-1)
+        history = self._history(step)
+        # The checkpoints before a run was lengthened have already ended it.
+        num_after = sum(entry["step"] > since for entry in history.entries)
+        return min(history.since_best(), num_after) >= training.patience
+
+    def is_chosen(self, best: DevScore, average: DevScore) -> bool:
+        """Whether the best checkpoint is the run's model in place of the average."""
+        history, one, other = self._history(average.step), best.entry(), average.entry()
+        # Updates by reward may raise the loss, so the score alone decides among them.
+        if self._training.is_by_reward(average.step):
+            return history.beats_by_score(one, other)
+        return history.beats_clearly(one, other)
+
+    def is_ahead(self, best: DevScore, average: DevScore) -> bool:
+        """Whether the best checkpoint has a better score, although it is not chosen."""
+        history = self._history(average.step)
+        is_better = history.beats(best.entry(), average.entry())
+        return is_better and not average.is_tied(best)
+
+    def _history(self, step: int) -> DevHistory:
+        """Dev scores of the checkpoints of a phase: by likelihood, or by reward.
+
+        Phases are not compared, as the reward may raise the loss.
+        """
+        training = self._training
+        phase = training.is_by_reward(step)
+        entries = self._entries()
+        return DevHistory(
+            entries=[e for e in entries if training.is_by_reward(e["step"]) == phase],
+            best_by=training.best_by,
+        )
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return self._folder.entries("dev", "loss")
 
 
 TRIALS = 1_000

@@ -59,7 +59,7 @@ from transduce.experiments.corpus_check import (
     require_fitting,
     without_preset,
 )
-from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
+from transduce.experiments.dev_corpus import DevScore, DevScoring
 from transduce.experiments.environment import (
     current_environment,
     environment_changes,
@@ -69,7 +69,6 @@ from transduce.experiments.presets import ADAPT, RunConfig, Task
 from transduce.experiments.run_folder import (
     FINAL,
     FINAL_DEV_SET,
-    LENGTHENED,
     PICTURE,
     START_MODEL,
     WENT_BACK,
@@ -122,8 +121,6 @@ LOG_STEPS = 10
 """Updates between lines of the log."""
 DRAWN_SECONDS = 10.0
 """Least time between two drawings of the learning curve, but for the last."""
-DEV_SET = "dev set"
-"""Kind of log entries with the scores of checkpoints on further dev sets."""
 RISE_OF_RATE = 1.5
 """Rise of the learning rate from one update to the next that causes a warning."""
 DIVERGED_RATE_FACTOR = 0.5
@@ -515,7 +512,7 @@ class _Run:
         self._hardware = hardware
         self._processes = processes
         self._observers = observers if processes.is_first else ()
-        self._dev_sets = DevCorpus.open_all(folder, self._config, hardware.device)
+        self._scoring = DevScoring(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
@@ -823,18 +820,15 @@ class _Run:
 
         It stays the best one if none is better.
         """
-        is_new = trainer.progress.step == 0 and 0 not in self._scored_steps()
+        is_new = trainer.progress.step == 0 and not self._scoring.is_scored(0)
         if self._folder.start and is_new:
             self._score(trainer)
-
-    def _scored_steps(self) -> set[int]:
-        return {entry["step"] for entry in self._folder.entries("dev", "loss")}
 
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the newest checkpoint, if the run was stopped before it was scored."""
         step = trainer.progress.step
         is_saved = self._folder.checkpoint(step).exists()
-        if is_saved and step not in self._scored_steps():
+        if is_saved and not self._scoring.is_scored(step):
             self._score(trainer)
 
     def _checkpointed(self, trainer: Trainer) -> bool:
@@ -847,14 +841,7 @@ class _Run:
     def _score(self, trainer: Trainer) -> None:
         """Score the model on the dev sets, and save it if it is the best so far."""
         checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
-        search = self._config.search.greedy()
-        scores = [dev.score(checkpoint, trainer, search) for dev in self._dev_sets]
-        for score in sorted(scores, key=lambda score: score.is_main):
-            if score.is_main and self._history(score.step).is_best(score.entry()):
-                save_model(checkpoint, self._folder.path / BEST)
-            # Log last: a crash before this leaves no score of a model not saved.
-            kind = "dev" if score.is_main else DEV_SET
-            self._folder.log(kind, **score.entry())
+        scores = self._scoring.score(checkpoint, trainer)
         for score in scores:
             for observer in self._observers:
                 observer.scored(score)
@@ -872,7 +859,7 @@ class _Run:
         loss = None
         if self._processes.is_first:
             step = trainer.progress.step
-            loss = self._history(step).loss_at(step)
+            loss = self._scoring.loss_at(step)
         device = self._hardware.device
         if self._processes.all_reduce_any(loss is not None, device):
             known = math.inf if loss is None else loss
@@ -883,35 +870,7 @@ class _Run:
         is_first = self._processes.is_first
         if trainer.is_rate_spent:
             return True
-        return is_first and self._is_patience_spent(trainer.progress.step)
-
-    def _history(self, step: int) -> DevHistory:
-        """Dev scores of the checkpoints of a phase: by likelihood, or by reward.
-
-        Phases are not compared, as the reward may raise the loss.
-        """
-        training = self._config.training
-        phase = training.is_by_reward(step)
-        entries = self._folder.entries("dev", "loss")
-        return DevHistory(
-            entries=[e for e in entries if training.is_by_reward(e["step"]) == phase],
-            best_by=training.best_by,
-        )
-
-    def _is_patience_spent(self, step: int) -> bool:
-        training = self._config.training
-        # Training that ended before its updates by reward would never make them.
-        has_more = training.reward != "none" and not training.is_by_reward(step)
-        # Unlike the paper: training can end early, once checkpoints are no longer
-        # better on the dev corpus. Off by default: `training.patience`.
-        if training.patience is None or has_more:
-            return False
-        lengthened = self._folder.entries(LENGTHENED)
-        since = max((entry["step"] for entry in lengthened), default=-1)
-        history = self._history(step)
-        # The checkpoints before a run was lengthened have already ended it.
-        num_after = sum(entry["step"] > since for entry in history.entries)
-        return min(history.since_best(), num_after) >= training.patience
+        return is_first and self._scoring.is_patience_spent(trainer.progress.step)
 
     def _finish(self, trainer: Trainer) -> RunResult:
         """Average the last checkpoints (section 6.1), and score the average.
@@ -921,22 +880,22 @@ class _Run:
         """
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
-        model, folder = average(members), AVERAGED
-        scores = self._dev_scores(trainer, model, len(members), self._dev_sets)
+        model, folder, scoring = average(members), AVERAGED, self._scoring
+        scores = scoring.search(trainer, model, scoring.dev_sets, len(members))
         dev = scores[0] if scores else None
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint becomes the model if it is better on the
         # dev corpus than the average, by its score and clearly by its loss. On by
         # default; `--no-dev` turns it off.
-        if dev and best and self._is_chosen(best, dev):
+        if dev and best and scoring.is_chosen(best, dev):
             self._warn(dev.dropped_for(best))
             folder, dev = BEST, best
             model = load_model(self._folder.path / BEST)
-            scores = [best, *self._dev_scores(trainer, model, 1, self._dev_sets[1:])]
+            scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
             if (self._folder.path / AVERAGED).exists():
                 remove_folder(self._folder.path / AVERAGED)
         else:
-            if dev and best and self._is_ahead(best, dev):
+            if dev and best and scoring.is_ahead(best, dev):
                 self._warn(dev.kept_despite(best))
             save_model(model, self._folder.path / AVERAGED)
         # Resuming a finished run reports its result again, but does not log it again.
@@ -961,7 +920,7 @@ class _Run:
 
     def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
         """Score the model that the run started from by beam search, if there is one."""
-        if not self._folder.start or not self._dev_sets:
+        if not self._folder.start or not self._scoring.dev_sets:
             return []
         try:
             start = load_model(self._folder.path / START)
@@ -969,19 +928,7 @@ class _Run:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
         model = replace(start, step=0, weights=first_weights(start, start.config))
-        return self._dev_scores(trainer, model, 1, self._dev_sets)
-
-    def _is_chosen(self, best: DevScore, dev: DevScore) -> bool:
-        """Whether the best checkpoint is the run's model in place of the average."""
-        history, one, other = self._history(dev.step), best.entry(), dev.entry()
-        # Updates by reward may raise the loss, so the score alone decides among them.
-        if self._config.training.is_by_reward(dev.step):
-            return history.beats_by_score(one, other)
-        return history.beats_clearly(one, other)
-
-    def _is_ahead(self, best: DevScore, dev: DevScore) -> bool:
-        is_better = self._history(dev.step).beats(best.entry(), dev.entry())
-        return is_better and not dev.is_tied(best)
+        return self._scoring.search(trainer, model, self._scoring.dev_sets)
 
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
@@ -1000,20 +947,7 @@ class _Run:
         is_by_reward = self._config.training.is_by_reward
         if is_by_reward(best.step) != is_by_reward(averaged[-1].step):
             return None
-        return self._dev_scores(trainer, best, 1, self._dev_sets[:1])[0]
-
-    def _dev_scores(
-        self,
-        trainer: Trainer,
-        model: Checkpoint,
-        num_averaged: int,
-        dev_sets: Sequence[DevCorpus],
-    ) -> list[DevScore]:
-        """Score by beam search, as users will search with the model."""
-        trainer.model.load_state_dict(dict(model.weights))
-        search = replace(self._config.search, num_best=1)
-        scores = [dev.score(model, trainer, search) for dev in dev_sets]
-        return [replace(score, num_averaged=num_averaged) for score in scores]
+        return self._scoring.search(trainer, best, self._scoring.dev_sets[:1])[0]
 
     def _draw(self) -> None:
         from transduce.analysis.figures import draw_learning_curve  # slow to import
