@@ -30,6 +30,32 @@ def test_the_public_names_are_exactly_these() -> None:
     }
 
 
+def test_a_translator_has_exactly_these_public_members() -> None:
+    assert {name for name in dir(transduce.Translator) if not name.startswith("_")} == {
+        "close",
+        "corpus_tag",
+        "cross_attention",
+        "get_ready",
+        "into",
+        "language_tag",
+        "models",
+        "parse",
+        "parser",
+        "sample",
+        "sample_stream",
+        "score",
+        "score_stream",
+        "shortlist",
+        "source_ids",
+        "target_languages",
+        "token_ids",
+        "torch_model",
+        "translate",
+        "translate_stream",
+        "with_tag",
+    }
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'transduce' has no attribute 'laod'"):
         transduce.laod  # noqa: B018

@@ -25,7 +25,7 @@ from transduce.cli.terminal import (
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse, penn_words
 from transduce.decoding.translations import Pace
-from transduce.decoding.translator import load
+from transduce.decoding.translator import interdependent_lines, load
 from transduce.model_folder import model_sum
 from transduce.trees.trees import WORD, Constituent, Leaf, Tree, indented, svg
 
@@ -127,7 +127,7 @@ def parse(
             "precision": translator.precision,
         }
 
-    together = translator.interdependent_lines(with_scores=False)
+    together = interdependent_lines(translator, with_scores=False)
     with (
         destination.opened(origin, together) as out,
         counted_lines(is_on_screen) as count_line,

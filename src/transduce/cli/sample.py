@@ -21,7 +21,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import load
+from transduce.decoding.translator import interdependent_lines, load
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig
 
@@ -142,5 +142,5 @@ def sample(
         destination,
         origin,
         Form(num_best=number, jsonl=jsonl),
-        translator.interdependent_lines(with_scores=jsonl),
+        interdependent_lines(translator, with_scores=jsonl),
     )

@@ -25,7 +25,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import load
+from transduce.decoding.translator import interdependent_lines, load
 from transduce.errors import ConfigError
 from transduce.model_folder import model_sum
 from transduce.search_config import LengthPenalty
@@ -222,5 +222,5 @@ def translate(
         destination,
         origin,
         Form(num_best=config.num_best, jsonl=jsonl),
-        translator.interdependent_lines(with_scores=jsonl),
+        interdependent_lines(translator, with_scores=jsonl),
     )

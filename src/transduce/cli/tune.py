@@ -12,7 +12,7 @@ from transduce.cli.options import require_both
 from transduce.cli.terminal import Files, error_console, table_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
-from transduce.decoding.translator import Translator, load
+from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError, counted
 from transduce.experiments.dev_corpus import (
     Grid,
@@ -144,7 +144,7 @@ def _of_text(
     grid: Grid,
     searching: Any,
 ) -> Tuning:
-    translator.require_translation()
+    require_translation(translator)
     require_language_of_files(model, "source", translator.source_language, files[0])
     if not translator.target_languages:
         require_language_of_files(model, "target", translator.target_language, files[1])

@@ -31,6 +31,7 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.translations import (
     Pace,
+    SearchResult,
     SearchTask,
     StepRows,
     in_order,
@@ -102,6 +103,13 @@ class _Sentence:
         return config.limit(len(self.source) + 1, fewest)
 
 
+Search = Callable[
+    [SearchTask[Sequence[DecodingModel], Any], Callable[[], object] | None],
+    Iterator[list[SearchResult]],
+]
+"""Function of a task, and of a callback between steps, that yields what it finds."""
+
+
 class Parser:
     """A translator whose model was trained on trees, as a parser.
 
@@ -112,8 +120,10 @@ class Parser:
         self,
         translator: "transduce.decoding.translator.Translator",
         symbols: SymbolVocabulary,
+        search: Search,
     ) -> None:
         self._translator = translator
+        self._search = search
         self._vocabulary = symbols
         self._symbols = symbols.symbols
 
@@ -178,7 +188,7 @@ class Parser:
             start=start,
             step_rows=StepRows(beam_size, self._translator.models[0].step_overhead),
         )
-        found = self._translator.run(task, pace.on_step)
+        found = self._search(task, pace.on_step)
         for i, hypotheses in chain.from_iterable(found):
             require_numbers([each.log_probability for each in hypotheses])
             pace.on_line()

@@ -382,7 +382,7 @@ class Translator:
             The model parses, sources and prefixes are not equally many, or one of them
             is a single string.
         """
-        self.require_translation()
+        require_translation(self)
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
         self._require_known(config.bad_words)
@@ -470,7 +470,7 @@ class Translator:
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
         """Draw translations like `sample` for a stream of sentences, in order."""
-        self.require_translation()
+        require_translation(self)
         require_lists(sources)
         self._require_memory_for(config.number)
         task = partial(
@@ -522,7 +522,7 @@ class Translator:
 
         Raises the exceptions of `score`.
         """
-        self.require_translation()
+        require_translation(self)
         require_lists(sources, targets)
         if len(self._checkpoints) > 1:
             raise RequestError(
@@ -582,26 +582,23 @@ class Translator:
                 "A model that parses must be trained on trees (train --trees), but "
                 "this one translates; use `transduce translate`."
             )
-        return Parser(self, self.symbols)
-
-    def tagged(self, source: str) -> str:
-        """Return a source with the tag of the target language that `into` has set."""
-        return tagged(source, self.language_tag, self.tokenizer)
+        return Parser(self, self.symbols, self._run)
 
     def source_ids(self, sources: Sequence[str]) -> list[list[int]]:
         """Encode sources, with the tags that `into` and `with_tag` have set."""
-        texts = list(map(self.tagged, sources))
+        texts = list(map(self._tagged, sources))
         return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
 
-    def require_translation(self) -> None:
-        """Raise `RequestError` if the first model parses."""
-        if self.symbols is not None:
-            raise RequestError(
-                "A model that translates must be trained on text, but this one parses; "
-                "use `transduce parse`."
-            )
+    def close(self) -> None:
+        """End the other processes; they also end with this process."""
+        if self._pool is not None:
+            self._pool.close()
 
-    def run(
+    def _tagged(self, source: str) -> str:
+        """Return a source with the tag of the target language that `into` has set."""
+        return tagged(source, self.language_tag, self.tokenizer)
+
+    def _run(
         self,
         task: SearchTask[Sequence[DecodingModel], Any],
         on_step: Callable[[], object] | None = None,
@@ -610,22 +607,6 @@ class Translator:
         if self._pool is None:
             return search_in_batches(task, self.models, on_step)
         return self._pool.search(task, on_step)
-
-    def interdependent_lines(self, *, with_scores: bool) -> int:
-        """Return the number of lines whose results may depend on each other by
-        rounding.
-
-        It is 1 on a CPU in fp32, and in int8 if scores do not matter.
-        """
-        is_exact = self.precision == "fp32" or (
-            self.precision == "int8" and not with_scores
-        )
-        return 1 if self.device == "cpu" and is_exact else WINDOW_LINES
-
-    def close(self) -> None:
-        """End the other processes; they also end with this process."""
-        if self._pool is not None:
-            self._pool.close()
 
     def _chosen(self, precision: PrecisionChoice) -> DecodingPrecision:
         """Return the precision for "auto": int8 if it rounds no weights."""
@@ -716,7 +697,7 @@ class Translator:
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
-        tagged = ((self.tagged(source), prefix) for source, prefix in pairs)
+        tagged = ((self._tagged(source), prefix) for source, prefix in pairs)
         for window in pace.windows(zip(count(pace.first_line), tagged)):
             lines = encode_lines(
                 window, self.tokenizer, self.source_language, self.corpus_tag
@@ -735,7 +716,7 @@ class Translator:
         """Yield the number and the translation of each part as soon as it is done."""
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
-        for found in self.run(task([parts[i] for i in filled]), on_step):
+        for found in self._run(task([parts[i] for i in filled]), on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
             for (i, hypotheses), texts in zip(found, self._texts(several), strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
@@ -791,6 +772,25 @@ class Translator:
             step_rows=StepRows(group_size, self.models[0].step_overhead),
             min_steps=min_steps,
         )
+
+
+def require_translation(translator: Translator) -> None:
+    """Raise `RequestError` if the first model of a translator parses."""
+    if translator.symbols is not None:
+        raise RequestError(
+            "A model that translates must be trained on text, but this one parses; "
+            "use `transduce parse`."
+        )
+
+
+def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
+    """Return the number of lines whose results may depend on each other by rounding.
+
+    It is 1 on a CPU in fp32, and in int8 if scores do not matter.
+    """
+    precision = translator.precision
+    is_exact = precision == "fp32" or (precision == "int8" and not with_scores)
+    return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES
 
 
 def _is_int8(checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint") -> bool:

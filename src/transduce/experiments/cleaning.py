@@ -13,7 +13,7 @@ from transduce.data.cleaning import (
 )
 from transduce.data.cleaning_rules import CleaningConfig
 from transduce.data.corpus_files import CorpusFiles, Files, paths_of
-from transduce.decoding.translator import Translator, load
+from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
 from transduce.files import real_path, require_new_folder
 from transduce.settings import require_between
@@ -165,7 +165,7 @@ def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Transla
     A model of several target languages scores with the tag of the corpus's.
     """
     translator = load(path, device=device)
-    translator.require_translation()
+    require_translation(translator)
     if translator.target_languages:
         targets = sorted(
             {each.target_language for each in files if each.target_language}

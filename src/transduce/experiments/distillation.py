@@ -25,7 +25,7 @@ from transduce.data.corpus_files import (
 )
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
 from transduce.decoding.native_decoder import PrecisionChoice
-from transduce.decoding.translator import Translator, load
+from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.contradictions import resolved
@@ -354,7 +354,7 @@ def _into_target(translator: Translator, plan: DistillationPlan) -> Translator:
     The language of a teacher with several is that given, or else that of the
     references' endings, or its own.
     """
-    translator.require_translation()
+    require_translation(translator)
     true_targets = (*plan.reference, *plan.dev_target)
     language = plan.target_language
     if language is None and translator.target_languages:

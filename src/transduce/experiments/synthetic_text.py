@@ -30,7 +30,12 @@ from transduce.decoding.translations import (
     Translation,
     TranslationHypothesis,
 )
-from transduce.decoding.translator import Translator, load
+from transduce.decoding.translator import (
+    Translator,
+    interdependent_lines,
+    load,
+    require_translation,
+)
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.files import (
     atomic_file,
@@ -287,7 +292,7 @@ def translate_text(
     `on_line` is called with the number of lines before the first translation, and then
     with 1 for each translated line.
     """
-    together = translator.interdependent_lines(with_scores=True)
+    together = interdependent_lines(translator, with_scores=True)
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
@@ -609,7 +614,7 @@ def back_translate(
         num_processes=num_processes,
     )
     try:
-        translator.require_translation()
+        require_translation(translator)
         if target_language is not None:
             translator = translator.into(target_language)
         return _back_translate(

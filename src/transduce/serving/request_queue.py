@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parser import Parse, penn_words
 from transduce.decoding.translations import Pace, Translation, require_lists
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, require_translation
 from transduce.errors import (
     BusyError,
     ConfigError,
@@ -244,7 +244,7 @@ class RequestQueue:
         sentence was not started in time, and `TimeLimitError` if it was started, but
         took too long.
         """
-        self.translator.require_translation()
+        require_translation(self.translator)
         task = _Translate(search or self.translator.search, tag)
         return self._submit(sentences, task, deadline)
 
