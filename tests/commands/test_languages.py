@@ -111,7 +111,10 @@ def test_a_run_is_resumed_in_its_languages_alone(
     succeeds(*TINY, *files, *FEW)
     succeeds(*TINY, *files, *FEW, "--resume")
     said = refuses(*TINY, *files, *FEW, "--resume", "--source-language", "fr")
-    assert "`languages.source` of the run to resume is 'en', but 'fr' is" in said
+    assert (
+        "`languages.source` (--source-language) of the run to resume is 'en', but 'fr' "
+        "is requested"
+    ) in said
 
 
 def test_a_run_of_a_version_without_languages_is_resumed(

@@ -390,7 +390,8 @@ def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_
     again = ("train", "--out", tmp_path / "run", "--resume", "--device", "cpu")
     succeeds(*again, *options)
     other = (*text, "--replay", *old, "--replay-share", "0.3")
-    assert "`corpora` of the run to resume" in refuses(*again, *other)
+    said = refuses(*again, *other)
+    assert "`corpora` (--corpus, --replay) of the run to resume are others" in said
     for given, message in (
         ((*text, "--replay-share", "0.3"), "--replay-share needs the text"),
         ((*text, "--replay", *old, "--replay-share", "1"), "below 1, but is 1"),

@@ -126,6 +126,24 @@ def test_no_dev_trains_on_all_pairs(
     succeeds(*call, "--resume")
 
 
+@pytest.mark.parametrize("names_files", [True, False])
+def test_no_dev_is_refused_for_a_run_that_began_without_it(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    tmp_path: Path,
+    *,
+    names_files: bool,
+) -> None:
+    out = tmp_path / "run"
+    succeeds(*TINY, *FEW, *files(my_corpus), "--out", out)
+    again = (*TINY, *FEW, *files(my_corpus)) if names_files else ("train",)
+    assert refuses(*again, "--out", out, "--resume", "--no-dev") == (
+        f"{out}: the run to resume was started without --no-dev; leave it out, or "
+        "start another run."
+    )
+
+
 def test_a_dev_corpus_and_no_dev_contradict_each_other(
     refuses: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
 ) -> None:

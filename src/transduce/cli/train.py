@@ -591,7 +591,7 @@ def train(
     files = with_dev_sets(files, dev_sets_of(dev))
     given_tags = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(given_tags))
-    run = _without_dev(run, files) if no_dev else run
+    run = _without_dev(run, files, out if resume else None) if no_dev else run
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
@@ -699,8 +699,19 @@ def _with_mixture(
     return run, with_corpora(files, run.corpora) if is_new or replay else files
 
 
-def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
-    """Return settings to train on all pairs; `ConfigError` if a dev corpus is given."""
+def _without_dev(
+    run: RunConfig, files: RunFiles | None, resumed: Path | None
+) -> RunConfig:
+    """Return settings to train on all pairs.
+
+    Raises `ConfigError` if a dev corpus is given, or if the run to resume was started
+    without --no-dev.
+    """
+    if resumed is not None and settings_of(resumed).evaluation.hold_out:
+        raise ConfigError(
+            f"{resumed}: the run to resume was started without --no-dev; leave it out, "
+            "or start another run."
+        )
     if files is not None and files.has_dev:
         raise ConfigError(
             "Either a dev corpus or --no-dev must be given, but both are; leave one "

@@ -528,6 +528,14 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
         )
 
 
+OPTIONS = {
+    "corpora": " (--corpus, --replay)",
+    "languages.source": " (--source-language)",
+    "languages.target": " (--target-language)",
+}
+"""Options of `transduce train` for some settings, as they stand in messages."""
+
+
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a run to resume has other settings."""
     recorded = settings_of(out)
@@ -558,8 +566,8 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         requested = getattr(config, name)
         if requested and requested != getattr(recorded, name):
             raise ConfigError(
-                f"{out}: `{name}` of the run to resume are others than are requested; "
-                "leave them out, or start another run."
+                f"{out}: `{name}`{OPTIONS.get(name, '')} of the run to resume are "
+                "others than are requested; leave them out, or start another run."
             )
     tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
     for name in tables:
@@ -567,9 +575,9 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         for key, value in ours.items():
             if value != theirs[key]:
                 raise ConfigError(
-                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is requested; leave the setting out, or start "
-                    "another run."
+                    f"{out}: `{name}.{key}`{OPTIONS.get(f'{name}.{key}', '')} of the "
+                    f"run to resume is {theirs[key]!r}, but {value!r} is requested; "
+                    "leave the setting out, or start another run."
                 )
 
 
