@@ -238,6 +238,10 @@ def test_fewer_lines_are_drawn_for_one_token(
         (("--layer", "2"), "--layer must be from 1 to 1, but is 2."),
         (("--layer", "0"), "--layer must be from 1 to 1, but is 0."),
         (("--heads", "1", "5"), "--heads must be from 1 to 4, but is 5."),
+        (
+            ("--heads", "1", "2", "1"),
+            "--heads must have no value twice, but 1 is given more than once; leave",
+        ),
         (("--token", "no"), "--token must be one of one, two, three, </s>, but is no."),
         (("--figure", "f.jpg"), "f.jpg: a figure must end in .png, .svg, .pdf, but"),
         (("--figure", "no/f.png"), "no/f.png: cannot be written (No such file or"),

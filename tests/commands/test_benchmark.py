@@ -111,6 +111,14 @@ HUGE = ("model.num_layers=1000", "model.d_model=65536")
             ("decoding", "--preset", "tiny", "--length", "3", "--set", *HUGE),
             "Decoding must fit in the ",
         ),
+        (
+            ("decoding", "m", "--beam-sizes", "4", "1", "4"),
+            "--beam-sizes must have no value twice, but 4 is given more than once",
+        ),
+        (
+            ("decoding", "m", "--batch-sizes", "8", "8"),
+            "--batch-sizes must have no value twice, but 8 is given more than once",
+        ),
         (("training", "--rounds", "two"), 'must be a whole number, but is "two".'),
         (("training", "--device", "tpu"), '`device` must be "auto", "cpu" or "cuda"'),
         (("trainign",), 'Unknown command "trainign"'),

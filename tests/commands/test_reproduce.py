@@ -162,6 +162,14 @@ def test_a_folder_that_holds_something_is_left_alone(
         (("table2", "--out", "o", "--tflops", "nan"), "at most 1,000,000, but is nan."),
         (("table2", "--out", "o", "--tflops", "inf"), "at most 1,000,000, but is inf."),
         (("table2", "--out", "o", "--presets", "bsae"), "did you mean 'base'?"),
+        (
+            ("table2", "--out", "o", "--presets", "big", "big"),
+            "--presets must have no value twice, but big is given more than once",
+        ),
+        (
+            ("table2", "r", "r", "--source", "s", "--out", "o"),
+            "RUNS must have no value twice, but r is given more than once",
+        ),
         (("table5",), 'Unknown command "table5"'),
     ],
     ids=str,
@@ -224,6 +232,13 @@ class TestTable4:
             (
                 ("--wsj-only", "g", "p", "--treebank", "T", "--split", "S"),
                 "g: the file cannot be read",
+            ),
+            (
+                (
+                    *("--wsj-only", "g", "p", "g", "p"),
+                    *("--treebank", "T", "--split", "S"),
+                ),
+                "--wsj-only must have no value twice, but g p is given more than once",
             ),
         ],
         ids=str,

@@ -58,6 +58,7 @@ def test_systems_are_trained_and_added(
         (("--steps", "0"), "`--steps` must be at least 1"),
         (("--set", "model.dropout=0"), "must not be one of their models"),
         (("--presets-typo",), "presets-typo"),
+        (("--test", "a", "b", "a", "b"), "--test must have no value twice, but a b"),
         (("--tflops", "3"), "--tflops has no effect with --train"),
         (("--tokenize", "intl"), "--tokenize has no effect with --train"),
         (("--language", "de"), "--target-language has no effect with --train"),

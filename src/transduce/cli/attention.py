@@ -17,6 +17,7 @@ from transduce.analysis.figures import (
 )
 from transduce.analysis.sentence_attention import Granularity, as_page, look_into
 from transduce.cli.lines import search_of
+from transduce.cli.options import require_distinct
 from transduce.cli.terminal import Force, require_new, writer
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -92,6 +93,7 @@ def attention(
             "There must be a file to write, but none is named; give --out for a page "
             "or --figure for a picture."
         )
+    require_distinct("--heads", heads)
     require_new(out, force=force, others=(figure,), called="the picture")
     require_new(figure, force=force)
     if figure is not None:

@@ -20,7 +20,7 @@ from transduce.benchmark.training import (
     training_table,
 )
 from transduce.checkpoint import load_model
-from transduce.cli.options import Assignments, run_config
+from transduce.cli.options import Assignments, require_distinct, run_config
 from transduce.cli.terminal import error_console
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
@@ -157,6 +157,8 @@ def decoding(
             "--length must be given without a model, as random weights end no "
             "translation; add it, or a model."
         )
+    require_distinct("--batch-sizes", batch_sizes)
+    require_distinct("--beam-sizes", beam_sizes)
     sentences = _sentences(input)
     if model is None:
         checkpoint = random_checkpoint(run_config(preset, None, settings), sentences)

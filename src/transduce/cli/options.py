@@ -1,6 +1,8 @@
 """Options that several commands share."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -209,6 +211,18 @@ def changed_by_options(
         return apply_assignments(config, assignments)
 
     return changed(config, change)
+
+
+def require_distinct(option: str, values: Sequence[object]) -> None:
+    """Raise `ConfigError` if an option, or an argument, has the same value twice."""
+    for value, count in Counter(values).items():
+        if count > 1:
+            words = value if isinstance(value, tuple) else (value,)
+            raise ConfigError(
+                f"{option} must have no value twice, but "
+                f"{' '.join(map(str, words))} is given more than once; leave out the "
+                "others."
+            )
 
 
 def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:

@@ -15,7 +15,11 @@ from cyclopts import Parameter
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.measurement import describe_machine, matrix_rate
 from transduce.cli.data import DataDisplay
-from transduce.cli.options import Assignments, changed_by_options
+from transduce.cli.options import (
+    Assignments,
+    changed_by_options,
+    require_distinct,
+)
 from transduce.cli.terminal import (
     Files,
     Force,
@@ -279,14 +283,10 @@ def table2(
         scale=scale, steps=steps, settings=settings, parallel=parallel,
         precision=precision, resamples=resamples,
     )  # fmt: skip
-    if bool(runs) != bool(source):
-        raise ConfigError(
-            "Runs and --source must be given together, but only one of them is."
-        )
-    if not runs:
-        _require_defaults(
-            "without runs", reference=reference, language=language, tokenize=tokenize
-        )
+    _require_runs_and_text(
+        runs, source, reference=reference, language=language, tokenize=tokenize
+    )
+    require_distinct("--presets", presets)
     named = LanguagesConfig(target=language).target or guess_all(reference)
     language_of_runs = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, made_by="reproduce table2")
@@ -355,6 +355,19 @@ def _require_defaults(mode: str, **values: object) -> None:
             raise ConfigError(f"{option} has no effect {mode}; leave it out.")
 
 
+def _require_runs_and_text(
+    runs: Sequence[Path], source: Files, **of_text: object
+) -> None:
+    """Raise `ConfigError` unless there are different runs and a text, or neither."""
+    require_distinct("RUNS", runs)
+    if bool(runs) != bool(source):
+        raise ConfigError(
+            "Runs and --source must be given together, but only one of them is."
+        )
+    if not runs:
+        _require_defaults("without runs", **of_text)
+
+
 def _assignments_of_all(assignments: Sequence[str]) -> tuple[str, ...]:
     """Return settings for all systems; `ConfigError` for those of a model."""
     for each in assignments:
@@ -393,6 +406,7 @@ def _train_table2(
     test: Sequence[tuple[Path, Path]],
     options: TrainedOptions,
 ) -> None:
+    require_distinct("--test", test)
     require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
     require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
@@ -604,6 +618,8 @@ def table4(
         raise ConfigError(
             "F1 is meaningless without its test set; name it by --treebank and --split."
         )
+    require_distinct("--wsj-only", wsj_only)
+    require_distinct("--semi-supervised", semi_supervised)
     require_new_folder(out, force=force, made_by="reproduce table4")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
