@@ -204,14 +204,17 @@ typedef struct td_stack {
     td_mask self_mask, cross_mask;
     const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within
                               the sub-layer, two of the dropout of its output */
-    /* Pointers of all layers. A layer has self-attention or a recurrent unit,
-     * cross-attention if there is one, and feed-forward. A sub-layer has its linear
-     * maps (query, key_value and output; gate and candidate; or inner and outer), then
-     * gain and bias of its layer norm. A linear map has weight [outputs, inputs], the
-     * weight packed forward and packed backward (each as large in bf16; NULL in fp32),
-     * and bias; candidate has no bias. */
-    void **weights;
-    void **grad_weights; /* [parts, as many as weights]; packed weights are not read */
+    /* Pointers to the parameters of all layers. A layer has self-attention or a
+     * recurrent unit, cross-attention if there is one, and feed-forward. A sub-layer
+     * has its linear maps (query, key_value and output; gate and candidate; or inner
+     * and outer), then gain and bias of its layer norm. A linear map has weight
+     * [outputs, inputs] and bias; candidate has no bias. */
+    float *const *weights;
+    float *const *grad_weights; /* [parts] pointers to the gradients of all parameters,
+                                   which follow one another */
+    /* Weights of all linear maps, packed in bf16, one after another; NULL in fp32.
+     * packed_backward is NULL also if there is no backward pass. */
+    td_bf16 *packed_forward, *packed_backward;
     const float *x;      /* [sentences, length, d_model] */
     const float *memory; /* [sentences, memory_length, d_model], the encoder's output */
     float *y;            /* [sentences, length, d_model] */
@@ -290,7 +293,7 @@ typedef struct td_nn_api {
     /* States and workspace of each part. */
     int64_t (*stack_states)(const td_stack *stack);
     int64_t (*stack_workspace)(const td_stack *stack);
-    /* Pack all weights for products in bf16. */
+    /* Pack the weights into packed_forward and, unless it is NULL, packed_backward. */
     td_status (*stack_pack)(const td_stack *stack);
     /* Compute y and states; in bf16, given packed weights. TD_UNSUPPORTED: use_sgemm
      * has not been called, in fp32. */

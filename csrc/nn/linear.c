@@ -79,9 +79,9 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
 static void linear_forward_fp32(LinearMap linear, const float *x, int64_t rows,
                                 const Relu *relu, float *y, int num_threads)
 {
-    multiply_fp32(PLAIN, x, linear.inputs, TRANSPOSED, linear.weights.weight,
-                  linear.inputs, rows, linear.outputs, linear.inputs, 0.0f, y);
-    BiasAddition addition = {y, linear.weights.bias, linear.outputs, relu};
+    multiply_fp32(PLAIN, x, linear.inputs, TRANSPOSED, linear.weight, linear.inputs,
+                  rows, linear.outputs, linear.inputs, 0.0f, y);
+    BiasAddition addition = {y, linear.bias, linear.outputs, relu};
     if (addition.bias)
         parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
 }
@@ -110,8 +110,7 @@ TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads)
 TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
                                 const Relu *relu, Activations y, int num_threads)
 {
-    const LinearWeights *w = &linear.weights;
-    if (!w->packed_forward) {
+    if (!linear.packed_forward) {
         linear_forward_fp32(linear, x.fp32, rows, relu, y.fp32, num_threads);
         return;
     }
@@ -125,10 +124,10 @@ TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
     const Bf16Epilogue epilogue = {.columns = linear.outputs,
                                    .bf16 = y.bf16,
                                    .fp32 = y.fp32,
-                                   .bias = w->bias,
+                                   .bias = linear.bias,
                                    .relu = relu != NULL,
                                    .dropout = is_dropped ? &dropout : NULL};
-    const Bf16Matrix matrix = {w->packed_forward, linear.inputs, linear.outputs};
+    const Bf16Matrix matrix = {linear.packed_forward, linear.inputs, linear.outputs};
     run_bf16_product((Bf16Product){x.bf16, matrix, epilogue}, num_threads);
 }
 
@@ -194,13 +193,13 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
 static void linear_backward_fp32(LinearBackward b, int num_threads)
 {
     const int64_t inputs = b.linear.inputs, outputs = b.linear.outputs;
-    const LinearWeights grad = b.grad.weights;
+    const LinearMap grad = b.grad;
     ColumnSums columns = {b.grad_y.fp32, b.relu_y, b.dropout_scale,
                           grad.bias,     b.rows,   outputs};
     if (grad.bias)
         parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
-    multiply_fp32(PLAIN, b.grad_y.fp32, outputs, PLAIN, b.linear.weights.weight, inputs,
-                  b.rows, inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);
+    multiply_fp32(PLAIN, b.grad_y.fp32, outputs, PLAIN, b.linear.weight, inputs, b.rows,
+                  inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);
     multiply_fp32(TRANSPOSED, b.grad_y.fp32, outputs, PLAIN, b.x.fp32, inputs, outputs,
                   inputs, b.rows, 0.0f, grad.weight);
 }
@@ -261,7 +260,7 @@ static void linear_backward_bf16(LinearBackward b, int num_threads)
                                    .accumulates = b.accumulates,
                                    .dropout = b.relu_x.data ? &dropout : NULL,
                                    .positive = b.relu_x};
-    const Bf16Matrix matrix = {b.linear.weights.packed_backward, outputs, inputs};
+    const Bf16Matrix matrix = {b.linear.packed_backward, outputs, inputs};
     run_bf16_product((Bf16Product){b.grad_y.bf16, matrix, epilogue}, num_threads);
     RowPacking packing = {b.x.bf16, inputs, b.packed_x};
     if (!b.is_x_packed)
@@ -270,15 +269,15 @@ static void linear_backward_bf16(LinearBackward b, int num_threads)
         (WeightGradient){.grad_y = b.grad_y.bf16,
                          .x = {b.packed_x, round_up_to_panels(b.rows), inputs},
                          .outputs = outputs,
-                         .weight = b.grad.weights.weight,
-                         .bias = b.grad.weights.bias,
+                         .weight = b.grad.weight,
+                         .bias = b.grad.bias,
                          .transposed = b.transposed},
         num_threads);
 }
 
 TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads)
 {
-    if (backward.linear.weights.packed_backward)
+    if (backward.linear.packed_backward)
         linear_backward_bf16(backward, num_threads);
     else
         linear_backward_fp32(backward, num_threads);
@@ -286,10 +285,9 @@ TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads)
 
 TD_INTERNAL void pack_weights(LinearMap linear, int num_threads)
 {
-    const LinearWeights w = linear.weights;
     const int64_t inputs = linear.inputs, outputs = linear.outputs;
-    WeightPacking forward = {w.weight, outputs, inputs, w.packed_forward};
-    WeightPacking backward = {w.weight, outputs, inputs, w.packed_backward};
+    WeightPacking forward = {linear.weight, outputs, inputs, linear.packed_forward};
+    WeightPacking backward = {linear.weight, outputs, inputs, linear.packed_backward};
     parallel_for(pack_forward, &forward, outputs / PACKED_COLUMNS, 1, num_threads);
     if (backward.to)
         parallel_for(pack_backward, &backward, inputs / PACKED_COLUMNS, 1, num_threads);

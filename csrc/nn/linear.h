@@ -17,18 +17,13 @@ typedef struct {
     td_panels bf16;
 } Activations;
 
-/* Parameters of a linear map, or their gradients, in the order of the pointers in
- * td_stack.weights. */
+/* Parameters of a linear map, or their gradients, which are not packed. */
 typedef struct {
+    int64_t inputs, outputs;  /* multiples of 16, or of 32 in bf16 */
     float *weight;            /* [outputs, inputs] */
+    float *bias;              /* [outputs]; NULL: none, and no ReLU follows the map */
     td_bf16 *packed_forward;  /* NULL if products are in fp32 */
     td_bf16 *packed_backward; /* NULL also if there is no backward pass */
-    float *bias; /* [outputs]; NULL for none: then no ReLU follows the map */
-} LinearWeights;
-
-typedef struct {
-    LinearWeights weights;
-    int64_t inputs, outputs; /* multiples of 16, or of 32 in bf16 */
 } LinearMap;
 
 /* ReLU after a linear map, with dropout. */

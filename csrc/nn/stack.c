@@ -94,31 +94,6 @@ static void add_and_normalize_backward(const td_stack *s, NormStates states,
     layer_norm_backward(norm, s->num_threads);
 }
 
-static LinearMap query_map(const td_stack *s, const AttentionWeights *w)
-{
-    return (LinearMap){w->query, s->d_model, s->heads * s->d_k};
-}
-
-static LinearMap key_value_map(const td_stack *s, const AttentionWeights *w)
-{
-    return (LinearMap){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
-}
-
-static LinearMap output_map(const td_stack *s, const AttentionWeights *w)
-{
-    return (LinearMap){w->output, s->heads * s->d_v, s->d_model};
-}
-
-static LinearMap inner_map(const td_stack *s, const FeedForwardWeights *w)
-{
-    return (LinearMap){w->inner, s->d_model, s->d_ff};
-}
-
-static LinearMap outer_map(const td_stack *s, const FeedForwardWeights *w)
-{
-    return (LinearMap){w->outer, s->d_ff, s->d_model};
-}
-
 static td_attention attention_of(const td_stack *s, AttentionInputs in,
                                  AttentionStates states, const StackWorkspace *work)
 {
@@ -147,13 +122,12 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
                    AttentionStates states, Activations y, const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    linear_forward(query_map(s, w), in.x, num_rows(s), NULL, only_fp32(states.query),
-                   threads);
-    linear_forward(key_value_map(s, w), in.memory, s->sentences * in.keys, NULL,
+    linear_forward(w->query, in.x, num_rows(s), NULL, only_fp32(states.query), threads);
+    linear_forward(w->key_value, in.memory, s->sentences * in.keys, NULL,
                    only_fp32(states.key_value), threads);
     attention_forward(attention_of(s, in, states, work), threads);
-    linear_forward(output_map(s, w), states.heads, num_rows(s), NULL,
-                   only_fp32(work->addend), threads);
+    linear_forward(w->output, states.heads, num_rows(s), NULL, only_fp32(work->addend),
+                   threads);
     add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
 }
 
@@ -182,8 +156,8 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
                                work->grad_addend, grad->gain, grad->bias, work);
     differentiate_map(s, work,
-                      (LinearBackward){.linear = output_map(s, w),
-                                       .grad = output_map(s, grad),
+                      (LinearBackward){.linear = w->output,
+                                       .grad = grad->output,
                                        .rows = rows,
                                        .x = states.heads,
                                        .grad_y = work->grad_addend,
@@ -196,34 +170,22 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     attention.bf16_grad_key_value = grad_key_value.bf16;
     attention_backward(attention, threads);
     differentiate_map(s, work,
-                      (LinearBackward){.linear = query_map(s, w),
-                                       .grad = query_map(s, grad),
+                      (LinearBackward){.linear = w->query,
+                                       .grad = grad->query,
                                        .rows = rows,
                                        .x = in.x,
                                        .grad_y = work->grad_query,
                                        .grad_x = only_fp32(grad_x),
                                        .accumulates = 1});
     differentiate_map(s, work,
-                      (LinearBackward){.linear = key_value_map(s, w),
-                                       .grad = key_value_map(s, grad),
+                      (LinearBackward){.linear = w->key_value,
+                                       .grad = grad->key_value,
                                        .rows = memory_rows,
                                        .x = in.memory,
                                        .grad_y = grad_key_value,
                                        .grad_x = only_fp32(grad_memory),
                                        .accumulates = accumulates,
                                        .is_x_packed = is_self_attention});
-}
-
-static LinearMap gate_map(const td_stack *s, const RecurrenceWeights *w)
-{
-    return (LinearMap){w->gate, s->d_model, s->d_model};
-}
-
-static LinearMap candidate_map(const td_stack *s, const RecurrenceWeights *w)
-{
-    const LinearWeights weights = {w->candidate, w->packed_forward, w->packed_backward,
-                                   NULL};
-    return (LinearMap){weights, s->d_model, s->d_model};
 }
 
 static td_recurrence recurrence_of(const td_stack *s, RecurrenceStates states)
@@ -242,10 +204,9 @@ static void recur(const td_stack *s, const RecurrenceWeights *w, Activations x,
                   const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    linear_forward(gate_map(s, w), x, num_rows(s), NULL, only_fp32(states.gate),
+    linear_forward(w->gate, x, num_rows(s), NULL, only_fp32(states.gate), threads);
+    linear_forward(w->candidate, x, num_rows(s), NULL, only_fp32(states.candidate),
                    threads);
-    linear_forward(candidate_map(s, w), x, num_rows(s), NULL,
-                   only_fp32(states.candidate), threads);
     td_recurrence recurrence = recurrence_of(s, states);
     recurrence.output = work->addend;
     recurrence_forward(recurrence, threads);
@@ -269,16 +230,16 @@ static void recur_backward(const td_stack *s, const RecurrenceWeights *w,
     round_activations(work->grad_gate, s->d_model, threads);
     round_activations(work->grad_candidate, s->d_model, threads);
     differentiate_map(s, work,
-                      (LinearBackward){.linear = gate_map(s, w),
-                                       .grad = gate_map(s, grad),
+                      (LinearBackward){.linear = w->gate,
+                                       .grad = grad->gate,
                                        .rows = num_rows(s),
                                        .x = x,
                                        .grad_y = work->grad_gate,
                                        .grad_x = only_fp32(grad_x),
                                        .accumulates = 1});
     differentiate_map(s, work,
-                      (LinearBackward){.linear = candidate_map(s, w),
-                                       .grad = candidate_map(s, grad),
+                      (LinearBackward){.linear = w->candidate,
+                                       .grad = grad->candidate,
                                        .rows = num_rows(s),
                                        .x = x,
                                        .grad_y = work->grad_candidate,
@@ -294,9 +255,9 @@ static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activat
     const int threads = s->num_threads;
     const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), first_row(s),
                        work->mask_bits};
-    linear_forward(inner_map(s, w), x, num_rows(s), &relu, states.hidden, threads);
-    linear_forward(outer_map(s, w), states.hidden, num_rows(s), NULL,
-                   only_fp32(work->addend), threads);
+    linear_forward(w->inner, x, num_rows(s), &relu, states.hidden, threads);
+    linear_forward(w->outer, states.hidden, num_rows(s), NULL, only_fp32(work->addend),
+                   threads);
     add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
 }
 
@@ -308,8 +269,8 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
                                work->grad_addend, grad->gain, grad->bias, work);
     differentiate_map(s, work,
-                      (LinearBackward){.linear = outer_map(s, w),
-                                       .grad = outer_map(s, grad),
+                      (LinearBackward){.linear = w->outer,
+                                       .grad = grad->outer,
                                        .rows = num_rows(s),
                                        .x = states.hidden,
                                        .grad_y = work->grad_addend,
@@ -317,8 +278,8 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
                                        .relu_x = states.hidden.bf16,
                                        .dropout_scale = s->relu_dropout.scale});
     differentiate_map(s, work,
-                      (LinearBackward){.linear = inner_map(s, w),
-                                       .grad = inner_map(s, grad),
+                      (LinearBackward){.linear = w->inner,
+                                       .grad = grad->inner,
                                        .rows = num_rows(s),
                                        .x = x,
                                        .grad_y = work->grad_hidden,
@@ -340,23 +301,24 @@ static Activations first_output(const td_stack *s, const LayerStates *states)
 static Activations layer_forward(const td_stack *s, int64_t layer, Activations x,
                                  const StackWorkspace *work)
 {
-    const LayerWeights w = weights_of_layer(s, s->weights, layer);
+    const LayerWeights w = weights_of_layer(s, layer);
     const LayerStates states = states_of_layer(s, layer);
     Activations y = first_output(s, &states);
-    if (w.recurrence)
-        recur(s, w.recurrence, x, layer * num_sublayers(s), states.recurrence, y, work);
+    if (s->is_recurrent)
+        recur(s, &w.recurrence, x, layer * num_sublayers(s), states.recurrence, y,
+              work);
     else
-        attend(s, w.self_attention, self_attention_inputs(s, x, layer),
+        attend(s, &w.self_attention, self_attention_inputs(s, x, layer),
                states.self_attention, y, work);
     if (s->memory_length > 0) {
         x = y;
         y = states.cross_attention.norm.y;
-        attend(s, w.cross_attention, cross_attention_inputs(s, x, layer),
+        attend(s, &w.cross_attention, cross_attention_inputs(s, x, layer),
                states.cross_attention, y, work);
     }
     x = y;
     y = layer + 1 < s->layers ? states.feed_forward.norm.y : only_fp32(s->y);
-    feed_forward(s, w.feed_forward, x, (layer + 1) * num_sublayers(s) - 1,
+    feed_forward(s, &w.feed_forward, x, (layer + 1) * num_sublayers(s) - 1,
                  states.feed_forward, y, work);
     return y;
 }
@@ -371,8 +333,8 @@ static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 static const float *layer_backward(const td_stack *s, int64_t layer,
                                    const float *grad_y, const StackWorkspace *work)
 {
-    const LayerWeights w = weights_of_layer(s, s->weights, layer);
-    const LayerWeights grad = weights_of_layer(s, s->grad_weights, layer);
+    const LayerWeights w = weights_of_layer(s, layer);
+    const LayerWeights grad = grads_of_layer(s, layer);
     const LayerStates states = states_of_layer(s, layer);
     const int is_first = layer == 0, is_last = layer + 1 == s->layers;
     const int has_memory = s->memory_length > 0;
@@ -381,23 +343,23 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     const Activations first = first_output(s, &states);
     const Activations attended = has_memory ? states.cross_attention.norm.y : first;
     float *grad_x = other_buffer(work, grad_y);
-    feed_forward_backward(s, w.feed_forward, grad.feed_forward, attended,
+    feed_forward_backward(s, &w.feed_forward, &grad.feed_forward, attended,
                           states.feed_forward, grad_y, grad_x, work);
     if (has_memory) {
         grad_y = grad_x;
         grad_x = other_buffer(work, grad_y);
         /* The last layer, which is the first here, writes grad_memory; others add. */
-        attend_backward(s, w.cross_attention, grad.cross_attention,
+        attend_backward(s, &w.cross_attention, &grad.cross_attention,
                         cross_attention_inputs(s, first, layer), states.cross_attention,
                         grad_y, grad_x, s->grad_memory, !is_last, work);
     }
     grad_y = grad_x;
     grad_x = is_first ? s->grad_x : other_buffer(work, grad_y);
-    if (w.recurrence)
-        recur_backward(s, w.recurrence, grad.recurrence, x, states.recurrence, grad_y,
+    if (s->is_recurrent)
+        recur_backward(s, &w.recurrence, &grad.recurrence, x, states.recurrence, grad_y,
                        grad_x, work);
     else
-        attend_backward(s, w.self_attention, grad.self_attention,
+        attend_backward(s, &w.self_attention, &grad.self_attention,
                         self_attention_inputs(s, x, layer), states.self_attention,
                         grad_y, grad_x, grad_x, 1, work);
     return grad_x;
@@ -434,9 +396,9 @@ static void backward_parts(void *shared, int64_t first, int64_t end, int worker)
 
 static void pack_attention(const td_stack *s, const AttentionWeights *w)
 {
-    pack_weights(query_map(s, w), s->num_threads);
-    pack_weights(key_value_map(s, w), s->num_threads);
-    pack_weights(output_map(s, w), s->num_threads);
+    pack_weights(w->query, s->num_threads);
+    pack_weights(w->key_value, s->num_threads);
+    pack_weights(w->output, s->num_threads);
 }
 
 /* ---- Interface ----------------------------------------------------------------- */
@@ -468,51 +430,11 @@ static int are_stack_sizes(const td_stack *s)
            (s->kept_layers == 1 || s->kept_layers == s->layers);
 }
 
-/* Pointers that linear maps must have besides weight and bias. */
-enum Need { NO_PACKED, PACKED_FORWARD, PACKED_BOTH };
-
-static int is_linear_valid(const LinearWeights *w, enum Need need)
+/* Check what both passes read. */
+static td_status check_stack(const td_stack *s)
 {
-    return w->weight && w->bias && (need < PACKED_FORWARD || w->packed_forward) &&
-           (need < PACKED_BOTH || w->packed_backward);
-}
-
-static int is_attention_valid(const AttentionWeights *w, enum Need need)
-{
-    return is_linear_valid(&w->query, need) && is_linear_valid(&w->key_value, need) &&
-           is_linear_valid(&w->output, need) && w->gain && w->bias;
-}
-
-static int is_recurrence_valid(const RecurrenceWeights *w, enum Need need)
-{
-    return is_linear_valid(&w->gate, need) && w->candidate && w->gain && w->bias &&
-           (need < PACKED_FORWARD || w->packed_forward) &&
-           (need < PACKED_BOTH || w->packed_backward);
-}
-
-static int is_feed_forward_valid(const FeedForwardWeights *w, enum Need need)
-{
-    return is_linear_valid(&w->inner, need) && is_linear_valid(&w->outer, need) &&
-           w->gain && w->bias;
-}
-
-static int are_weights_valid(const td_stack *s, void **weights, enum Need need)
-{
-    for (int64_t layer = 0; weights && layer < s->layers; layer++) {
-        const LayerWeights w = weights_of_layer(s, weights, layer);
-        if ((w.self_attention && !is_attention_valid(w.self_attention, need)) ||
-            (w.recurrence && !is_recurrence_valid(w.recurrence, need)) ||
-            (w.cross_attention && !is_attention_valid(w.cross_attention, need)) ||
-            !is_feed_forward_valid(w.feed_forward, need))
-            return 0;
-    }
-    return weights != NULL;
-}
-
-static td_status check_stack(const td_stack *s, enum Need need)
-{
-    if (!are_stack_sizes(s) ||
-        !are_weights_valid(s, s->weights, s->is_bf16 ? need : NO_PACKED))
+    if (!are_stack_sizes(s) || !has_all_weights(s) ||
+        (s->is_bf16 && !s->packed_forward))
         return TD_BAD_ARGUMENT;
     if (is_missing(s->x, s->sentences) ||
         is_missing(s->memory, s->sentences * s->memory_length) ||
@@ -533,28 +455,27 @@ TD_INTERNAL int64_t td_stack_workspace(const td_stack *stack)
 
 TD_INTERNAL td_status td_stack_pack(const td_stack *s)
 {
-    if (!are_stack_sizes(s) || !s->is_bf16 ||
-        !are_weights_valid(s, s->weights, PACKED_FORWARD))
+    if (!are_stack_sizes(s) || !s->is_bf16 || !has_all_weights(s) || !s->packed_forward)
         return TD_BAD_ARGUMENT;
     for (int64_t layer = 0; layer < s->layers; layer++) {
-        const LayerWeights w = weights_of_layer(s, s->weights, layer);
-        if (w.self_attention)
-            pack_attention(s, w.self_attention);
-        if (w.recurrence) {
-            pack_weights(gate_map(s, w.recurrence), s->num_threads);
-            pack_weights(candidate_map(s, w.recurrence), s->num_threads);
+        const LayerWeights w = weights_of_layer(s, layer);
+        if (s->is_recurrent) {
+            pack_weights(w.recurrence.gate, s->num_threads);
+            pack_weights(w.recurrence.candidate, s->num_threads);
+        } else {
+            pack_attention(s, &w.self_attention);
         }
-        if (w.cross_attention)
-            pack_attention(s, w.cross_attention);
-        pack_weights(inner_map(s, w.feed_forward), s->num_threads);
-        pack_weights(outer_map(s, w.feed_forward), s->num_threads);
+        if (s->memory_length > 0)
+            pack_attention(s, &w.cross_attention);
+        pack_weights(w.feed_forward.inner, s->num_threads);
+        pack_weights(w.feed_forward.outer, s->num_threads);
     }
     return TD_OK;
 }
 
 TD_INTERNAL td_status td_stack_forward(const td_stack *stack)
 {
-    const td_status status = check_stack(stack, PACKED_FORWARD);
+    const td_status status = check_stack(stack);
     if (status != TD_OK)
         return status;
     td_stack own = *stack;
@@ -568,18 +489,17 @@ TD_INTERNAL td_status td_stack_forward(const td_stack *stack)
 
 TD_INTERNAL td_status td_stack_backward(const td_stack *stack)
 {
-    const td_status status = check_stack(stack, PACKED_BOTH);
+    const td_status status = check_stack(stack);
     if (status != TD_OK)
         return status;
     td_stack own = *stack;
     if (own.kept_layers != own.layers || is_missing(own.grad_y, own.sentences) ||
         is_missing(own.grad_x, own.sentences) ||
         is_missing(own.grad_memory, own.sentences * own.memory_length) ||
-        !own.grad_weights)
+        !own.grad_weights || (own.is_bf16 && !own.packed_backward))
         return TD_BAD_ARGUMENT;
-    const int64_t num_weights = own.layers * num_layer_weights(&own);
     for (int64_t part = 0; part < own.parts; part++)
-        if (!are_weights_valid(&own, own.grad_weights + part * num_weights, NO_PACKED))
+        if (!own.grad_weights[part])
             return TD_BAD_ARGUMENT;
     parallel_for(backward_parts, &own, own.parts, 1, own.num_threads);
     return TD_OK;

@@ -8,32 +8,9 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-enum {
-    ATTENTION_POINTERS = sizeof(AttentionWeights) / sizeof(void *),
-    RECURRENCE_POINTERS = sizeof(RecurrenceWeights) / sizeof(void *),
-    FEED_FORWARD_POINTERS = sizeof(FeedForwardWeights) / sizeof(void *)
-};
-
 TD_INTERNAL int64_t num_sublayers(const td_stack *s)
 {
     return s->memory_length > 0 ? 3 : 2;
-}
-
-/* Pointers of the first sub-layer. */
-static int64_t num_first_weights(const td_stack *s)
-{
-    return s->is_recurrent ? RECURRENCE_POINTERS : ATTENTION_POINTERS;
-}
-
-/* Pointers of cross-attention, if there is one. */
-static int64_t num_cross_weights(const td_stack *s)
-{
-    return s->memory_length > 0 ? ATTENTION_POINTERS : 0;
-}
-
-TD_INTERNAL int64_t num_layer_weights(const td_stack *s)
-{
-    return num_first_weights(s) + num_cross_weights(s) + FEED_FORWARD_POINTERS;
 }
 
 TD_INTERNAL int64_t num_rows(const td_stack *s) { return s->sentences * s->length; }
@@ -43,19 +20,115 @@ TD_INTERNAL int64_t first_row(const td_stack *s)
     return s->first_sentence * s->length;
 }
 
-TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
-                                          int64_t layer)
+/* Parameters, or gradients, that are taken one after another. */
+typedef struct {
+    float *const *pointers; /* to the next ones; NULL: they follow one another */
+    float *grads;           /* the next one, without pointers */
+    td_bf16 *packed_forward, *packed_backward; /* of the next linear map, or NULL */
+    int64_t num_missing;                       /* pointers that were NULL */
+} Parameters;
+
+static float *take_parameter(Parameters *from, int64_t count)
 {
-    void **own = weights + layer * num_layer_weights(s);
-    void **cross = own + num_first_weights(s);
-    void **feed_forward = cross + num_cross_weights(s);
-    return (LayerWeights){
-        .self_attention = s->is_recurrent ? NULL : (const AttentionWeights *)own,
-        .recurrence = s->is_recurrent ? (const RecurrenceWeights *)own : NULL,
-        .cross_attention =
-            s->memory_length > 0 ? (const AttentionWeights *)cross : NULL,
-        .feed_forward = (const FeedForwardWeights *)feed_forward,
-    };
+    float *taken = from->pointers ? *from->pointers++ : from->grads;
+    if (!from->pointers)
+        from->grads += count;
+    from->num_missing += !taken;
+    return taken;
+}
+
+static td_bf16 *take_packed(td_bf16 **from, int64_t count)
+{
+    td_bf16 *taken = *from;
+    if (taken)
+        *from += count;
+    return taken;
+}
+
+static LinearMap take_linear(Parameters *from, int64_t outputs, int64_t inputs,
+                             int has_bias)
+{
+    const int64_t count = outputs * inputs;
+    LinearMap linear = {.inputs = inputs, .outputs = outputs};
+    linear.weight = take_parameter(from, count);
+    linear.bias = has_bias ? take_parameter(from, outputs) : NULL;
+    linear.packed_forward = take_packed(&from->packed_forward, count);
+    linear.packed_backward = take_packed(&from->packed_backward, count);
+    return linear;
+}
+
+static AttentionWeights take_attention(const td_stack *s, Parameters *from)
+{
+    AttentionWeights w;
+    w.query = take_linear(from, s->heads * s->d_k, s->d_model, 1);
+    w.key_value = take_linear(from, s->heads * (s->d_k + s->d_v), s->d_model, 1);
+    w.output = take_linear(from, s->d_model, s->heads * s->d_v, 1);
+    w.gain = take_parameter(from, s->d_model);
+    w.bias = take_parameter(from, s->d_model);
+    return w;
+}
+
+static RecurrenceWeights take_recurrence(const td_stack *s, Parameters *from)
+{
+    RecurrenceWeights w;
+    w.gate = take_linear(from, s->d_model, s->d_model, 1);
+    w.candidate = take_linear(from, s->d_model, s->d_model, 0);
+    w.gain = take_parameter(from, s->d_model);
+    w.bias = take_parameter(from, s->d_model);
+    return w;
+}
+
+static FeedForwardWeights take_feed_forward(const td_stack *s, Parameters *from)
+{
+    FeedForwardWeights w;
+    w.inner = take_linear(from, s->d_ff, s->d_model, 1);
+    w.outer = take_linear(from, s->d_model, s->d_ff, 1);
+    w.gain = take_parameter(from, s->d_model);
+    w.bias = take_parameter(from, s->d_model);
+    return w;
+}
+
+/* Take the parameters of layers; returns those of the last. */
+static LayerWeights take_layers(const td_stack *s, Parameters *from, int64_t layers)
+{
+    LayerWeights w = {0};
+    for (int64_t layer = 0; layer < layers; layer++) {
+        if (s->is_recurrent)
+            w.recurrence = take_recurrence(s, from);
+        else
+            w.self_attention = take_attention(s, from);
+        if (s->memory_length > 0)
+            w.cross_attention = take_attention(s, from);
+        w.feed_forward = take_feed_forward(s, from);
+    }
+    return w;
+}
+
+static Parameters parameters_of(const td_stack *s)
+{
+    return (Parameters){.pointers = s->weights,
+                        .packed_forward = s->packed_forward,
+                        .packed_backward = s->packed_backward};
+}
+
+TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, int64_t layer)
+{
+    Parameters all = parameters_of(s);
+    return take_layers(s, &all, layer + 1);
+}
+
+TD_INTERNAL LayerWeights grads_of_layer(const td_stack *s, int64_t layer)
+{
+    Parameters all = {.grads = s->grad_weights[0]};
+    return take_layers(s, &all, layer + 1);
+}
+
+TD_INTERNAL int has_all_weights(const td_stack *s)
+{
+    Parameters all = parameters_of(s);
+    if (s->weights)
+        take_layers(s, &all, s->layers);
+    return s->weights && all.num_missing == 0;
 }
 
 /* Panels of a matrix; without data if products are in fp32. */
@@ -222,7 +295,7 @@ static td_stack part_of(const td_stack *s, int64_t part)
     own.self_mask = mask_from_sentence(s->self_mask, first);
     own.cross_mask = mask_from_sentence(s->cross_mask, first);
     if (s->grad_weights)
-        own.grad_weights += part * s->layers * num_layer_weights(s);
+        own.grad_weights += part;
     own.x = advance_pointer(s->x, elements);
     own.memory = advance_pointer(s->memory, memory_elements);
     own.y = advance_pointer(s->y, elements);

@@ -10,30 +10,27 @@
 #include "nn/linear.h"
 #include "transduce.h"
 
-/* Pointers in td_stack.weights, or grad_weights, of one sub-layer. */
+/* Parameters of one sub-layer, or their gradients. */
 typedef struct {
-    LinearWeights query, key_value, output;
+    LinearMap query, key_value, output;
     float *gain, *bias;
 } AttentionWeights;
 
 typedef struct {
-    LinearWeights inner, outer;
-    float *gain, *bias;
-} FeedForwardWeights;
-
-typedef struct {
-    LinearWeights gate;
-    float *candidate; /* [d_model, d_model], which has no bias */
-    td_bf16 *packed_forward, *packed_backward; /* candidate, as in LinearWeights */
+    LinearMap gate, candidate;
     float *gain, *bias;
 } RecurrenceWeights;
 
-/* Pointers of one layer. One of the first two is NULL. */
 typedef struct {
-    const AttentionWeights *self_attention;
-    const RecurrenceWeights *recurrence;
-    const AttentionWeights *cross_attention; /* NULL in the encoder */
-    const FeedForwardWeights *feed_forward;
+    LinearMap inner, outer;
+    float *gain, *bias;
+} FeedForwardWeights;
+
+/* Parameters of one layer, or their gradients; zeros for sub-layers that it lacks. */
+typedef struct {
+    AttentionWeights self_attention, cross_attention;
+    RecurrenceWeights recurrence;
+    FeedForwardWeights feed_forward;
 } LayerWeights;
 
 /* Result and states of LayerNorm(x + Dropout(addend)). */
@@ -98,17 +95,20 @@ typedef struct {
 /* Number of sub-layers of each layer. */
 TD_INTERNAL int64_t num_sublayers(const td_stack *s);
 
-/* Number of pointers in td_stack.weights for each layer. */
-TD_INTERNAL int64_t num_layer_weights(const td_stack *s);
-
 /* Rows of x: sentences * length. */
 TD_INTERNAL int64_t num_rows(const td_stack *s);
 
 /* Number of the first row of x in the whole batch. */
 TD_INTERNAL int64_t first_row(const td_stack *s);
 
-TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
-                                          int64_t layer);
+TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, int64_t layer);
+
+/* Gradients of the parameters of a layer, for the first part of the stack. */
+TD_INTERNAL LayerWeights grads_of_layer(const td_stack *s, int64_t layer);
+
+/* Whether no pointer to a parameter is NULL. */
+TD_INTERNAL int has_all_weights(const td_stack *s);
+
 TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer);
 TD_INTERNAL StackInputs inputs_of(const td_stack *s);
 

@@ -5,7 +5,8 @@
 #include "tests/fuzz.h"
 #include "tests/sgemm.h"
 
-enum { CALLS = 300, LONG = 10000, MAX_LAYERS = 2, MAX_POINTERS = 2 * MAX_LAYERS * 32 };
+enum { CALLS = 300, LONG = 10000, MAX_LAYERS = 2, MAX_PARTS = 3 };
+enum { MAX_POINTERS = MAX_LAYERS * 22 };
 
 /* Whether all arguments of the next call are valid so far. */
 static int is_valid, is_token;
@@ -321,26 +322,32 @@ static void run_muon(const td_nn_api *nn)
 
 /* ---- Stacks ------------------------------------------------------------------- */
 
-/* Pointers of the weights of a stack, or of the gradients of its parts. */
+/* Parameters of a stack. */
 typedef struct {
-    void *pointers[3 * MAX_POINTERS];
+    float *pointers[MAX_POINTERS];
     int64_t count;
-    int is_bf16; /* whether packed weights are added */
+    int64_t size;        /* elements of all */
+    int64_t matrix_size; /* elements of all weights of linear maps */
 } Weights;
+
+static void add_vector(Weights *w, int64_t size)
+{
+    w->pointers[w->count++] = floats(size);
+    w->size += size;
+}
 
 static void add_map(Weights *w, int64_t outputs, int64_t inputs, int has_bias)
 {
-    w->pointers[w->count++] = floats(outputs * inputs);
-    w->pointers[w->count++] = w->is_bf16 ? array(outputs * inputs, 2) : NULL;
-    w->pointers[w->count++] = w->is_bf16 ? new_array(outputs * inputs * 2) : NULL;
+    add_vector(w, outputs * inputs);
+    w->matrix_size += outputs * inputs;
     if (has_bias)
-        w->pointers[w->count++] = floats(outputs);
+        add_vector(w, outputs);
 }
 
 static void add_norm(Weights *w, int64_t width)
 {
-    w->pointers[w->count++] = floats(width);
-    w->pointers[w->count++] = floats(width);
+    add_vector(w, width);
+    add_vector(w, width);
 }
 
 static void add_attention(Weights *w, const td_stack *s)
@@ -411,23 +418,27 @@ static void run_stack(const td_nn_api *nn)
     s.num_threads = threads();
     s.seeds = seeds;
     s.kept_layers = pick(0, 19) ? s.layers : size(3, 9, 1);
-    s.parts = is_valid && s.sentences ? pick(1, s.sentences > 3 ? 3 : s.sentences) : 1;
+    s.parts = is_valid && s.sentences
+                  ? pick(1, s.sentences > MAX_PARTS ? MAX_PARTS : s.sentences)
+                  : 1;
     is_valid &= s.kept_layers == s.layers;
-    weights.is_bf16 = (int)s.is_bf16;
     if (is_valid)
         add_weights(&weights, &s);
     s.weights = weights.pointers;
-    if (s.is_bf16)
+    if (s.is_bf16) {
+        s.packed_forward = array(weights.matrix_size, 2);
+        s.packed_backward = new_array(weights.matrix_size * 2);
         check_call(nn->stack_pack(&s));
+    }
     if (is_valid)
         fill_stack(nn, &s);
     check_call(nn->stack_forward(&s));
     if (!is_valid)
         return;
-    Weights grads = {0};
+    float *grads[MAX_PARTS];
     for (int64_t part = 0; part < s.parts; part++)
-        add_weights(&grads, &s);
-    s.grad_weights = grads.pointers;
+        grads[part] = floats(weights.size);
+    s.grad_weights = grads;
     s.grad_y = floats(s.sentences * s.length * s.d_model);
     s.grad_x = floats(s.sentences * s.length * s.d_model);
     s.grad_memory = floats(s.sentences * s.memory_length * s.d_model);

@@ -10,43 +10,46 @@ enum {
     HEADS = 2,
     D_K = 16,
     D_V = 32,
-    MAX_WEIGHTS = 2 * LAYERS * 32
+    MAX_WEIGHTS = LAYERS * 22,
+    MAX_PARTS = 3
 };
 
 /* A stack with all its arrays. */
 typedef struct {
     td_stack stack;
-    int64_t num_weights; /* pointers of each part */
+    int64_t num_weights; /* parameters */
     int64_t sizes[MAX_WEIGHTS];
-    void *weights[MAX_WEIGHTS], *grads[4 * MAX_WEIGHTS];
+    float *weights[MAX_WEIGHTS], *grads[MAX_PARTS];
+    int64_t size; /* elements of all parameters */
     int64_t x_size, memory_size;
 } TestStack;
 
+static float *add_vector(TestStack *t, int64_t size)
+{
+    const int64_t n = t->num_weights++;
+    t->sizes[n] = size;
+    t->size += size;
+    t->weights[n] = random_floats(size);
+    return t->weights[n];
+}
+
 static void add_matrix(TestStack *t, int64_t outputs, int64_t inputs)
 {
-    const int64_t n = t->num_weights;
-    t->num_weights += 3;
-    t->sizes[n] = outputs * inputs;
-    t->sizes[n + 1] = t->sizes[n + 2] = 0;
-    t->weights[n] = random_floats(outputs * inputs);
+    float *matrix = add_vector(t, outputs * inputs);
     for (int64_t i = 0; i < outputs * inputs; i++)
-        ((float *)t->weights[n])[i] *= 0.3f;
-    t->weights[n + 1] = t->weights[n + 2] = NULL;
+        matrix[i] *= 0.3f;
 }
 
 static void add_linear(TestStack *t, int64_t outputs, int64_t inputs)
 {
     add_matrix(t, outputs, inputs);
-    t->sizes[t->num_weights] = outputs;
-    t->weights[t->num_weights++] = random_floats(outputs);
+    add_vector(t, outputs);
 }
 
 static void add_norm(TestStack *t)
 {
-    for (int i = 0; i < 2; i++) {
-        t->sizes[t->num_weights] = D_MODEL;
-        t->weights[t->num_weights++] = random_floats(D_MODEL);
-    }
+    add_vector(t, D_MODEL);
+    add_vector(t, D_MODEL);
 }
 
 static void add_attention(TestStack *t)
@@ -75,9 +78,7 @@ static void allocate(const td_api *api, TestStack *t)
     s->grad_x = unset_floats(t->x_size);
     s->grad_memory = unset_floats(t->memory_size);
     for (int64_t part = 0; part < s->parts; part++)
-        for (int64_t i = 0; i < t->num_weights; i++)
-            t->grads[part * t->num_weights + i] =
-                t->sizes[i] ? unset_floats(t->sizes[i]) : NULL;
+        t->grads[part] = unset_floats(t->size);
     s->weights = t->weights;
     s->grad_weights = t->grads;
 }
@@ -185,10 +186,11 @@ static void gradients_are_near_differences(const td_api *api, int is_recurrent)
             if (memory_length > 0)
                 check_direction(api, &t, "memory", (float *)t.stack.memory,
                                 t.stack.grad_memory, t.memory_size);
-            for (int64_t i = 0; i < t.num_weights; i++)
-                if (t.sizes[i])
-                    check_direction(api, &t, "a weight", t.weights[i], t.grads[i],
-                                    t.sizes[i]);
+            const float *grad = t.grads[0];
+            for (int64_t i = 0; i < t.num_weights; i++) {
+                check_direction(api, &t, "a weight", t.weights[i], grad, t.sizes[i]);
+                grad += t.sizes[i];
+            }
             release_arrays();
         }
 }
@@ -207,20 +209,16 @@ static void parts_give_the_same_stack(const td_api *api, int is_recurrent)
 {
     TestStack one, several;
     make_stack(api, &one, 7, 4, 5000, 1, is_recurrent);
-    make_stack(api, &several, 7, 4, 5000, 3, is_recurrent);
+    make_stack(api, &several, 7, 4, 5000, MAX_PARTS, is_recurrent);
     run(api, &one);
     run(api, &several);
     check_equal("y", several.stack.y, one.stack.y, one.x_size);
     check_equal("grad_x", several.stack.grad_x, one.stack.grad_x, one.x_size);
-    for (int64_t n = 0; n < one.num_weights; n++) {
-        double *sum = new_doubles(one.sizes[n]);
-        for (int64_t part = 0; part < 3; part++) {
-            const float *grad = several.grads[part * several.num_weights + n];
-            for (int64_t i = 0; i < one.sizes[n]; i++)
-                sum[i] += grad[i];
-        }
-        check_near("grad_weights", one.grads[n], sum, one.sizes[n], 1e-3);
-    }
+    double *sum = new_doubles(one.size);
+    for (int64_t part = 0; part < MAX_PARTS; part++)
+        for (int64_t i = 0; i < one.size; i++)
+            sum[i] += several.grads[part][i];
+    check_near("grad_weights", one.grads[0], sum, one.size, 1e-3);
     release_arrays();
 }
 
@@ -270,10 +268,9 @@ static void bf16_stack_differs_by_rounding(const td_api *api, int is_recurrent)
     make_stack(api, &exact, 7, 4, 5000, 1, is_recurrent);
     make_stack(api, &rounded, 7, 4, 5000, 1, is_recurrent);
     rounded.stack.is_bf16 = 1;
-    for (int64_t n = 0; n + 3 < rounded.num_weights; n++)
-        if (!rounded.sizes[n + 1] && rounded.sizes[n])
-            for (int i = 1; i <= 2; i++)
-                rounded.weights[n + i] = new_array(2 * rounded.sizes[n]);
+    /* As large as all parameters, which is more than the matrices need. */
+    rounded.stack.packed_forward = new_array(2 * rounded.size);
+    rounded.stack.packed_backward = new_array(2 * rounded.size);
     allocate(api, &rounded);
     CHECK_STATUS(api->nn->stack_pack(&rounded.stack), TD_OK);
     run(api, &exact);
@@ -282,10 +279,9 @@ static void bf16_stack_differs_by_rounding(const td_api *api, int is_recurrent)
     CHECK(relative_error(rounded.stack.grad_x, exact.stack.grad_x, exact.x_size) < 0.1);
     CHECK(relative_error(rounded.stack.grad_memory, exact.stack.grad_memory,
                          exact.memory_size) < 0.1);
-    for (int64_t n = 0; n < exact.num_weights; n++)
-        if (exact.sizes[n])
-            CHECK(relative_error(rounded.grads[n], exact.grads[n], exact.sizes[n]) <
-                  0.3);
+    for (int64_t n = 0, at = 0; n < exact.num_weights; at += exact.sizes[n++])
+        CHECK(relative_error(rounded.grads[0] + at, exact.grads[0] + at,
+                             exact.sizes[n]) < 0.3);
     release_arrays();
 }
 
@@ -300,9 +296,8 @@ static void no_sentences_have_no_gradients(const td_api *api)
     TestStack t;
     make_stack(api, &t, 0, 4, 0, 1, 0);
     run(api, &t);
-    for (int64_t n = 0; n < t.num_weights; n++)
-        for (int64_t i = 0; i < t.sizes[n]; i++)
-            CHECK(((float *)t.grads[n])[i] == 0.0f);
+    for (int64_t i = 0; i < t.size; i++)
+        CHECK(t.grads[0][i] == 0.0f);
     release_arrays();
 }
 
@@ -340,15 +335,21 @@ static void bad_arguments_are_refused(const td_api *api)
         CHECK_INT(api->nn->stack_states(&bad[i]), -1);
         CHECK_INT(api->nn->stack_workspace(&bad[i]), -1);
     }
-    void *weight = t.weights[0];
+    td_stack packed_once = t.stack;
+    packed_once.is_bf16 = 1;
+    packed_once.packed_forward = new_array(2 * t.size);
+    CHECK_STATUS(api->nn->stack_pack(&packed_once), TD_OK);
+    CHECK_STATUS(api->nn->stack_forward(&packed_once), TD_OK);
+    CHECK_STATUS(api->nn->stack_backward(&packed_once), TD_BAD_ARGUMENT);
+    float *weight = t.weights[0];
     t.weights[0] = NULL;
     CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_BAD_ARGUMENT);
     t.weights[0] = weight;
-    t.grads[3] = NULL;
+    t.grads[0] = NULL;
     CHECK_STATUS(api->nn->stack_backward(&t.stack), TD_BAD_ARGUMENT);
     make_stack(api, &t, 3, 4, 0, 1, 1);
     CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_OK);
-    t.weights[4] = NULL; /* of the candidate */
+    t.weights[2] = NULL; /* of the candidate */
     CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_BAD_ARGUMENT);
     release_arrays();
 }

@@ -5,10 +5,8 @@ other (benchmarks/results/training_speed.md). One call computes all layers of a 
 It differentiates all weights, also those that do not require gradients.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -263,7 +261,7 @@ class _LayerStack(torch.autograd.Function):
         stack.kept_layers = kept
         stack.is_bf16 = _is_autocast()
         # The native function cannot check shapes.
-        assert [each.shape for each in weights] == _layout_of(stack).shapes
+        assert [each.shape for each in weights] == _shapes_of(stack)
         seeds = _draw_seeds(stack)
         # The masks are named, so that they outlive the call.
         masks = [m if m is None else m.contiguous() for m in (mask, memory_mask)]
@@ -290,15 +288,14 @@ class _LayerStack(torch.autograd.Function):
         grad_memory = None if memory is None else torch.empty_like(memory)
         # A copy, as two threads may go backward at once.
         stack = ffi.new("td_stack *", ctx.stack[0])
-        layout = _layout_of(stack)
+        size = sum(each.numel() for each in weights)
         # Separate tensors, as only the first one is kept.
-        total = x.new_empty(layout.size)
-        others = x.new_empty(stack.parts - 1, layout.size)
+        total = x.new_empty(size)
+        others = x.new_empty(stack.parts - 1, size)
         grad_y = gradients[0].contiguous()
-        parts = (total, *others)
-        tables = [layout.table(layout.addresses(part), ()) for part in parts]
-        pointers = np.concatenate(tables)  # named, so that it outlives the call
-        stack.grad_weights = ffi.cast("void **", ffi.from_buffer(pointers))
+        # Named, so that it outlives the call.
+        parts = ffi.new("float *[]", list(map(tensor_pointer, (total, *others))))
+        stack.grad_weights = parts
         stack.grad_y, stack.grad_x = tensor_pointer(grad_y), tensor_pointer(grad_x)
         if grad_memory is not None:
             stack.grad_memory = tensor_pointer(grad_memory)
@@ -337,66 +334,10 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Shapes of a stack's weights, and the places of their pointers in `td_stack`.
-
-    The pointer to a matrix is followed by those to the matrix as it is packed for each
-    direction.
-    """
-
-    shapes: list[tuple[int, ...]]
-    starts: Integer[np.ndarray, " weights"]
-    """Place of each weight in a flat tensor of all."""
-    size: int
-    """Number of elements of all weights."""
-    places: Integer[np.ndarray, " weights"]
-    matrices: Integer[np.ndarray, " matrices"]
-    """Number of each weight that is a matrix."""
-
-    def addresses(self, flat: Tensor) -> Integer[np.ndarray, " weights"]:
-        """Return the address of each weight if all follow each other in `flat`."""
-        assert flat.is_contiguous()
-        return flat.data_ptr() + flat.element_size() * self.starts
-
-    def table(
-        self,
-        addresses: Integer[np.ndarray, " weights"],
-        packed: Sequence[Integer[np.ndarray, " weights"]],
-    ) -> Integer[np.ndarray, " pointers"]:
-        """Return the pointers to weights or gradients, and to packed matrices."""
-        table = np.zeros(
-            len(self.places) + NUM_DIRECTIONS * len(self.matrices), dtype=np.uintp
-        )
-        table[self.places] = addresses
-        for direction, each in enumerate(packed, start=1):
-            table[self.places[self.matrices] + direction] = each[self.matrices]
-        return table
-
-
-def _layout_of(stack: Any) -> _Layout:
-    """Return the layout of a `td_stack`."""
-    return _layout(
-        stack.layers,
-        stack.d_model,
-        stack.d_ff,
-        stack.heads * stack.d_k,
-        stack.heads * stack.d_v,
-        bool(stack.is_recurrent),
-        stack.memory_length > 0,
-    )
-
-
-@cache
-def _layout(
-    layers: int,
-    d_model: int,
-    d_ff: int,
-    keys: int,
-    values: int,
-    is_recurrent: bool,
-    has_memory: bool,
-) -> _Layout:
+def _shapes_of(stack: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of all weights of a `td_stack`, in their order."""
+    d_model, d_ff = stack.d_model, stack.d_ff
+    keys, values = stack.heads * stack.d_k, stack.heads * stack.d_v
     norm = [(d_model,), (d_model,)]
     attention = [
         *[(keys, d_model), (keys,)],
@@ -406,19 +347,10 @@ def _layout(
     ]
     feed_forward = [(d_ff, d_model), (d_ff,), (d_model, d_ff), (d_model,), *norm]
     recurrence = [(d_model, d_model), (d_model,), (d_model, d_model), *norm]
-    first = recurrence if is_recurrent else attention
-    cross = attention if has_memory else []
-    shapes: list[tuple[int, ...]] = (first + cross + feed_forward) * layers
-    sizes = [math.prod(shape) for shape in shapes]
-    is_matrix = [len(shape) > 1 for shape in shapes]
-    pointers = [1 + NUM_DIRECTIONS * each for each in is_matrix]
-    return _Layout(
-        shapes=shapes,
-        starts=np.cumsum([0, *sizes[:-1]]),
-        size=sum(sizes),
-        places=np.cumsum([0, *pointers[:-1]]),
-        matrices=np.flatnonzero(is_matrix),
-    )
+    first = recurrence if stack.is_recurrent else attention
+    cross = attention if stack.memory_length > 0 else []
+    layer: list[tuple[int, ...]] = first + cross + feed_forward
+    return layer * stack.layers
 
 
 def _draw_seeds(stack: Any) -> Any:
@@ -454,28 +386,30 @@ def _packed(
     stack: Any, weights: Sequence[Tensor], directions: int
 ) -> Float[Tensor, "directions elements"]:
     """Pack the matrices in bf16 for the forward pass, and for the backward pass too."""
-    size = _layout_of(stack).size
+    size = sum(each.numel() for each in weights if each.dim() > 1)
 
     def pack(elements: Tensor) -> None:
-        pointers = _weight_pointers(stack, weights, elements.view(directions, size))
         own = ffi.new("td_stack *", stack[0])
-        own.weights = ffi.cast("void **", ffi.from_buffer(pointers))
+        pointers = _pointers(weights)
+        own.weights = ffi.cast("float **", ffi.from_buffer(pointers))
+        _set_packed(own, elements.view(directions, size))
         own.num_threads = torch.get_num_threads()
         check(loaded_nn_api().stack_pack(own))
 
     return packed_once(weights[0], directions * size, pack).view(directions, size)
 
 
-def _weight_pointers(
-    stack: Any, weights: Sequence[Tensor], packed: Tensor | None
-) -> Integer[np.ndarray, " pointers"]:
-    """Return `td_stack`'s pointers to weights and packed matrices."""
+def _set_packed(stack: Any, packed: Float[Tensor, "directions elements"]) -> None:
+    stack.packed_forward = tensor_pointer(packed[0], torch.bfloat16)
+    if len(packed) > 1:
+        stack.packed_backward = tensor_pointer(packed[1], torch.bfloat16)
+
+
+def _pointers(weights: Sequence[Tensor]) -> Integer[np.ndarray, " weights"]:
+    """Return the addresses of weights; faster than a pointer of cffi for each."""
     assert all(each.is_contiguous() for each in weights)
     assert all(each.dtype == torch.float32 for each in weights)
-    layout = _layout_of(stack)
-    addresses = np.array([each.data_ptr() for each in weights], dtype=np.uintp)
-    matrices = () if packed is None else packed
-    return layout.table(addresses, [layout.addresses(each) for each in matrices])
+    return np.array([each.data_ptr() for each in weights], dtype=np.uintp)
 
 
 def _run_stack(function: Any, stack: Any, saved: Sequence[Any]) -> None:
@@ -486,8 +420,10 @@ def _run_stack(function: Any, stack: Any, saved: Sequence[Any]) -> None:
     x, memory, states, packed, *weights = saved
     stack.x, stack.states = tensor_pointer(x), tensor_pointer(states)
     stack.memory = ffi.NULL if memory is None else tensor_pointer(memory)
-    pointers = _weight_pointers(stack, weights, packed)
-    stack.weights = ffi.cast("void **", ffi.from_buffer(pointers))
+    pointers = _pointers(weights)
+    stack.weights = ffi.cast("float **", ffi.from_buffer(pointers))
+    if packed is not None:
+        _set_packed(stack, packed)
     stack.num_threads = torch.get_num_threads()
     workspace = x.new_empty(stack.parts, loaded_nn_api().stack_workspace(stack))
     stack.workspace = tensor_pointer(workspace)
