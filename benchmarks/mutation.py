@@ -57,7 +57,7 @@ GROUPS = {
         ),
         tests=(
             "unit/nn/test_cross_entropy.py",
-            "unit/nn/test_output_loss.py",
+            "unit/nn/test_native_loss.py",
             "unit/training/test_guided_attention.py",
             "unit/training/test_loss.py",
             "unit/training/test_reward.py",

@@ -80,7 +80,7 @@ def test_the_rows_of_logits_at_a_time_do_not_change_the_gradient(
 ):
     pairs = random_pairs(12, 9)
     whole, _ = gradients(pairs, 100_000)
-    monkeypatch.setattr(module, "LOGIT_ROWS", rows)
-    monkeypatch.setattr(module, "LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_LOGIT_ROWS", rows)
+    monkeypatch.setattr(module, "MAX_LOGITS", 0)
     cut, _ = gradients(pairs, 100_000)
     assert_same(cut, whole)

@@ -25,7 +25,7 @@ from transduce.nn.operators import (
     loaded_nn_api,
     new_masking,
     nn_api,
-    rows_of,
+    row_blocks,
     tensor_pointer,
 )
 from transduce.training.config import TrainingConfig
@@ -146,7 +146,7 @@ def test_masks_depend_on_both_of_their_seeds(changed: int):
     x = torch.ones(64, 64)
 
     def masked(seeds: list[int]) -> Tensor:
-        kept, masking = new_masking(x, 0.5, rows_of(x))
+        kept, masking = new_masking(x, 0.5, row_blocks(x))
         masking.dropout.seeds = seeds
         y = torch.empty_like(x)
         masking.x, masking.y = tensor_pointer(x), tensor_pointer(y)

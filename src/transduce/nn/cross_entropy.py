@@ -17,26 +17,26 @@ from transduce.nn.operators import (
     has_bf16_products,
     has_triton,
     in_blocks,
-    is_in_blocks,
+    is_native,
     loaded_nn_api,
-    nn_api,
+    multiplies_in_blocks,
     packed_once,
     tensor_pointer,
 )
 
-LOGITS = 2**24
-"""Number of logits in memory at a time: products of many rows are faster."""
-LOGIT_ROWS = 256
+MAX_LOGITS = 2**24
+"""Largest number of logits in memory at a time: products of many rows are faster."""
+MIN_LOGIT_ROWS = 256
 """Smallest number of rows at a time, however large the vocabulary."""
 GPU_LOGIT_ROWS = 2_048
 """Number of rows at a time on a GPU, enough to keep it busy."""
-TRITON_LOGITS = 2**29
-"""Number of logits in memory at a time in Triton's loss, a gigabyte in bf16."""
+MAX_TRITON_LOGITS = 2**29
+"""Largest number of logits in memory in Triton's loss: a gigabyte in bf16."""
 VOCAB_MULTIPLE = 64
 """On a GPU, products with a matrix are fast if its rows are a multiple of this."""
-NATIVE_LOGITS = 2**27
-"""Number of logits in memory at a time in the native loss: the fewer the parts, the
-less often the gradient of the matrix is read and written."""
+MAX_NATIVE_LOGITS = 2**27
+"""Largest number of logits in memory in the native loss: the fewer the parts, the less
+often the gradient of the matrix is read and written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,30 +91,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        if has_output_loss(states, output_weight, dtype):
-            found = output_loss(states, output_weight, target_out, label_smoothing)
-            return _saved(ctx, found.sums, found.grad_states, found.grad_weight)
-        if has_triton_loss(states, dtype):
-            found = triton_loss(
-                states, output_weight, target_out, label_smoothing, dtype
-            )
-            return _saved(ctx, found.sums, found.grad_states, found.grad_weight)
-        matrix = output_weight.to(dtype)
-        sums = output_weight.new_zeros(2)
-        grad_states: list[Tensor] = []
-        grad_weight: Tensor | None = None
-        for chunk, targets in _in_chunks(states, target_out, len(matrix)):
-            rows = _as_factor(chunk, matrix)
-            losses, gradient = _differentiated(
-                rows @ matrix.T, targets, label_smoothing, output_weight.dtype
-            )
-            sums += losses
-            gradient = _as_factor(gradient, matrix)
-            grad_states.append((gradient @ matrix)[: len(chunk)])
-            grad_weight = _added_product(
-                grad_weight, gradient.T, rows, output_weight.dtype
-            )
-        return _saved(ctx, sums, torch.cat(grad_states), grad_weight)
+        arguments = states, output_weight, target_out, label_smoothing
+        if has_native_loss(states, output_weight, dtype):
+            found = native_loss(*arguments)
+        elif has_triton_loss(states, dtype):
+            found = triton_loss(*arguments, dtype)
+        else:
+            found = loss_in_chunks(*arguments, dtype)
+        ctx.save_for_backward(found.grad_states, found.grad_weight)
+        smoothed, negative_log_likelihood = found.sums.unbind()
+        ctx.mark_non_differentiable(negative_log_likelihood)
+        return smoothed, negative_log_likelihood
 
     @staticmethod
     @once_differentiable
@@ -125,38 +112,53 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return gradients[0] * grad_states, gradients[0] * grad_weight, None, None, None
 
 
-def _saved(
-    ctx: Any,
-    sums: Float[Tensor, "2"],
-    grad_states: Float[Tensor, "rows d_model"],
-    grad_weight: Float[Tensor, "vocab d_model"] | None,
-) -> tuple[Tensor, Tensor]:
-    """Save the gradients of the smoothed loss, and return both losses."""
-    ctx.save_for_backward(grad_states, grad_weight)
-    smoothed, negative_log_likelihood = sums.unbind()
-    ctx.mark_non_differentiable(negative_log_likelihood)
-    return smoothed, negative_log_likelihood
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGradients:
+    """Losses, and the gradients of the smoothed one."""
+
+    sums: Float[Tensor, "2"]
+    """Smoothed loss and negative log-likelihood, in nats."""
+    grad_states: Float[Tensor, "rows d_model"]
+    grad_weight: Float[Tensor, "vocab d_model"]
+
+
+def loss_in_chunks(
+    states: Float[Tensor, "rows d_model"],
+    output_weight: Float[Tensor, "vocab d_model"],
+    target_out: Int[Tensor, " rows"],
+    label_smoothing: float,
+    dtype: torch.dtype,
+) -> LossGradients:
+    """Compute the losses of all rows and the gradients of states and matrix."""
+    matrix = output_weight.to(dtype)
+    sums = output_weight.new_zeros(2)
+    grad_states: list[Tensor] = []
+    grad_weight: Tensor | None = None
+    for chunk, targets in _in_chunks(states, target_out, len(matrix)):
+        rows = _as_factor(chunk, matrix)
+        losses, gradient = _differentiate(
+            rows @ matrix.T, targets, label_smoothing, output_weight.dtype
+        )
+        sums += losses
+        gradient = _as_factor(gradient, matrix)
+        grad_states.append((gradient @ matrix)[: len(chunk)])
+        product = gradient.T @ rows
+        # The sums are as large as the matrix, so starting from zeros would cost time.
+        if grad_weight is None:
+            grad_weight = product.to(output_weight.dtype)
+        else:
+            grad_weight.add_(product)
+    assert grad_weight is not None
+    return LossGradients(
+        sums=sums, grad_states=torch.cat(grad_states), grad_weight=grad_weight
+    )
 
 
 def _as_factor(
     rows: Float[Tensor, "chunk width"], matrix: Float[Tensor, "vocab d_model"]
 ) -> Float[Tensor, "_ width"]:
     """Return the rows in the matrix's dtype; rows of zeros may follow."""
-    return in_blocks(rows) if is_in_blocks(matrix) else rows.to(matrix.dtype)
-
-
-def _added_product(
-    sums: Float[Tensor, "vocab d_model"] | None,
-    gradient: Float[Tensor, "vocab chunk"],
-    rows: Float[Tensor, "chunk d_model"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "vocab d_model"]:
-    """Add a product to the sums, or return it if there are none yet.
-
-    Sums are as large as the matrix, so starting from zeros would cost time.
-    """
-    product = gradient @ rows
-    return product.to(dtype) if sums is None else sums.add_(product)
+    return in_blocks(rows) if multiplies_in_blocks(matrix) else rows.to(matrix.dtype)
 
 
 def _in_chunks(
@@ -165,12 +167,12 @@ def _in_chunks(
     vocab_size: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     # Whole multiples, as products in bf16 come in blocks.
-    multiple = max(LOGITS // vocab_size // LOGIT_ROWS, 1)
-    rows = GPU_LOGIT_ROWS if states.is_cuda else LOGIT_ROWS * multiple
+    multiple = max(MAX_LOGITS // vocab_size // MIN_LOGIT_ROWS, 1)
+    rows = GPU_LOGIT_ROWS if states.is_cuda else MIN_LOGIT_ROWS * multiple
     return zip(states.split(rows), target_out.split(rows), strict=True)
 
 
-def _differentiated(
+def _differentiate(
     logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
@@ -181,8 +183,12 @@ def _differentiated(
     The gradient may overwrite the logits. Logits beyond the last target are zeros, and
     are either kept or dropped.
     """
-    if _has_native(logits, dtype):
-        return _differentiated_natively(logits, targets, label_smoothing), logits
+    if (
+        is_native(logits)
+        and logits.dtype in (torch.float32, torch.bfloat16)
+        and dtype == torch.float32
+    ):
+        return _differentiate_natively(logits, targets, label_smoothing), logits
     logits = logits[: len(targets)]
     probabilities, log_total = _softmax(logits, dtype)
     sums = _losses(logits, log_total, targets, label_smoothing)
@@ -193,17 +199,7 @@ def _differentiated(
     return sums, gradient
 
 
-def _has_native(logits: Float[Tensor, "blocks vocab"], dtype: torch.dtype) -> bool:
-    return (
-        logits.device.type == "cpu"
-        and logits.dtype in (torch.float32, torch.bfloat16)
-        and dtype == torch.float32
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
-        and nn_api() is not None
-    )
-
-
-def _differentiated_natively(
+def _differentiate_natively(
     logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
@@ -258,16 +254,6 @@ def _losses(
     return -torch.stack([true.lerp(mean, label_smoothing).sum(), true.sum()])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossGradients:
-    """Losses, and the gradients of the smoothed one."""
-
-    sums: Float[Tensor, "2"]
-    """Smoothed loss and negative log-likelihood, in nats."""
-    grad_states: Float[Tensor, "rows d_model"]
-    grad_weight: Float[Tensor, "vocab d_model"]
-
-
 def has_triton_loss(states: Tensor, dtype: torch.dtype) -> bool:
     """Whether Triton's loss exists for these inputs and is the fastest."""
     return (
@@ -284,7 +270,7 @@ def triton_loss(
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
     dtype: torch.dtype,
-    max_logits: int = TRITON_LOGITS,
+    max_logits: int = MAX_TRITON_LOGITS,
 ) -> LossGradients:
     """Compute the losses of all rows and the gradients of states and matrix.
 
@@ -316,23 +302,22 @@ def triton_loss(
     )
 
 
-def has_output_loss(states: Tensor, output_weight: Tensor, dtype: torch.dtype) -> bool:
+def has_native_loss(states: Tensor, output_weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether the native loss exists for these inputs and is the fastest."""
     return (
         dtype == torch.bfloat16
-        and states.device.type == "cpu"
+        and is_native(states)
         and states.dtype == output_weight.dtype == torch.float32
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and has_bf16_products()
     )
 
 
-def output_loss(
+def native_loss(
     states: Float[Tensor, "rows d_model"],
     output_weight: Float[Tensor, "vocab d_model"],
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
-    max_logits: int = NATIVE_LOGITS,
+    max_logits: int = MAX_NATIVE_LOGITS,
 ) -> LossGradients:
     """Compute the losses of all rows and the gradients of states and matrix.
 
@@ -358,7 +343,7 @@ def output_loss(
     )
     packed = _packed(loss, weight)
     _set_packed(loss, packed)
-    rows = max(max_logits // len(weight), LOGIT_ROWS)
+    rows = max(max_logits // len(weight), MIN_LOGIT_ROWS)
     parts = zip(
         *(each.split(rows) for each in (states, target_out, grad_states)),
         losses.split(rows, dim=1),

@@ -49,7 +49,7 @@ from transduce.nn.operators import (
     FusedSSRU,
     Linear,
     RowDropout,
-    dropout_in_use,
+    current_rate,
     has_normalized_sum,
     has_triton,
     linear,
@@ -115,7 +115,7 @@ class FusedAttention(MultiHeadAttention):
         key_value = self.project_key_value(attended)
         with torch.autocast("cpu", enabled=False):  # attention is in fp32
             heads = native_attention(
-                queries, key_value, mask, heads_of(self), dropout_in_use(self.dropout)
+                queries, key_value, mask, heads_of(self), current_rate(self.dropout)
             )
         return self.project_output(heads)
 
@@ -130,7 +130,7 @@ class FusedAttention(MultiHeadAttention):
         with torch.autocast("cpu", enabled=False):  # `split` returns fp32
             if self._forms_weights or self.is_faster_unfused(query, key):
                 return super().average(query, key, value, mask)
-            rate = dropout_in_use(self.dropout)
+            rate = current_rate(self.dropout)
             return functional.scaled_dot_product_attention(
                 query, key, value, mask, rate, scale=self.scale
             )
@@ -154,7 +154,7 @@ class FusedAttention(MultiHeadAttention):
         """Whether forming the weights is faster than PyTorch's fused attention."""
         if query.is_cuda:
             return False
-        if dropout_in_use(self.dropout) > 0:
+        if current_rate(self.dropout) > 0:
             # With dropout PyTorch forms them too, and draws masks more slowly.
             return True
         if torch.is_grad_enabled():
@@ -169,7 +169,7 @@ class FusedAttention(MultiHeadAttention):
         """Whether the native library computes the attention."""
         if self._forms_weights or not torch.is_grad_enabled():
             return False
-        rate = dropout_in_use(self.dropout)
+        rate = current_rate(self.dropout)
         return has_native_attention(query, attended, heads_of(self), rate)
 
 
@@ -198,7 +198,7 @@ class FusedRestrictedSelfAttention(RestrictedSelfAttention, FusedAttention):
                 key_value[:, 0],
                 self.window_mask(mask.expand(batch, -1, -1, -1)),
                 heads_of(self),
-                dropout_in_use(self.dropout),
+                current_rate(self.dropout),
             )
         rows = heads.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length]
         return self.project_output(rows)
@@ -213,7 +213,7 @@ class FusedResidual(ResidualConnection):
         addend: Float[Tensor, "batch length d_model"],
     ) -> Float[Tensor, "batch length d_model"]:
         """Return LayerNorm(x + Dropout(addend))."""
-        rate = dropout_in_use(self.dropout)
+        rate = current_rate(self.dropout)
         if rate > 0 and has_normalized_sum(x, addend):
             return normalized_sum(x, addend, rate, self.norm)
         return super().add_and_norm(x, addend)
@@ -318,7 +318,7 @@ class FusedTransformer(Transformer):
 
         positions = self.positions.at(side.positions, side.longest - 1)
         rows = embedding(side.ids[None])[0] + positions
-        return dropped_rows(rows, dropout_in_use(self.dropout), dtype)
+        return dropped_rows(rows, current_rate(self.dropout), dtype)
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
@@ -454,9 +454,9 @@ def stack_settings(stack: Stack) -> StackSettings:
         count=len(stack),
         d_ff=network.inner.out_features,
         heads=heads_of(attention),
-        dropout=dropout_in_use(residual.dropout),
-        attention_dropout=dropout_in_use(attention.dropout),
-        relu_dropout=dropout_in_use(network.dropout),
+        dropout=current_rate(residual.dropout),
+        attention_dropout=current_rate(attention.dropout),
+        relu_dropout=current_rate(network.dropout),
         norm_epsilon=residual.norm.eps,
         is_recurrent=isinstance(first, RecurrentDecoderLayer),
     )

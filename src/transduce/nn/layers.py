@@ -24,11 +24,11 @@ from transduce.nn.operators import (
     ROW_MULTIPLE,
     draw_dropout,
     draw_seeds,
-    dropout_rate,
     has_bf16_products,
     has_sgemm,
+    is_native,
     loaded_nn_api,
-    nn_api,
+    native_rate,
     packed_once,
     split_like,
     tensor_pointer,
@@ -64,14 +64,12 @@ def has_native_attention(
 ) -> bool:
     """Whether the native attention exists for these inputs and is the fastest."""
     return (
-        query.device.type == "cpu"
+        is_native(query)
         and query.dtype != torch.float64
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and attended.size(1) > 0
         and (attended.size(1) <= MAX_KEYS or dropout > 0)
         and heads.d_k % ROW_MULTIPLE == 0
         and heads.d_v % ROW_MULTIPLE == 0
-        and nn_api() is not None
     )
 
 
@@ -326,9 +324,9 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
             "parts": threads if threads <= most else 1,
             "epsilon": layers.norm_epsilon,
             "scale": layers.heads.scale,
-            "dropout": dropout_rate(layers.dropout),
-            "attention_dropout": dropout_rate(layers.attention_dropout),
-            "relu_dropout": dropout_rate(layers.relu_dropout),
+            "dropout": native_rate(layers.dropout),
+            "attention_dropout": native_rate(layers.attention_dropout),
+            "relu_dropout": native_rate(layers.relu_dropout),
             "num_threads": threads,
         },
     )

@@ -101,6 +101,15 @@ def has_triton() -> bool:
     return False
 
 
+def is_native(tensor: Tensor) -> bool:
+    """Whether native functions can read a tensor, whatever its dtype."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
+        and nn_api() is not None
+    )
+
+
 def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
     """Return a pointer to the elements of a contiguous tensor of this dtype.
 
@@ -216,7 +225,7 @@ def linear(
     bias: Float[Tensor, " outputs"] | None,
 ) -> Float[Tensor, "*rows outputs"]:
     """Compute x W^T + b."""
-    if not is_in_blocks(weight):
+    if not multiplies_in_blocks(weight):
         return functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
         y: Tensor = _LinearInBlocks.apply(x, weight, bias)  # type: ignore[no-untyped-call] # torch's own
@@ -226,8 +235,8 @@ def linear(
     )
 
 
-def is_in_blocks(weight: Tensor) -> bool:
-    """Whether products with a weight are in bf16 on a CPU, and so better in blocks.
+def multiplies_in_blocks(weight: Tensor) -> bool:
+    """Whether products with a weight are in bf16 on a CPU, and so faster in blocks.
 
     PyTorch compiles such a product anew for each number of rows, which took a third of
     the time of training a small model, and a gigabyte.
@@ -310,7 +319,7 @@ class MaskBlocks:
     """Number of masks drawn for a block: even, and at least `width`."""
 
 
-def rows_of(x: Float[Tensor, "*shape"]) -> MaskBlocks:
+def row_blocks(x: Float[Tensor, "*shape"]) -> MaskBlocks:
     """Return blocks of one row each."""
     width = x.size(-1)
     return MaskBlocks(width, -(-width // MASK_MULTIPLE) * MASK_MULTIPLE)
@@ -324,10 +333,10 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        rate = dropout_in_use(self)
+        rate = current_rate(self)
         if rate == 0:
             return x
-        if _has_native_dropout(x):
+        if is_native(x) and x.dtype != torch.float64:
             return _NativeDropout.apply(x, rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
             return _CpuDropout.apply(x, rate)  # type: ignore[no-untyped-call] # torch's own
@@ -336,7 +345,7 @@ class Dropout(nn.Dropout):
     def _blocks(self, x: Float[Tensor, "*shape"]) -> MaskBlocks:
         """Return blocks of one row if that wastes no draws, or else of a fixed size."""
         is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % MASK_MULTIPLE == 0
-        return rows_of(x) if is_by_row else MaskBlocks(BLOCK_MASKS, BLOCK_MASKS)
+        return row_blocks(x) if is_by_row else MaskBlocks(BLOCK_MASKS, BLOCK_MASKS)
 
 
 class RowDropout(Dropout):
@@ -346,21 +355,12 @@ class RowDropout(Dropout):
     """
 
     def _blocks(self, x: Float[Tensor, "*shape"]) -> MaskBlocks:
-        return rows_of(x)
+        return row_blocks(x)
 
 
-def dropout_in_use(dropout: nn.Dropout) -> float:
-    """Rate of dropout in the present mode: 0 unless training."""
+def current_rate(dropout: nn.Dropout) -> float:
+    """Return the rate of dropout in the present mode: 0 unless training."""
     return dropout.p if dropout.training else 0.0
-
-
-def _has_native_dropout(x: Float[Tensor, "*shape"]) -> bool:
-    return (
-        x.device.type == "cpu"
-        and x.dtype != torch.float64
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
-        and nn_api() is not None
-    )
 
 
 class _NativeDropout(torch.autograd.Function):
@@ -370,7 +370,7 @@ class _NativeDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rate: float, blocks: MaskBlocks) -> Tensor:
         kept, ctx.masking = new_masking(x, rate, blocks)
         ctx.save_for_backward(kept)
-        return _masked(loaded_nn_api().dropout_forward, x, ctx.masking)
+        return _apply_masks(loaded_nn_api().dropout_forward, x, ctx.masking)
 
     @staticmethod
     @once_differentiable
@@ -379,7 +379,7 @@ class _NativeDropout(torch.autograd.Function):
         # A copy, as two threads may go backward at once.
         masking = ffi.new("td_masking *", ctx.masking[0])
         masking.kept = tensor_pointer(kept, torch.uint8)
-        x = _masked(loaded_nn_api().dropout_backward, gradients[0], masking)
+        x = _apply_masks(loaded_nn_api().dropout_backward, gradients[0], masking)
         return x, None, None
 
 
@@ -404,7 +404,7 @@ def new_masking(
 
 def draw_dropout(rate: float) -> dict[str, Any]:
     """Return the `td_dropout` of one tensor, with new seeds."""
-    return {"seeds": draw_seeds(2), "rate": dropout_rate(rate)}
+    return {"seeds": draw_seeds(2), "rate": native_rate(rate)}
 
 
 _generator: ContextVar[torch.Generator | None] = ContextVar("_generator", default=None)
@@ -431,13 +431,13 @@ def draw_seeds(count: int) -> list[int]:
     return seeds
 
 
-def dropout_rate(rate: float) -> dict[str, Any]:
+def native_rate(rate: float) -> dict[str, Any]:
     """Return a rate as `td_dropout_rate`."""
     dropped = num_dropped(rate)
     return {"num_dropped": dropped, "scale": dropout_scale(dropped)}
 
 
-def _masked(function: Any, x: Tensor, masking: Any) -> Tensor:
+def _apply_masks(function: Any, x: Tensor, masking: Any) -> Tensor:
     inputs = x.float().contiguous()
     result = torch.empty_like(inputs)
     masking.x, masking.y = tensor_pointer(inputs), tensor_pointer(result)
@@ -485,13 +485,11 @@ def has_normalized_sum(
 ) -> bool:
     """Whether the native sum exists for these inputs."""
     return (
-        x.device.type == "cpu"
+        is_native(x)
         and x.dtype == torch.float32
         and addend.dtype in (torch.float32, torch.bfloat16)
         and x.shape == addend.shape
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and x.size(-1) % MASK_MULTIPLE == 0
-        and nn_api() is not None
     )
 
 
@@ -520,7 +518,7 @@ class _NormalizedSum(torch.autograd.Function):
         epsilon: float,
     ) -> Tensor:
         x, addend = x.contiguous(), addend.contiguous()
-        kept, masking = new_masking(addend, rate, rows_of(addend))
+        kept, masking = new_masking(addend, rate, row_blocks(addend))
         masking.x = tensor_pointer(addend)
         y, normalized = torch.empty_like(x), torch.empty_like(x)
         inverse_deviation = x.new_empty(x.shape[:-1])
@@ -586,7 +584,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, forget: Tensor, addend: Tensor) -> Tensor:
-        cells = _prefix_sum(forget, addend)
+        cells = _run_scan(forget, addend)
         ctx.save_for_backward(forget, cells)
         return cells
 
@@ -596,12 +594,12 @@ class _Scan(torch.autograd.Function):
         forget, cells = ctx.saved_tensors
         # g_t = dL/dc_t + f_(t+1) * g_(t+1)
         next_forget = functional.pad(forget[:, 1:], (0, 0, 0, 1))
-        grad = _prefix_sum(next_forget.flip(1), gradients[0].flip(1)).flip(1)
+        grad = _run_scan(next_forget.flip(1), gradients[0].flip(1)).flip(1)
         before = functional.pad(cells[:, :-1], (0, 0, 1, 0))
         return grad * before, grad
 
 
-def _prefix_sum(
+def _run_scan(
     forget: Float[Tensor, "batch length d_model"],
     addend: Float[Tensor, "batch length d_model"],
 ) -> Float[Tensor, "batch length d_model"]:
@@ -648,12 +646,10 @@ class FusedSSRU(SSRU):
 def has_native_recurrence(gate: Float[Tensor, "batch length d_model"]) -> bool:
     """Whether the native recurrence exists for these inputs."""
     return (
-        gate.device.type == "cpu"
+        is_native(gate)
         and gate.dtype == torch.float32
-        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and gate.size(1) > 0
         and gate.size(2) % ROW_MULTIPLE == 0
-        and nn_api() is not None
     )
 
 

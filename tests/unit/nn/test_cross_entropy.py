@@ -12,7 +12,7 @@ from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 EPSILONS = [0.0, 0.1, 0.4]
 
 
-# All kinds of loss but that by AMX, which test_output_loss.py tests.
+# All kinds of loss but that by AMX, which test_native_loss.py tests.
 pytestmark = pytest.mark.usefixtures("without_bf16_unit", "is_native")
 
 
@@ -166,8 +166,8 @@ def output_weight() -> torch.Tensor:
 def test_the_gradients_of_states_and_matrix_equal_pytorchs(
     states, output_weight, target_out, epsilon, logit_rows, monkeypatch
 ):
-    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
-    monkeypatch.setattr(module, "LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_LOGIT_ROWS", logit_rows)
+    monkeypatch.setattr(module, "MAX_LOGITS", 0)
     inputs = (states, output_weight)
     loss = smoothed_cross_entropy(*inputs, target_out, epsilon, torch.float64)
     oracle = functional.cross_entropy(
@@ -196,8 +196,8 @@ def test_the_gradients_of_states_and_matrix_equal_finite_differences(
 def test_the_loss_is_the_same_without_gradients(
     states, output_weight, target_out, logit_rows, monkeypatch
 ):
-    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
-    monkeypatch.setattr(module, "LOGITS", 0)
+    monkeypatch.setattr(module, "MIN_LOGIT_ROWS", logit_rows)
+    monkeypatch.setattr(module, "MAX_LOGITS", 0)
     inputs = (states, output_weight, target_out, 0.1, torch.float64)
     expected = smoothed_cross_entropy(*inputs)
     with torch.no_grad():

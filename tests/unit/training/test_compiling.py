@@ -17,7 +17,7 @@ from transduce.data.tensors import Batch
 from transduce.model.transformer import Transformer
 from transduce.nn.cross_entropy import Loss
 from transduce.nn.fuse import FusedAttention, fuse
-from transduce.nn.operators import Dropout, dropout_in_use
+from transduce.nn.operators import Dropout, current_rate
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import Processes
 from transduce.training.gradients import MIN_UPDATES, compile_layers, is_worth_compiling
@@ -66,7 +66,7 @@ def as_on_a_gpu(monkeypatch) -> None:
     """Attention and dropout by PyTorch's own operators."""
 
     def drop(dropout: Dropout, x: Tensor) -> Tensor:
-        return functional.dropout(x, rate) if (rate := dropout_in_use(dropout)) else x
+        return functional.dropout(x, rate) if (rate := current_rate(dropout)) else x
 
     monkeypatch.setattr(Dropout, "forward", drop)
     monkeypatch.setattr(FusedAttention, "is_faster_unfused", lambda *_: False)
