@@ -17,7 +17,7 @@ from transduce.decoding.native_decoder import (
     NativePrecision,
 )
 from transduce.decoding.torch_decoder import TorchDecoder
-from transduce.decoding.torch_model import TorchModel, prepared
+from transduce.decoding.torch_model import TorchModel, prepare_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -91,7 +91,7 @@ def both(
     """The native model, and the PyTorch model with the same linear maps."""
     model = perturbed(config)
     made = compiled(model, precision)
-    return made, prepared(model, precision, torch.device("cpu"))
+    return made, prepare_model(model, precision, torch.device("cpu"))
 
 
 def read(model: NativeModel) -> NativeDecoder:

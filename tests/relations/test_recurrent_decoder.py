@@ -10,7 +10,7 @@ import torch
 import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.decoding.native_decoder import NativeModel, PrecisionChoice
-from transduce.decoding.torch_model import prepare, prepared
+from transduce.decoding.torch_model import prepare, prepare_model
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
@@ -57,7 +57,7 @@ def test_only_models_with_recurrences_have_the_setting_in_their_folder(
 def test_the_decoder_in_bf16_follows_the_one_in_fp32(checkpoint: Checkpoint) -> None:
     source = [[5, 6, 7, 2], [8, 2]]
     models = [
-        prepared(checkpoint.build_transformer(), precision, torch.device("cpu"))
+        prepare_model(checkpoint.build_transformer(), precision, torch.device("cpu"))
         for precision in ("fp32", "bf16")
     ]
     for each in models:

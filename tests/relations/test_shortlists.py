@@ -12,7 +12,7 @@ from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import translator as translators
 from transduce.decoding.native_decoder import DecodingPrecision
-from transduce.decoding.search import ShortlistedDecoder
+from transduce.decoding.search import MaskedDecoder
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -139,7 +139,7 @@ def test_a_recurrent_decoder_chooses_among_a_lines_own_candidates(
     # So small that sentences join others that have begun.
     translator.batch_positions = 80
     assert found(translator.translate_stream(LINES[::-1], search))[::-1] == alone
-    monkeypatch.setattr(translators, "with_candidates", ShortlistedDecoder)
+    monkeypatch.setattr(translators, "with_shortlists", MaskedDecoder)
     reference = found(translator.translate_stream(LINES, search))
     assert alone == near_all(reference)
 
@@ -183,7 +183,7 @@ def test_the_native_decoder_equals_the_reference(
     )
     translator = Translator(checkpoint, "cpu", precision=precision)
     native = found(translator.translate_stream(LINES, config))
-    monkeypatch.setattr(translators, "with_candidates", ShortlistedDecoder)
+    monkeypatch.setattr(translators, "with_shortlists", MaskedDecoder)
     reference = found(translator.translate_stream(LINES, config))
     assert native == near_all(reference)
 

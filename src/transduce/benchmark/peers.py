@@ -21,7 +21,7 @@ from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.processes import default_processes
-from transduce.decoding.torch_model import available
+from transduce.decoding.torch_model import available_precisions
 from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, RequestError, missing_package
@@ -540,7 +540,7 @@ def systems_on(
 
     A model with a shortlist is measured both with it and without it, on a CPU.
     """
-    ready = available(device)
+    ready = available_precisions(device)
     shortlists = (False, True) if has_shortlist and device.type == "cpu" else (False,)
     for precision, shortlist in product(ready, shortlists):
         yield System(

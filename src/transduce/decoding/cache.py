@@ -253,14 +253,14 @@ class DecodingState:
 
         Returns the mask of all slots that each hypothesis attends to.
         """
-        self._forget()
+        self._forget_distant()
         own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, slots] = own
         self.positions[:, slots] = self.lengths[:, None]
         self.lengths += 1
         return self.past[:, None]
 
-    def _forget(self) -> None:
+    def _forget_distant(self) -> None:
         """Drop the slots outside the neighbourhood from the past, in place."""
         if self.neighbourhood is not None:
             distance = self.lengths[:, None] - self.positions
@@ -282,7 +282,7 @@ class DecodingState:
         Wide groups leave many unused slots: their hypotheses often share their past.
         """
         before = self.capacity
-        self._forget()
+        self._forget_distant()
         if self.num_slots > 0:
             self._compact()
         capacity = grown_capacity(self.num_slots, self.group_size)
@@ -297,7 +297,7 @@ class DecodingState:
 
         Hypotheses are numbered through all groups.
         """
-        if _are_all(rows, self.past.shape[:2]):
+        if _is_identity(rows, len(self.lengths), self.group_size):
             return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
         self.past = self.past[sentences[:, None], parents]
@@ -431,7 +431,7 @@ class RecurrentState:
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses in this order, as `DecodingState.reorder`."""
         num_sentences, group_size = len(self.lengths), self.group_size
-        if _are_all(rows, torch.Size([num_sentences, group_size])):
+        if _is_identity(rows, num_sentences, group_size):
             return
         for layer in self.layers:
             layer.keep_hypotheses(rows)
@@ -461,9 +461,11 @@ class RecurrentState:
         self.max_length = int(self.lengths.max())
 
 
-def _are_all(rows: Int[Tensor, "kept group"], shape: torch.Size) -> bool:
-    """Whether the rows are all hypotheses, [sentences, group], in their order."""
-    if rows.shape != shape:
+def _is_identity(
+    rows: Int[Tensor, "kept group"], num_sentences: int, group_size: int
+) -> bool:
+    """Whether the rows are all hypotheses in their order."""
+    if rows.shape != (num_sentences, group_size):
         return False
     numbers = torch.arange(rows.numel(), device=rows.device)
     return torch.equal(rows.flatten(), numbers)

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.beam_search import ENDLESS, BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.search import (
+    AllowedTokens,
     Candidates,
     Coverage,
     Decoder,
@@ -221,9 +222,58 @@ class NativeModel:
             return values
         values = np.ascontiguousarray(values, dtype=np.float32)
         values = values.reshape(len(values), -1)
-        numbers = pointer(values, "float *")
-        check(self._api.model_set(self._handle, name.encode(), numbers, *values.shape))
+        check(
+            self._api.model_set(
+                self._handle, name.encode(), pointer(values, "float *"), *values.shape
+            )
+        )
         return values
+
+
+def native_precision(precision: NativePrecision) -> Any:
+    """Return the library's constant for a precision."""
+    loaded = library()
+    assert loaded is not None
+    return loaded.TD_INT8 if precision == "int8" else loaded.TD_FP32
+
+
+def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:
+    loaded = library()
+    assert loaded is not None
+    scores = {
+        "scaled": loaded.TD_SCALED,
+        "unscaled": loaded.TD_UNSCALED,
+        "additive": loaded.TD_ADDITIVE,
+    }
+    return ffi.new(
+        "td_model_config *",
+        {
+            "vocab_size": config.vocab_size,
+            "target_vocab_size": config.target_vocab_size or 0,
+            "encoder_layers": config.num_layers,
+            "decoder_layers": config.num_decoder_layers,
+            "d_model": config.d_model,
+            "d_ff": config.d_ff,
+            "num_heads": config.num_heads,
+            "d_k": config.d_k,
+            "d_v": config.d_v,
+            "max_positions": (
+                config.max_positions if config.positions == "learned" else 0
+            ),
+            "neighbourhood": config.neighbourhood or 0,
+            "norm_epsilon": config.norm_epsilon,
+            "norm": loaded.TD_PRE_NORM if config.norm == "pre" else loaded.TD_POST_NORM,
+            "scores": scores[config.scores],
+            "activation": (
+                loaded.TD_SILU if config.activation == "silu" else loaded.TD_RELU
+            ),
+            "is_recurrent": config.decoder_self_attention == "ssru",
+            "output_bias": config.output_bias,
+            "has_output": not config.tied_output,
+            "position_base": config.position_base,
+            "precision": native_precision(precision),
+        },
+    )
 
 
 class NativeDecoder:
@@ -264,13 +314,13 @@ class NativeDecoder:
         Returns the last tokens, after at most `MAX_ROWS` rows. Returns None, without a
         step, if the search is of another kind, has a mask, or has not filled its beams.
         """
-        if not isinstance(search, NativeSearch) or search.is_masked:
+        if not isinstance(search, NativeSearch) or search.has_mask:
             return None
         if type(search).grow is not NativeSearch.grow:
             return None  # a subclass records each step
         if last_ids.shape[1] != search.beam_size:
             return None
-        if search.is_covered and self._summed_layers != 1:
+        if search.has_coverage and self._summed_layers != 1:
             return None
         max_steps = max(MAX_ROWS // last_ids.size, 1)
         return search.run(self.handle, last_ids, max_steps, few)
@@ -281,19 +331,20 @@ class NativeDecoder:
         Each new group must come from one sentence, and no sentence in two groups.
         """
         rows = np.ascontiguousarray(rows)
-        numbers = pointer(rows, "int64_t *")
-        check(self._api.decoder_reorder(self.handle, numbers, *rows.shape))
+        check(
+            self._api.decoder_reorder(
+                self.handle, pointer(rows, "int64_t *"), *rows.shape
+            )
+        )
 
     def join(self, other: "NativeDecoder") -> None:
         """Append the sentences of another decoder of the same model."""
         check(self._api.decoder_join(self.handle, other.handle))
 
-    def set_shortlists(
-        self, shortlists: Sequence[Int32[np.ndarray, " _"] | None]
-    ) -> None:
-        """Restrict each sentence to the tokens of its shortlist, whose ids must rise.
+    def set_shortlists(self, shortlists: Sequence[AllowedTokens]) -> None:
+        """Restrict each sentence to the tokens of its shortlist.
 
-        Logits of other tokens are minus infinity from now on. None allows all tokens.
+        Logits of other tokens are minus infinity from now on.
         Raises `IndexError` if an id is outside the vocabulary.
         """
         counts = [0 if each is None else len(each) for each in shortlists]
@@ -328,8 +379,11 @@ class NativeDecoder:
         attention = np.empty(
             (*self._shape, self._summed_layers, positions), dtype=np.float32
         )
-        numbers = pointer(attention, "float *")
-        check(self._api.decoder_take_attention(self.handle, numbers, positions))
+        check(
+            self._api.decoder_take_attention(
+                self.handle, pointer(attention, "float *"), positions
+            )
+        )
         return attention
 
     @property
@@ -430,52 +484,6 @@ class PackedLinear:
         return scales
 
 
-def native_precision(precision: NativePrecision) -> Any:
-    """Return the library's constant for a precision."""
-    loaded = library()
-    assert loaded is not None
-    return loaded.TD_INT8 if precision == "int8" else loaded.TD_FP32
-
-
-def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:
-    loaded = library()
-    assert loaded is not None
-    scores = {
-        "scaled": loaded.TD_SCALED,
-        "unscaled": loaded.TD_UNSCALED,
-        "additive": loaded.TD_ADDITIVE,
-    }
-    return ffi.new(
-        "td_model_config *",
-        {
-            "vocab_size": config.vocab_size,
-            "target_vocab_size": config.target_vocab_size or 0,
-            "encoder_layers": config.num_layers,
-            "decoder_layers": config.num_decoder_layers,
-            "d_model": config.d_model,
-            "d_ff": config.d_ff,
-            "num_heads": config.num_heads,
-            "d_k": config.d_k,
-            "d_v": config.d_v,
-            "max_positions": (
-                config.max_positions if config.positions == "learned" else 0
-            ),
-            "neighbourhood": config.neighbourhood or 0,
-            "norm_epsilon": config.norm_epsilon,
-            "norm": loaded.TD_PRE_NORM if config.norm == "pre" else loaded.TD_POST_NORM,
-            "scores": scores[config.scores],
-            "activation": (
-                loaded.TD_SILU if config.activation == "silu" else loaded.TD_RELU
-            ),
-            "is_recurrent": config.decoder_self_attention == "ssru",
-            "output_bias": config.output_bias,
-            "has_output": not config.tied_output,
-            "position_base": config.position_base,
-            "precision": native_precision(precision),
-        },
-    )
-
-
 def start_search(
     max_lengths: Sequence[int],
     config: SearchConfig,
@@ -547,13 +555,11 @@ class NativeSearch:
         Returns the rows that continue and the token of each.
         """
         assert tuple(logits.shape[:2]) == (len(self.live), self._group)
-        if isinstance(logits, np.ndarray) and logits.dtype == np.float32:
-            self._grow_by_logits(logits)
-        elif (numbers := native_logits(logits)) is not None:
-            self._grow_by_logits(numbers)
+        if (array := native_logits(logits)) is not None:
+            self._grow_by_logits(array)
         else:
             self._grow_by_candidates(self._find_candidates(logits))
-        return self._after_step()
+        return self._drop_finished()
 
     def run(
         self,
@@ -578,7 +584,7 @@ class NativeSearch:
                 num_steps,
             )
         )
-        _, tokens = self._after_step()
+        _, tokens = self._drop_finished()
         return tokens
 
     def join(self, other: "NativeSearch") -> None:
@@ -588,17 +594,20 @@ class NativeSearch:
         other.live = []
         self._group = other._group
         numbers = np.empty(len(self.live), np.int64)
-        to = pointer(numbers, "int64_t *")
-        check(self._api.search_live(self._handle, to, ffi.NULL, ffi.NULL))
+        check(
+            self._api.search_live(
+                self._handle, pointer(numbers, "int64_t *"), ffi.NULL, ffi.NULL
+            )
+        )
         self._numbers = numbers.tolist()
 
     @property
-    def is_masked(self) -> bool:
+    def has_mask(self) -> bool:
         """Whether the excluded tokens depend on the tokens before them."""
         return self._mask is not None
 
     @property
-    def is_covered(self) -> bool:
+    def has_coverage(self) -> bool:
         """Whether the search has a coverage penalty."""
         return self._coverage is not None
 
@@ -677,8 +686,13 @@ class NativeSearch:
     ) -> Candidates:
         log_probabilities = np.empty((len(self.live), self._group))
         forced = np.empty(len(self.live), np.int64)
-        to = pointer(log_probabilities, "double *"), pointer(forced, "int64_t *")
-        check(self._api.search_next(self._handle, *to))
+        check(
+            self._api.search_next(
+                self._handle,
+                pointer(log_probabilities, "double *"),
+                pointer(forced, "int64_t *"),
+            )
+        )
         return find_candidates(
             logits,
             log_probabilities,
@@ -729,27 +743,24 @@ class NativeSearch:
         assert coverage.shape == (len(self.live), self._group)
         return coverage
 
-    def _after_step(
+    def _drop_finished(
         self,
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Let sentences that are done leave; return rows and tokens of the others."""
+        """Drop sentences that are done; return rows and tokens of the others."""
         self._group = self.beam_size
-        kept = self._api.search_num_live(self._handle)
-        numbers = np.empty(kept, np.int64)
-        rows, tokens = np.empty((2, kept, self.beam_size), np.int64)
-        to = (pointer(each, "int64_t *") for each in (numbers, rows, tokens))
-        check(self._api.search_live(self._handle, *to))
-        if kept < len(self.live):
-            self._leave(numbers.tolist())
+        num_live = self._api.search_num_live(self._handle)
+        numbers = np.empty(num_live, np.int64)
+        rows, tokens = np.empty((2, num_live, self.beam_size), np.int64)
+        arrays = (pointer(each, "int64_t *") for each in (numbers, rows, tokens))
+        check(self._api.search_live(self._handle, *arrays))
+        if num_live < len(self.live):
+            sentences = dict(zip(self._numbers, self.live, strict=True))
+            self._numbers = numbers.tolist()
+            self.live = [sentences.pop(number) for number in self._numbers]
+            for number, sentence in sentences.items():  # those that are done
+                sentence.hypotheses = self._hypotheses(number)
+                check(self._api.search_forget(self._handle, number))
         return rows, tokens
-
-    def _leave(self, kept: list[int]) -> None:
-        sentences = dict(zip(self._numbers, self.live, strict=True))
-        self._numbers = kept
-        self.live = [sentences.pop(number) for number in kept]
-        for number, sentence in sentences.items():
-            sentence.hypotheses = self._hypotheses(number)
-            check(self._api.search_forget(self._handle, number))
 
     def _hypotheses(self, number: int) -> list[Hypothesis]:
         count = self._api.search_num_hypotheses(self._handle, number)

@@ -9,7 +9,7 @@ are numpy arrays; logits are an array or a tensor on any device.
 The next token can be restricted by the tokens that a hypothesis has (`Restrictions`:
 `no_repeat_ngram`, `repetition_penalty` and `bad_words` of `SearchConfig`; the native
 library has the same in csrc/decode/restrictions.c), and by a shortlist
-(`with_candidates`).
+(`with_shortlists`).
 
 Continuations and probabilities of arrays are computed by the native library or numpy,
 those of tensors by `torch_model`. All sums run in the order of the vocabulary, or of
@@ -153,10 +153,9 @@ def find_candidates(
     Raises `IndexError` if a forced token is outside the vocabulary.
     """
     never = excluded() if callable(excluded) else excluded
-    numbers = native_logits(logits)
-    if numbers is not None:
+    if (array := native_logits(logits)) is not None:
         return _find_natively(
-            numbers, log_probabilities, count, never, forced, diversity, restrictions
+            array, log_probabilities, count, never, forced, diversity, restrictions
         )
     # Imported late: PyTorch takes a second to load, and the native library needs none.
     from transduce.decoding.torch_model import find_by_torch
@@ -450,14 +449,16 @@ class MultiStepDecoder(Decoder, Protocol):
         ...
 
 
+AllowedTokens = Int32[np.ndarray, " _"] | None
+"""Tokens that may come next, by rising id; None for the whole vocabulary."""
+
+
 @runtime_checkable
 class ShortlistDecoder(JoinableDecoder, Protocol):
-    """A decoder that computes the logits of each sentence's candidates only."""
+    """A decoder that computes the logits of each sentence's shortlist only."""
 
-    def set_shortlists(
-        self, shortlists: Sequence[Int32[np.ndarray, " _"] | None]
-    ) -> None:
-        """Restrict each sentence to its tokens, by rising id; None allows all."""
+    def set_shortlists(self, shortlists: Sequence[AllowedTokens]) -> None:
+        """Restrict each sentence to the tokens of its shortlist."""
         ...
 
 
@@ -586,38 +587,36 @@ class Ensemble:
             mine.join(theirs)
 
 
-AllowedTokens = Int32[np.ndarray, " _"] | None
-"""Tokens that may come next, by rising id; None for the whole vocabulary."""
-
-
-def with_candidates(
-    decoder: JoinableDecoder, candidates: Sequence[AllowedTokens]
+def with_shortlists(
+    decoder: JoinableDecoder, shortlists: Sequence[AllowedTokens]
 ) -> JoinableDecoder:
-    """Let each sentence of a decoder choose among the candidates of its shortlist.
+    """Let each sentence of a decoder choose among the tokens of its shortlist.
 
     Log-probabilities are then normalized over them. They depend on the source alone,
     and so translations do not depend on the batch. The native library computes the
-    logits of candidates only. Elsewhere those of all other tokens are set to minus
-    infinity. The models of an ensemble have the same candidates.
+    logits of these tokens only. Elsewhere those of all other tokens are set to minus
+    infinity. The models of an ensemble have the same shortlists.
     """
     if isinstance(decoder, Ensemble):
-        return Ensemble([with_candidates(each, candidates) for each in decoder.members])
+        return Ensemble([with_shortlists(each, shortlists) for each in decoder.members])
     if isinstance(decoder, ShortlistDecoder):
-        decoder.set_shortlists(candidates)
+        decoder.set_shortlists(shortlists)
         return decoder
-    return ShortlistedDecoder(decoder, candidates)
+    return MaskedDecoder(decoder, shortlists)
 
 
-class ShortlistedDecoder:
-    """A decoder whose logits are minus infinity except for each sentence's
-    candidates."""
+class MaskedDecoder:
+    """A decoder whose logits are minus infinity except for each sentence's shortlist.
+
+    It takes the place of a `ShortlistDecoder`.
+    """
 
     def __init__(
-        self, decoder: JoinableDecoder, candidates: Sequence[AllowedTokens]
+        self, decoder: JoinableDecoder, shortlists: Sequence[AllowedTokens]
     ) -> None:
         self._decoder = decoder
-        self.candidates = list(candidates)
-        """Candidates of each sentence; None for the whole vocabulary."""
+        self.shortlists = list(shortlists)
+        """Tokens of each sentence that may come next."""
         self._group = 1
 
     def step(
@@ -628,24 +627,24 @@ class ShortlistedDecoder:
         logits = self._decoder.step(last_ids)
         if isinstance(logits, np.ndarray):
             kept = np.full_like(logits, -np.inf)
-            for row, own, found in zip(kept, self.candidates, logits, strict=True):
-                chosen = slice(None) if own is None else own
-                row[:, chosen] = found[:, chosen]
+            for row, own, found in zip(kept, self.shortlists, logits, strict=True):
+                allowed = slice(None) if own is None else own
+                row[:, allowed] = found[:, allowed]
             return kept
-        from transduce.decoding.torch_model import keep_candidates
+        from transduce.decoding.torch_model import keep_shortlists
 
-        return keep_candidates(logits, self.candidates)
+        return keep_shortlists(logits, self.shortlists)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         sentences = (rows[:, 0] // self._group).tolist()
-        self.candidates = [self.candidates[each] for each in sentences]
+        self.shortlists = [self.shortlists[each] for each in sentences]
         self._decoder.reorder(rows)
 
-    def join(self, other: "ShortlistedDecoder") -> None:
+    def join(self, other: "MaskedDecoder") -> None:
         """Append the sentences of another decoder."""
         self._decoder.join(other._decoder)
-        self.candidates += other.candidates
+        self.shortlists += other.shortlists
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over the source, end included."""

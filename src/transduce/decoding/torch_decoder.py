@@ -129,12 +129,12 @@ class _Layer:
         dtype: torch.dtype,
     ) -> None:
         cross, network = layer.cross_attention, layer.feed_forward
-        self._past = (
+        self._first_sublayer = (
             _Recurrence(layer, make_linear, dtype)
             if isinstance(layer, RecurrentDecoderLayer)
             else _SelfAttention(layer, make_linear, dtype)
         )
-        self._cross_query = make_linear(*_rounded(_query(cross), dtype))
+        self._cross_query = make_linear(*_rounded(_scaled_query(cross), dtype))
         self._cross_attention = _Attention(cross, make_linear)
         self._after_cross_attention = _Residual(layer.after_cross_attention)
         self._inner = make_linear(network.inner.weight, network.inner.bias)
@@ -150,7 +150,7 @@ class _Layer:
         cross_mask: Float[Tensor, "sentences 1 1 source"],
         slots: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
-        x = self._past.step(x, cache, self_mask, slots)
+        x = self._first_sublayer.step(x, cache, self_mask, slots)
 
         residual = self._after_cross_attention
         query = self._cross_query(residual.before(x))
@@ -166,7 +166,7 @@ class _Layer:
     @property
     def is_watched(self) -> bool:
         """Whether a hook reads its attention weights."""
-        return self._past.is_watched or self._cross_attention.is_watched
+        return self._first_sublayer.is_watched or self._cross_attention.is_watched
 
 
 class _SelfAttention:
@@ -304,7 +304,7 @@ def _rounded(affine: Affine, dtype: torch.dtype) -> Affine:
     return weight.to(dtype), bias.to(dtype)
 
 
-def _query(attention: MultiHeadAttention) -> Affine:
+def _scaled_query(attention: MultiHeadAttention) -> Affine:
     """Return weight and bias of the queries, multiplied by the scale of the scores."""
     projection, scale = attention.project_query, attention.scale
     return projection.weight * scale, projection.bias * scale
@@ -312,7 +312,7 @@ def _query(attention: MultiHeadAttention) -> Affine:
 
 def _query_key_value(attention: MultiHeadAttention) -> Affine:
     projection = attention.project_key_value
-    weight, bias = _query(attention)
+    weight, bias = _scaled_query(attention)
     return torch.cat([weight, projection.weight]), torch.cat([bias, projection.bias])
 
 

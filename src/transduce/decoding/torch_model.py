@@ -28,7 +28,13 @@ from transduce.decoding.native_decoder import (
     NativePrecision,
     PackedLinear,
 )
-from transduce.decoding.search import NOT_FORCED, Candidates, Restrictions, RowTokens
+from transduce.decoding.search import (
+    NOT_FORCED,
+    AllowedTokens,
+    Candidates,
+    Restrictions,
+    RowTokens,
+)
 from transduce.decoding.torch_decoder import (
     CudaGraphs,
     FusedStep,
@@ -52,7 +58,7 @@ from transduce.search_config import SamplingConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS, PAD
 
-MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
+MakeLinearModule = Callable[[Tensor, Tensor | None], nn.Module]
 """Function of a weight and a bias that returns their linear map."""
 
 WITHOUT_KERNELS = (
@@ -62,7 +68,7 @@ WITHOUT_KERNELS = (
 )
 
 
-def available(device: torch.device) -> list[DecodingPrecision]:
+def available_precisions(device: torch.device) -> list[DecodingPrecision]:
     """Return the precisions in which a device computes without emulation."""
     found: list[DecodingPrecision] = ["fp32"]
     if is_good_at_bf16(device.type):
@@ -170,12 +176,12 @@ def prepare(
     """
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays.items()}
     model = built(checkpoint.config, weights)
-    ready = prepared(model, precision, torch.device(device))
+    ready = prepare_model(model, precision, torch.device(device))
     return replace(ready, shortlist=checkpoint.shortlist)
 
 
 @torch.no_grad()
-def prepared(
+def prepare_model(
     model: TransductionModel, precision: DecodingPrecision, device: torch.device
 ) -> TorchModel:
     """Prepare a model, whose parameters may be converted in place.
@@ -187,7 +193,7 @@ def prepared(
         require_transformer(model.config, "Precision int8", "use fp32 or bf16")
         _require_int8(device)
         assert isinstance(model, Transformer)
-        packed = _packed(model, _natively("int8") or _by_torch_in_int8())
+        packed = _with_linear(model, _native_linear("int8") or _torch_linear_in_int8())
         _round_embeddings(model)
         return packed
     model.to(device)
@@ -197,9 +203,9 @@ def prepared(
     if not isinstance(model, Transformer):
         return TorchModel(model=model.to(dtype), stepper=model)
     if precision == "fp32" and device.type == "cpu":
-        natively = _natively("fp32")
-        if natively is not None:
-            return _packed(model.float(), natively)
+        native_linear = _native_linear("fp32")
+        if native_linear is not None:
+            return _with_linear(model.float(), native_linear)
     step, graphs = FusedStep(model, plain_linear, dtype), None
     if device.type == "cuda":
         max_idle_bytes = torch.cuda.mem_get_info(device)[1] * IDLE_SHARE
@@ -207,17 +213,19 @@ def prepared(
     return TorchModel(model=model.to(dtype), stepper=step, graphs=graphs)
 
 
-def _natively(precision: NativePrecision) -> MakeMap | None:
-    return None if api() is None else partial(PackedMap, precision)
+def _native_linear(precision: NativePrecision) -> MakeLinearModule | None:
+    return None if api() is None else partial(NativeLinear, precision)
 
 
-def _packed(model: Transformer, make_map: MakeMap) -> TorchModel:
-    made: MakeMap = cache(make_map)  # packs a shared matrix only once
-    stepper = FusedStep(model, made)
-    return TorchModel(model=_with_maps(model, made), stepper=stepper)
+def _with_linear(model: Transformer, make_linear: MakeLinearModule) -> TorchModel:
+    """Return a model whose linear maps are made by a function."""
+    make_once: MakeLinearModule = cache(make_linear)  # packs a shared matrix only once
+    stepper = FusedStep(model, make_once)
+    _replace_linear(model, make_once)
+    return TorchModel(model=model, stepper=stepper)
 
 
-def _by_torch_in_int8() -> MakeMap:
+def _torch_linear_in_int8() -> MakeLinearModule:
     warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=4)
     return Int8Linear
 
@@ -279,8 +287,8 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
-class PackedMap(nn.Module):
-    """A linear map in the native library."""
+class NativeLinear(nn.Module):
+    """A linear map in the native library, as a module."""
 
     def __init__(
         self,
@@ -304,11 +312,13 @@ class PackedMap(nn.Module):
 class PackedEmbedding(SharedEmbedding):
     """The target embedding, with logits computed by a packed linear map."""
 
-    def __init__(self, embedding: SharedEmbedding, make_map: MakeMap) -> None:
+    def __init__(
+        self, embedding: SharedEmbedding, make_linear: MakeLinearModule
+    ) -> None:
         nn.Module.__init__(self)  # the weight is there
         self.d_model = embedding.d_model
         self.weight, self.bias = embedding.weight, embedding.bias
-        self.output = make_map(embedding.weight, embedding.bias)
+        self.output = make_linear(embedding.weight, embedding.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """Return the logits of rows."""
@@ -318,27 +328,27 @@ class PackedEmbedding(SharedEmbedding):
 class PackedOutput(OutputLayer):
     """The output's own matrix as a packed linear map."""
 
-    def __init__(self, layer: OutputLayer, make_map: MakeMap) -> None:
+    def __init__(self, layer: OutputLayer, make_linear: MakeLinearModule) -> None:
         nn.Module.__init__(self)  # the weight is there
         self.weight, self.bias = layer.weight, layer.bias
-        self.output = make_map(layer.weight, layer.bias)
+        self.output = make_linear(layer.weight, layer.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """Return the logits of rows."""
         return cast(Tensor, self.output(x))
 
 
-def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
+def _replace_linear(model: Transformer, make_linear: MakeLinearModule) -> None:
+    """Replace the linear maps of a model, its output included."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, make_map(child.weight, child.bias))
+                module.add_module(name, make_linear(child.weight, child.bias))
     if model.output is not None:
-        model.output = PackedOutput(model.output, make_map)
-        return model
+        model.output = PackedOutput(model.output, make_linear)
+        return
     name = "embedding" if model.target_embedding is None else "target_embedding"
-    model.add_module(name, PackedEmbedding(model.output_embedding, make_map))
-    return model
+    model.add_module(name, PackedEmbedding(model.output_embedding, make_linear))
 
 
 def _round_embeddings(model: Transformer) -> None:
@@ -426,9 +436,9 @@ def find_by_torch(
     chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
     sentences = np.arange(len(chosen))[:, None]
     return Candidates(
-        _filled(_flat(after)[sentences, chosen], count, -math.inf),
-        _filled(chosen // values.shape[-1], count, 0),
-        _filled(_flat(tokens)[sentences, chosen], count, 0),
+        _padded(_flat(after)[sentences, chosen], count, -math.inf),
+        _padded(chosen // values.shape[-1], count, 0),
+        _padded(_flat(tokens)[sentences, chosen], count, 0),
     )
 
 
@@ -436,9 +446,10 @@ def has_top_k(logits: Float[Tensor, "sentences group vocab"], count: int) -> boo
     """Whether Triton's kernels find the candidates of each row."""
     if not (logits.is_cuda and has_triton()):
         return False
-    from transduce.nn.gpu_kernels import MAX_CANDIDATES, SPAN
+    from transduce.nn import gpu_kernels
 
-    return count <= min(MAX_CANDIDATES, logits.size(-1) // SPAN)
+    num_spans = logits.size(-1) // gpu_kernels.SPAN
+    return count <= min(gpu_kernels.MAX_CANDIDATES, num_spans)
 
 
 def top_k_on_gpu(
@@ -515,7 +526,7 @@ def _flat(
     return each.reshape(len(each), -1)
 
 
-def _filled(
+def _padded(
     each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
 ) -> Shaped[np.ndarray, "sentences {count}"]:
     """Pad to `count` columns."""
@@ -569,18 +580,15 @@ def _first_sorted(
 
 
 @torch.inference_mode()
-def keep_candidates(
+def keep_shortlists(
     logits: Float[Tensor, "sentences group vocab"],
-    candidates: Sequence[Int32[np.ndarray, " _"] | None],
+    shortlists: Sequence[AllowedTokens],
 ) -> Float[Tensor, "sentences group vocab"]:
-    """Return logits that are minus infinity except for each sentence's candidates.
-
-    None keeps all logits of a sentence.
-    """
-    is_candidate = np.zeros((len(candidates), logits.size(-1)), dtype=bool)
-    for row, own in zip(is_candidate, candidates, strict=True):
+    """Return logits that are minus infinity except for each sentence's shortlist."""
+    is_allowed = np.zeros((len(shortlists), logits.size(-1)), dtype=bool)
+    for row, own in zip(is_allowed, shortlists, strict=True):
         row[slice(None) if own is None else own] = True
-    mask = torch.from_numpy(is_candidate).to(logits.device)
+    mask = torch.from_numpy(is_allowed).to(logits.device)
     return logits.masked_fill(~mask[:, None], -torch.inf)
 
 

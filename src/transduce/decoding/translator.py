@@ -38,7 +38,7 @@ from transduce.decoding.search import (
     Hypothesis,
     JoinableDecoder,
     require_numbers,
-    with_candidates,
+    with_shortlists,
 )
 from transduce.decoding.translations import (
     EMPTY,
@@ -836,8 +836,8 @@ def _start_search(
     sums_attention = config.coverage_penalty > 0
     decoder = _encode(models, parts, sum_attention=sums_attention)
     if config.shortlist and models[0].shortlist is not None:
-        candidates = _candidates(models[0].shortlist, parts, config)
-        decoder = with_candidates(decoder, candidates)
+        shortlists = _shortlists(models[0].shortlist, parts, config)
+        decoder = with_shortlists(decoder, shortlists)
     coverage: Coverage | None = None
     if sums_attention:
         assert isinstance(decoder, CoverageDecoder)
@@ -848,13 +848,13 @@ def _start_search(
     return Decoding(decoder, search, BOS)
 
 
-def _candidates(
+def _shortlists(
     shortlist: Shortlist, parts: list[Part], config: SearchConfig
 ) -> list[AllowedTokens]:
     """Return the tokens among which each part chooses.
 
-    None stands for all tokens: after a prefix, and for a part with so few candidates
-    that all could be excluded. Candidates depend on the part alone, and so does its
+    All tokens are allowed after a prefix, and for a part with so few candidates that
+    all could be excluded. Candidates depend on the part alone, and so does its
     translation.
     """
     # Unlike the paper: a shortlist, for speed; the softmax of section 3.4 is then over

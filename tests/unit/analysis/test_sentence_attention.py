@@ -18,7 +18,7 @@ from transduce.analysis.sentence_attention import (
 )
 from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, build
-from transduce.decoding.torch_model import TorchModel, prepared
+from transduce.decoding.torch_model import TorchModel, prepare_model
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import DataError, RequestError, TooLongError
 from transduce.model.config import AttentionKind
@@ -132,7 +132,7 @@ SEVERAL = SearchConfig(num_best=4)
 
 
 def decoded(checkpoint: Checkpoint) -> TorchModel:
-    return prepared(checkpoint.build(), "fp32", torch.device("cpu"))
+    return prepare_model(checkpoint.build(), "fp32", torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from transduce.architectures.config import RecurrentConfig, require_transformer
 from transduce.benchmark.decoding import random_checkpoint
 from transduce.checkpoint import Checkpoint, build
-from transduce.decoding.torch_model import TorchModel, prepared
+from transduce.decoding.torch_model import TorchModel, prepare_model
 from transduce.errors import RequestError
 from transduce.experiments.presets import preset
 from transduce.model.config import ModelConfig
@@ -31,7 +31,7 @@ def test_the_error_says_task_architecture_and_remedy() -> None:
 def test_each_task_has_its_name(tokenizer: Tokenizer) -> None:
     model = build(replace(SMALL, vocab_size=tokenizer.vocab_size))
     with pytest.raises(RequestError, match="^Precision int8 .* use fp32 or bf16"):
-        prepared(model, "int8", torch.device("cpu"))
+        prepare_model(model, "int8", torch.device("cpu"))
     with pytest.raises(RequestError, match="^A survey of heads must .* another model"):
         TorchModel(model=model, stepper=model).transformer("A survey of heads")
     checkpoint = Checkpoint(

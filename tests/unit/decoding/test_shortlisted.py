@@ -10,8 +10,8 @@ import torch
 from transduce.decoding.search import (
     AllowedTokens,
     Ensemble,
-    ShortlistedDecoder,
-    with_candidates,
+    MaskedDecoder,
+    with_shortlists,
 )
 
 VOCAB = 7
@@ -52,22 +52,22 @@ def finite(decoder: Any, shape: tuple[int, int]) -> list[list[list[int]]]:
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_lists_stay_with_their_sentences(as_tensor: bool) -> None:
     one, every, other = [0, 3], list(range(VOCAB)), [2, 3, 6]
-    decoder = ShortlistedDecoder(Known([1, 2, 3], as_tensor), LISTS)
+    decoder = MaskedDecoder(Known([1, 2, 3], as_tensor), LISTS)
     assert finite(decoder, (3, 1)) == [[one], [every], [other]]
     decoder.reorder(np.array([[2, 2], [0, 0]]))
     assert finite(decoder, (2, 2)) == [[other] * 2, [one] * 2]
     # Rows 2 and 3 are those of the second sentence.
     decoder.reorder(np.array([[3, 2]]))
-    joining = ShortlistedDecoder(Known([4, 5], as_tensor), LISTS[1:])
+    joining = MaskedDecoder(Known([4, 5], as_tensor), LISTS[1:])
     decoder.join(joining)
-    assert decoder.candidates[0] is LISTS[0]
-    assert decoder.candidates[1] is None
-    assert decoder.candidates[2] is LISTS[2]
+    assert decoder.shortlists[0] is LISTS[0]
+    assert decoder.shortlists[1] is None
+    assert decoder.shortlists[2] is LISTS[2]
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_logits_of_candidates_do_not_change(as_tensor: bool) -> None:
-    decoder = ShortlistedDecoder(Known([1, 2, 3], as_tensor), LISTS)
+    decoder = MaskedDecoder(Known([1, 2, 3], as_tensor), LISTS)
     logits = np.asarray(decoder.step(np.zeros((3, 2), dtype=np.int64)))
     assert (logits[0][:, [0, 3]] == 1).all()
     assert (logits[1] == 2).all()
@@ -77,7 +77,7 @@ def test_logits_of_candidates_do_not_change(as_tensor: bool) -> None:
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_an_ensemble_normalizes_over_the_candidates(as_tensor: bool) -> None:
     members = [Known([1, 2, 3], as_tensor), Known([1, 1, 1], as_tensor)]
-    decoder = with_candidates(Ensemble(members), LISTS)
+    decoder = with_shortlists(Ensemble(members), LISTS)
     found = np.asarray(decoder.step(np.zeros((3, 1), dtype=np.int64)))
     sums = np.exp(found).sum(axis=-1)
     assert sums == pytest.approx(np.ones((3, 1)), abs=1e-6)

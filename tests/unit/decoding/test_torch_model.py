@@ -9,10 +9,10 @@ from transduce.decoding import native_decoder, torch_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
     Int8Linear,
-    PackedMap,
+    NativeLinear,
     TorchModel,
-    available,
-    prepared,
+    available_precisions,
+    prepare_model,
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
@@ -23,7 +23,7 @@ from transduce.native import api
 
 CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
-    "int8" not in available(CPU), reason="there are no kernels for 8 bits"
+    "int8" not in available_precisions(CPU), reason="there are no kernels for 8 bits"
 )
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
@@ -51,7 +51,7 @@ def test_zero_weights_give_a_zero_output():
     assert torch.equal(found, torch.zeros(2, 4))
 
 
-@pytest.mark.parametrize("precision", available(CPU))
+@pytest.mark.parametrize("precision", available_precisions(CPU))
 def test_an_int8_model_translates_most_sentences_like_fp32(
     precision, trained_checkpoint, corpus
 ):
@@ -108,7 +108,7 @@ def test_bf16_works_on_every_cpu(trained_checkpoint):
 @pytest.mark.parametrize("scores", ["scaled", "additive"])
 def test_a_decoding_step_has_all_weights_in_bf16(tiny, scores):
     model = Transformer(replace(tiny, scores=scores)).eval()
-    in_bf16 = prepared(model, "bf16", CPU)
+    in_bf16 = prepare_model(model, "bf16", CPU)
     state = in_bf16.stepper.start(in_bf16.model.encode(torch.tensor([[5]])))
     logits = in_bf16.stepper.step(torch.tensor([[1]]), state)
     assert logits.dtype == torch.bfloat16
@@ -117,9 +117,9 @@ def test_a_decoding_step_has_all_weights_in_bf16(tiny, scores):
 
 @needs_int8
 def test_the_output_matrix_and_the_embedding_are_in_8_bits(trained_checkpoint):
-    model = prepared(trained_checkpoint.build(), "int8", CPU).model
+    model = prepare_model(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
-    assert isinstance(model.embedding.output, Int8Linear | PackedMap)
+    assert isinstance(model.embedding.output, Int8Linear | NativeLinear)
     ids = torch.tensor([[5, 6]])
     exact = trained_checkpoint.build().embedding
     rounded = QuantizedWeight.of(exact.weight.detach().numpy()).dequantized()
@@ -134,7 +134,7 @@ def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch
     message = "must have kernels here that are compiled as transduce is installed, but"
     with pytest.raises(RequestError, match=message):
         Translator(trained_checkpoint, CPU, precision="int8")
-    assert "int8" not in available(CPU)
+    assert "int8" not in available_precisions(CPU)
     monkeypatch.setattr(torch_model, "processor_flags", lambda: {"neon"})
     with pytest.raises(RequestError, match="int8 must have an x86 processor with AVX2"):
         Translator(trained_checkpoint, CPU, precision="int8")
@@ -148,4 +148,4 @@ def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
 def test_int8_on_another_device_is_refused(trained_checkpoint):
     message = "int8 must have a CPU, but the device is meta; use --device cpu, or prec"
     with pytest.raises(RequestError, match=message):
-        prepared(trained_checkpoint.build(), "int8", torch.device("meta"))
+        prepare_model(trained_checkpoint.build(), "int8", torch.device("meta"))

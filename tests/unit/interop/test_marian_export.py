@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.cli.export import MODULES
-from transduce.decoding.torch_model import available, prepared
+from transduce.decoding.torch_model import available_precisions, prepare_model
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import Grammar
 from transduce.interop import marian_export as exporting
@@ -254,13 +254,15 @@ def test_scores_equal_the_log_probabilities_of_transformers(
     assert score.num_tokens == labels.numel()
 
 
-@pytest.mark.parametrize("precision", available(CPU))
+@pytest.mark.parametrize("precision", available_precisions(CPU))
 def test_every_precision_computes_activation_and_output_bias(checkpoint, precision):
     source, target = torch.tensor([[9, 10, 11, EOS]]), torch.tensor([[BOS, 12, 13]])
     with torch.no_grad():
         exact = checkpoint.build()(source, target)
         rough = (
-            prepared(checkpoint.build(), precision, CPU).model(source, target).float()
+            prepare_model(checkpoint.build(), precision, CPU)
+            .model(source, target)
+            .float()
         )
     spread = float((exact[..., EOS:] - exact[..., EOS:].mean()).std())
     assert float((rough - exact)[..., EOS:].abs().mean()) < 0.1 * spread
