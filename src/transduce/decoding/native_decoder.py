@@ -50,13 +50,14 @@ from transduce.text.vocabulary import BOS, EOS
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Precision of matrix products in decoding; fp32 is exact, bf16 is PyTorch's."""
 PrecisionChoice = Literal["auto", "fp32", "bf16", "int8"]
-"""The same, or "auto": fp32, and int8 for quantized models on a CPU."""
+"""Precision, or "auto": int8 for quantized models on a CPU, otherwise fp32."""
 NativePrecision = Literal["fp32", "int8"]
 """Precision of matrix products in the native library."""
 STEP_OVERHEAD = 4
 """Fixed cost of a decoding step, in equivalent rows of its matrix products."""
 AMX_STEP_OVERHEAD = 16
-"""The same with AMX, where reading the weights takes a larger share of the time."""
+"""Fixed cost of a step with AMX, where reading the weights takes a larger share of the
+time."""
 MAX_ROWS = 1_024
 """Rows that the steps of one call process; a search can be stopped between calls."""
 MAX_SCORED = 256

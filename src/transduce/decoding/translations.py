@@ -290,14 +290,14 @@ def detokenize(
     return Translation(text=best.text, score=best.score, hypotheses=decoded)
 
 
-def with_best(translation: Translation, most: int) -> Translation:
+def with_best(translation: Translation, max_count: int) -> Translation:
     """Keep the best hypotheses with different texts; token sequences may share a text.
 
     Their order stays.
     """
     best = {each.text: each for each in reversed(translation.hypotheses)}
     kept = (each for each in translation.hypotheses if best[each.text] is each)
-    return replace(translation, hypotheses=tuple(islice(kept, most)))
+    return replace(translation, hypotheses=tuple(islice(kept, max_count)))
 
 
 def join_lines(
@@ -466,10 +466,10 @@ def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 
 MIN_SHARE = 8
 """Sentences below which another process does not pay."""
-LATE_SHARE = 0.2
+LATE_FRACTION = 0.2
 """Part of a large task that waits for the processes that are done first."""
-LATE_SHARES = 4
-"""Most shares of it for each process."""
+MAX_LATE_SHARES = 4
+"""Largest number of shares, for each process, into which that part is cut."""
 
 
 class StepRows(NamedTuple):
@@ -517,14 +517,15 @@ class SearchTask(Generic[Searcher, Input]):
             lengths=[self.lengths[i] for i in numbers],
         )
 
-    def shares(self, most: int) -> list[list[int]]:
+    def shares(self, num_processes: int) -> list[list[int]]:
         """Return sentences' numbers in shares, to begin one after the other.
 
-        At most that many have about equal cost. A large task has further, small shares
-        of short sentences: processes that are done first take them over, so that a
-        process whose core is busy with another program holds nobody up.
+        The first ones, at most one for each process, have about equal cost. A large
+        task has further, small shares of short sentences: processes that are done first
+        take them over, so that a process whose core is busy with another program holds
+        nobody up.
         """
-        number = max(min(most, len(self.sentences) // MIN_SHARE), 1)
+        number = max(min(num_processes, len(self.sentences) // MIN_SHARE), 1)
         if number == 1:
             return [list(range(len(self.sentences)))]
         steps = [max(length, self.min_steps, 1) for length in self.lengths]
@@ -540,11 +541,11 @@ class SearchTask(Generic[Searcher, Input]):
 
     def _late_shares(self, number: int) -> list[list[int]]:
         """Return shares of the shortest sentences, each of at least about a batch."""
-        most = LATE_SHARE * sum(self.lengths)
-        count = min(int(most / self.capacity), LATE_SHARES * number)
+        max_tokens = LATE_FRACTION * sum(self.lengths)
+        count = min(int(max_tokens / self.capacity), MAX_LATE_SHARES * number)
         order = _longest_first(self.lengths)
         sizes = accumulate(self.lengths[i] for i in reversed(order))
-        late = order[len(order) - sum(size <= most for size in sizes) :]
+        late = order[len(order) - sum(size <= max_tokens for size in sizes) :]
         bounds = [len(late) * k // max(count, 1) for k in range(count + 1)]
         return [late[a:b] for a, b in pairwise(bounds) if a < b]
 
@@ -594,12 +595,12 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 
 
-def _cut(lengths: Sequence[int], rows: StepRows, most: int) -> Iterator[slice]:
-    """Yield consecutive shares, each as large as a cost of `most` allows."""
+def _cut(lengths: Sequence[int], rows: StepRows, max_cost: int) -> Iterator[slice]:
+    """Yield consecutive shares, each as large as its cost may be."""
     begin, cost = 0, 0
     for i, steps in enumerate(lengths):
         cost += rows.cost(steps, is_first=i == begin)
-        if cost > most and i > begin:
+        if cost > max_cost and i > begin:
             yield slice(begin, i)
             begin, cost = i, rows.cost(steps, is_first=True)
     yield slice(begin, len(lengths))
@@ -638,27 +639,27 @@ def search_in_batches(
     waiting = deque(_longest_first(task.lengths))
     running: Decoding | None = None
     numbers: dict[Sentence, int] = {}
-    while waiting or numbers:
+    while waiting or running is not None:
         live = [] if running is None else running.search.live
         size = _batch_size(task, [numbers[each] for each in live], waiting)
         few = int((1 - REFILL_SHARE) * size)
-        if running is None or not live or (len(live) < size and len(live) <= few):
-            joining = [
-                waiting.popleft()
-                for _ in range(min(max(size - len(live), 1), len(waiting)))
-            ]
+        if running is None or (len(live) < size and len(live) <= few):
+            count = min(max(size - len(live), 1), len(waiting))
+            joining = [waiting.popleft() for _ in range(count)]
             new = task.start(searcher, [task.sentences[i] for i in joining])
             numbers.update(zip(new.search.live, joining, strict=True))
             new.step()
-            if running is None or not live:
+            if running is None:
                 running = new
             elif new.search.live:
                 running.join(new)
         else:
             running.step_until_some_are_done(few, on_step)
-        going_on = set(running.search.live)
-        done = [each for each in numbers if each not in going_on]
+        still_live = set(running.search.live)
+        done = [each for each in numbers if each not in still_live]
         yield [(numbers.pop(each), each.hypotheses) for each in done]
+        if not still_live:
+            running = None
 
 
 def _batch_size(
@@ -708,8 +709,8 @@ Attention = Callable[
 ]
 """Function of sources with end tokens and of targets. It returns each layer's weights
 of each pair, at the steps that predict the target tokens."""
-BATCH = 64
-"""Maximum number of hypotheses whose attention is computed at once."""
+MAX_ATTENTION_BATCH = 64
+"""Largest number of hypotheses whose attention is computed at once."""
 
 
 def replaced_texts(
@@ -732,8 +733,8 @@ def replaced_texts(
         if not set(UNKNOWN_IDS).isdisjoint(hypothesis.ids)
     ]
     unknown.sort(key=lambda each: len(each[1].ids))  # so that padding stays small
-    for start in range(0, len(unknown), BATCH):
-        batch = unknown[start : start + BATCH]
+    for start in range(0, len(unknown), MAX_ATTENTION_BATCH):
+        batch = unknown[start : start + MAX_ATTENTION_BATCH]
         maps = attention(
             [[*part.source, EOS] for part, _, _ in batch],
             [hypothesis.ids for _, hypothesis, _ in batch],

@@ -149,7 +149,7 @@ class Translator:
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """Name of the device in PyTorch, such as "cpu" or "cuda"."""
         self._checkpoints = (checkpoint, *others)
-        self.precision: DecodingPrecision = self._chosen(precision)
+        self.precision: DecodingPrecision = self._choose_precision(precision)
         """Precision of matrix products."""
         self.config: ArchitectureConfig = checkpoint.config
         """Config of the first model."""
@@ -243,7 +243,7 @@ class Translator:
     @cached_property
     def models(self) -> list[DecodingModel]:
         """Models prepared for decoding, loaded at the first use."""
-        return [self._prepared(each) for each in self._checkpoints]
+        return [self._prepare(each) for each in self._checkpoints]
 
     @cached_property
     def torch_model(self) -> "transduce.decoding.torch_model.TorchModel":
@@ -257,6 +257,21 @@ class Translator:
         with packages_for("A look into the model"):
             from transduce.decoding.torch_model import prepare
         return prepare(self._checkpoints[0], self.precision, self.device)
+
+    @property
+    def cross_attention(self) -> Attention | None:
+        """Function that returns cross-attention; None if the model has none.
+
+        It takes source ids with end tokens and target ids, and returns for each pair
+        the weights [layers, target, source] at the steps that predict the target
+        tokens, the mean over a layer's heads. An ensemble's is of its first model.
+        """
+        model = self.models[0]
+        if isinstance(model, NativeModel):
+            return model.cross_attention
+        if self.torch_model.model.cross_attention_taps:
+            return self.torch_model.cross_attention
+        return None
 
     # For type checkers, a string is a sequence of strings, too.
     @overload
@@ -608,7 +623,7 @@ class Translator:
             return search_in_batches(task, self.models, on_step)
         return self._pool.search(task, on_step)
 
-    def _chosen(self, precision: PrecisionChoice) -> DecodingPrecision:
+    def _choose_precision(self, precision: PrecisionChoice) -> DecodingPrecision:
         """Return the precision for "auto": int8 if it rounds no weights."""
         if precision != "auto":
             return precision
@@ -628,33 +643,38 @@ class Translator:
             and api() is not None
         )
 
-    def _prepared(
+    def _prepare(
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> DecodingModel:
+        """Prepare a model for decoding, in the native library if that can decode it."""
+        if not self._is_native(checkpoint):
+            with packages_for(self._need_of_torch(checkpoint)):
+                from transduce.decoding.torch_model import prepare
+            return prepare(checkpoint, self.precision, self.device)
         # Unlike the paper: int8, for speed on processors that multiply 8-bit integers
         # faster. Off by default: `--precision int8`, or a quantized model.
-        if self._is_native(checkpoint):
-            config = cast(ModelConfig, checkpoint.config)
-            precision = cast(NativePrecision, self.precision)
-            shortlist = checkpoint.shortlist
-            if isinstance(checkpoint, ModelFolder):
-                weights = checkpoint.arrays.mapped(in_fp32=precision == "fp32")
-                return NativeModel(config, weights, precision, shortlist)
-            return NativeModel(config, checkpoint.arrays, precision, shortlist)
+        precision = cast(NativePrecision, self.precision)
+        return NativeModel(
+            cast(ModelConfig, checkpoint.config),
+            checkpoint.arrays.mapped(in_fp32=precision == "fp32")
+            if isinstance(checkpoint, ModelFolder)
+            else checkpoint.arrays,
+            precision,
+            checkpoint.shortlist,
+        )
+
+    def _need_of_torch(
+        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
+    ) -> str:
+        """Return why PyTorch is needed to decode with a model."""
         if self.device != "cpu":
-            needed_for = f"Device {self.device}"
-        elif self.precision == "bf16":
-            needed_for = f"Precision {self.precision}"
-        elif not isinstance(checkpoint.config, ModelConfig):
+            return f"Device {self.device}"
+        if self.precision == "bf16":
+            return f"Precision {self.precision}"
+        if not isinstance(checkpoint.config, ModelConfig):
             architecture = architecture_of(checkpoint.config)
-            needed_for = f'Decoding with the architecture "{architecture}"'
-        else:
-            needed_for = (
-                "Decoding without the native library, which a C compiler builds,"
-            )
-        with packages_for(needed_for):
-            from transduce.decoding.torch_model import prepare
-        return prepare(checkpoint, self.precision, self.device)
+            return f'Decoding with the architecture "{architecture}"'
+        return "Decoding without the native library, which a C compiler builds,"
 
     def _usable(self, config: SearchConfig, *, has_prefixes: bool) -> SearchConfig:
         """Return the config without a shortlist if the first model has none.
@@ -697,8 +717,11 @@ class Translator:
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
-        tagged = ((self._tagged(source), prefix) for source, prefix in pairs)
-        for window in pace.windows(zip(count(pace.first_line), tagged)):
+        numbered = zip(
+            count(pace.first_line),
+            ((self._tagged(source), prefix) for source, prefix in pairs),
+        )
+        for window in pace.windows(numbered):
             lines = encode_lines(
                 window, self.tokenizer, self.source_language, self.corpus_tag
             )
@@ -720,21 +743,6 @@ class Translator:
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
             for (i, hypotheses), texts in zip(found, self._texts(several), strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
-
-    @property
-    def cross_attention(self) -> Attention | None:
-        """Function that returns cross-attention; None if the model has none.
-
-        It takes source ids with end tokens and target ids, and returns for each pair
-        the weights [layers, target, source] at the steps that predict the target
-        tokens, the mean over a layer's heads. An ensemble's is of its first model.
-        """
-        model = self.models[0]
-        if isinstance(model, NativeModel):
-            return model.cross_attention
-        if self.torch_model.model.cross_attention_taps:
-            return self.torch_model.cross_attention
-        return None
 
     def _texts(
         self, found: Sequence[tuple[Part, Sequence[Hypothesis]]]

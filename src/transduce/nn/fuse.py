@@ -128,7 +128,7 @@ class FusedAttention(MultiHeadAttention):
     ) -> Float[Tensor, "batch heads queries d_v"]:
         """Average each head's values, weighted by the match of query and key."""
         with torch.autocast("cpu", enabled=False):  # `split` returns fp32
-            if self._forms_weights or self.is_faster_unfused(query, key):
+            if self._must_form_weights or self.is_faster_unfused(query, key):
                 return super().average(query, key, value, mask)
             rate = current_rate(self.dropout)
             return functional.scaled_dot_product_attention(
@@ -142,7 +142,7 @@ class FusedAttention(MultiHeadAttention):
         return head_major(x, self.num_heads)
 
     @property
-    def _forms_weights(self) -> bool:
+    def _must_form_weights(self) -> bool:
         """Whether a hook reads the weights, or no fused function exists."""
         return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
 
@@ -167,7 +167,7 @@ class FusedAttention(MultiHeadAttention):
         attended: Float[Tensor, "batch keys d_model"],
     ) -> bool:
         """Whether the native library computes the attention."""
-        if self._forms_weights or not torch.is_grad_enabled():
+        if self._must_form_weights or not torch.is_grad_enabled():
             return False
         rate = current_rate(self.dropout)
         return has_native_attention(query, attended, heads_of(self), rate)
@@ -244,11 +244,10 @@ class FusedEncoderStack(EncoderStack):
         x: Float[Tensor, "batch source d_model"],
         mask: Bool[Tensor, "#batch 1 #queries source"],
     ) -> Float[Tensor, "batch source d_model"]:
-        if is_one_call(self, x, None):
-            own_mask = _self_mask(self, x, mask)
-            return layer_stack(
-                x, own_mask, None, stack_settings(self), weights_of(self)
-            )
+        if fits_one_call(self, x, None):
+            settings, weights = stack_settings(self), weights_of(self)
+            self_mask = _self_mask(self, x, mask)
+            return layer_stack(x, self_mask, None, settings, weights)
         return super().forward(x, mask)
 
 
@@ -262,11 +261,11 @@ class FusedDecoderStack(DecoderStack):
         self_mask: Bool[Tensor, "1 1 target target"] | None,
         memory_mask: Bool[Tensor, "batch 1 1 source"],
     ) -> Float[Tensor, "batch target d_model"]:
-        whole = Memory(states=memory, mask=memory_mask)
-        if is_one_call(self, x, whole):
+        masked_memory = Memory(states=memory, mask=memory_mask)
+        if fits_one_call(self, x, masked_memory):
             settings, weights = stack_settings(self), weights_of(self)
             self_mask = _self_mask(self, x, self_mask)
-            return layer_stack(x, self_mask, whole, settings, weights)
+            return layer_stack(x, self_mask, masked_memory, settings, weights)
         return super().forward(x, memory, self_mask, memory_mask)
 
 
@@ -340,7 +339,7 @@ Stack = EncoderStack | DecoderStack
 Layer = EncoderLayer | DecoderLayer | RecurrentDecoderLayer
 
 
-def is_one_call(
+def fits_one_call(
     stack: Stack,
     x: Float[Tensor, "batch length d_model"],
     memory: Memory | None,
@@ -496,9 +495,12 @@ def _layer_weights(layer: Layer) -> Iterable[Tensor]:
         unit = layer.recurrence
         parts = [unit.forget_gate, unit.candidate, layer.after_recurrence.norm]
     else:
-        parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
+        parts = [*_linear_maps(layer.self_attention), layer.after_self_attention.norm]
     if isinstance(layer, DecoderLayer | RecurrentDecoderLayer):
-        parts += [*_maps(layer.cross_attention), layer.after_cross_attention.norm]
+        parts += [
+            *_linear_maps(layer.cross_attention),
+            layer.after_cross_attention.norm,
+        ]
     network = layer.feed_forward
     parts += [network.inner, network.outer, layer.after_feed_forward.norm]
     for part in parts:
@@ -507,7 +509,7 @@ def _layer_weights(layer: Layer) -> Iterable[Tensor]:
             yield part.bias
 
 
-def _maps(attention: MultiHeadAttention) -> list[nn.Linear | nn.LayerNorm]:
+def _linear_maps(attention: MultiHeadAttention) -> list[nn.Linear | nn.LayerNorm]:
     return [
         attention.project_query,
         attention.project_key_value,

@@ -187,20 +187,20 @@ def has_layer_stack(
     layers: StackSettings,
 ) -> bool:
     """Whether the native stack exists for these inputs and is the fastest."""
-    keys = [] if layers.is_recurrent else [x]
-    keys += [] if memory is None else [memory.states]
+    attended = [] if layers.is_recurrent else [x]
+    attended += [] if memory is None else [memory.states]
     return (
-        all(each.dtype == torch.float32 for each in (x, *keys))
+        all(each.dtype == torch.float32 for each in (x, *attended))
         and x.size(1) > 0
         and x.size(-1) % MASK_MULTIPLE == 0
         and layers.d_ff % ROW_MULTIPLE == 0
-        and all(_has_attention(x, each, layers) for each in keys)
+        and all(_has_attention(x, each, layers) for each in attended)
         and (_fits_bf16(layers) if _is_autocast() else has_sgemm())
     )
 
 
-def _has_attention(x: Tensor, keys: Tensor, layers: StackSettings) -> bool:
-    return has_native_attention(x, keys, layers.heads, layers.attention_dropout)
+def _has_attention(x: Tensor, attended: Tensor, layers: StackSettings) -> bool:
+    return has_native_attention(x, attended, layers.heads, layers.attention_dropout)
 
 
 def _is_autocast() -> bool:
@@ -242,6 +242,8 @@ def layer_stack(
 
 
 class _LayerStack(torch.autograd.Function):
+    """All layers in one native call for each pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -263,7 +265,7 @@ class _LayerStack(torch.autograd.Function):
         seeds = _draw_seeds(stack)
         # The masks are named, so that they outlive the call.
         masks = [m if m is None else m.contiguous() for m in (mask, memory_mask)]
-        stack.self_mask, stack.cross_mask = [_mask(x, each) for each in masks]
+        stack.self_mask, stack.cross_mask = [_native_mask(each, x) for each in masks]
         states = x.new_empty(stack.parts, api.stack_states(stack))
         y = torch.empty_like(x)
         stack.seeds = seeds
@@ -307,7 +309,7 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
     """Return a `td_stack` with its sizes and rates."""
     batch, length, d_model = x.shape
     threads = torch.get_num_threads()
-    most = min(MAX_PARTS, batch, batch * length // MIN_ROWS)
+    max_parts = min(MAX_PARTS, batch, batch * length // MIN_ROWS)
     return ffi.new(
         "td_stack *",
         {
@@ -321,7 +323,7 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
             "d_v": layers.heads.d_v,
             "memory_length": 0 if memory is None else memory.size(1),
             "is_recurrent": layers.is_recurrent,
-            "parts": threads if threads <= most else 1,
+            "parts": threads if threads <= max_parts else 1,
             "epsilon": layers.norm_epsilon,
             "scale": layers.heads.scale,
             "dropout": native_rate(layers.dropout),
@@ -367,8 +369,8 @@ def _draw_seeds(stack: Any) -> Any:
     return ffi.new("uint32_t[]", [next(drawn) if each else 0 for each in is_drawn])
 
 
-def _mask(x: Tensor, mask: Tensor | None) -> dict[str, Any]:
-    """Return a mask as `td_mask`, which can be shared by queries and sentences."""
+def _native_mask(mask: Tensor | None, x: Tensor) -> dict[str, Any]:
+    """Return a mask as `td_mask`; queries and sentences of x may share it."""
     if mask is None:
         return {}
     wide = mask.expand(x.size(0), -1, x.size(1), -1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from transduce.decoding.search import Decoding
 from transduce.decoding.translations import (
-    LATE_SHARE,
-    LATE_SHARES,
+    LATE_FRACTION,
+    MAX_LATE_SHARES,
     MIN_SHARE,
     SearchTask,
     StepRows,
@@ -174,9 +174,9 @@ def test_short_sentences_of_a_large_task_wait_for_the_first_free_process() -> No
     shares = task.shares(2)
     assert sorted(chain.from_iterable(shares)) == list(range(2_000))
     sizes = [sum(lengths[i] for i in share) for share in shares]
-    assert len(shares) == 2 + 2 * LATE_SHARES
+    assert len(shares) == 2 + 2 * MAX_LATE_SHARES
     assert abs(sizes[0] - sizes[1]) <= 60
-    assert 0.19 < sum(sizes[2:]) / sum(sizes) <= LATE_SHARE
+    assert 0.19 < sum(sizes[2:]) / sum(sizes) <= LATE_FRACTION
     longest_late = max(lengths[i] for share in shares[2:] for i in share)
     assert longest_late <= min(lengths[i] for share in shares[:2] for i in share)
     # The last share, which may end last, is the smallest.
