@@ -198,11 +198,13 @@ def string(text: Any) -> str:
     return decoded.decode()
 
 
-def pointer(array: Shaped[np.ndarray, "..."], kind: str) -> Any:
+def pointer(array: Shaped[np.ndarray, "..."] | None, kind: str) -> Any:
     """Return a pointer of type `kind`, such as "float *", to a contiguous array.
 
-    It is valid as long as the array exists.
+    It is valid as long as the array exists. None gives NULL.
     """
+    if array is None:
+        return ffi.NULL
     assert array.flags.c_contiguous
     return ffi.cast(kind, array.__array_interface__["data"][0])
 

@@ -160,8 +160,8 @@ class NativeModel:
         encoded = self.encode([sources[i] for i in order])
         decoder = self._start(encoded, layers)
         longest = int(encoded.lengths.max(initial=0))
-        steps = _steps(decoder, [targets[i] for i in order])
-        for position, logits in enumerate(steps):
+        logits_of_steps = _read_targets(decoder, [targets[i] for i in order])
+        for position, logits in enumerate(logits_of_steps):
             attention = decoder.take_attention(longest)[:, 0]
             for i, weights in zip(order[: len(logits)], attention, strict=True):
                 maps[i][:, position] = weights[:, : len(sources[i])]
@@ -180,7 +180,7 @@ class NativeModel:
             # One source may be a line of a megabyte, which takes hours in one call.
             encode = partial(self.encode, sources[start : start + MAX_SCORED])
             decoder = self.start(call_interruptibly(encode))
-            totals = read_targets(decoder, outputs).tolist()
+            totals = _log_probabilities(decoder, outputs).tolist()
             scores += [
                 TargetScore(log_probability=total, num_tokens=len(output))
                 for total, output in zip(totals, outputs, strict=True)
@@ -394,7 +394,7 @@ class NativeDecoder:
         return sentences, self._api.decoder_group(self.handle)
 
 
-def read_targets(
+def _log_probabilities(
     decoder: Decoder, targets: Sequence[Sequence[int]]
 ) -> Float64[np.ndarray, " targets"]:
     """Return the log-probability of each target, read token by token.
@@ -403,17 +403,17 @@ def read_targets(
     and the longest come first.
     """
     totals = np.zeros(len(targets))
-    for position, logits in enumerate(_steps(decoder, targets)):
+    for position, logits in enumerate(_read_targets(decoder, targets)):
         live = len(logits)
         next_ids = np.array([target[position] for target in targets[:live]])
         totals[:live] += log_likelihoods(logits, next_ids)
     return totals
 
 
-def _steps(
+def _read_targets(
     decoder: Decoder, targets: Sequence[Sequence[int]]
 ) -> Iterator[Float32[np.ndarray, "live vocab"]]:
-    """Yield the logits of each position, for the targets that have it.
+    """Yield the logits before each token is read, for the targets that have it.
 
     The longest targets come first.
     """
@@ -452,7 +452,7 @@ class PackedLinear:
         check(
             self._api.linear_new(
                 pointer(weight, "float *"),
-                ffi.NULL if bias is None else pointer(bias, "float *"),
+                pointer(bias, "float *"),
                 *weight.shape,
                 native_precision(precision),
                 num_threads(),
@@ -666,19 +666,18 @@ class NativeSearch:
         self, logits: Float32[np.ndarray, "sentences group vocab"]
     ) -> None:
         logits = np.ascontiguousarray(logits)
-        mask, given_mask = None, ffi.NULL
+        mask = None
         if self._mask is not None:
             mask = np.ascontiguousarray(self._mask())
             assert mask.shape == logits.shape
-            given_mask = pointer(mask, "uint8_t *")
         coverage = self._coverage_of_step()
         check(
             self._api.search_advance(
                 self._handle,
                 pointer(logits, "float *"),
                 logits.shape[2],
-                given_mask,
-                ffi.NULL if coverage is None else pointer(coverage, "double *"),
+                pointer(mask, "uint8_t *"),
+                pointer(coverage, "double *"),
             )
         )
 
@@ -733,7 +732,7 @@ class NativeSearch:
                 pointer(totals, "double *"),
                 pointer(parents, "int64_t *"),
                 pointer(tokens, "int64_t *"),
-                ffi.NULL if coverage is None else pointer(coverage, "double *"),
+                pointer(coverage, "double *"),
             )
         )
 

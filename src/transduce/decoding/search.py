@@ -64,9 +64,8 @@ class Restrictions:
     penalty: float
     """Factor of the log-probability of repeated tokens."""
 
-    @property
-    def native(self) -> Any:
-        """The same as a `td_restrictions`, which borrows the arrays."""
+    def as_struct(self) -> Any:
+        """Return a `td_restrictions`, which borrows the arrays."""
         arrays = {
             "banned_offsets": self.banned.offsets,
             "banned_tokens": self.banned.tokens,
@@ -197,15 +196,15 @@ def _find_natively(
     assert forced is None or forced.shape == (sentences,)
     logits = np.ascontiguousarray(logits)
     log_probabilities = np.ascontiguousarray(log_probabilities)
-    mask, ids = None, np.empty(0, np.int64)
+    mask, excluded = None, np.empty(0, np.int64)
     if isinstance(never, np.ndarray):
         assert never.shape == logits.shape
         mask = np.ascontiguousarray(never)
     else:
-        ids = np.array(never, dtype=np.int64)
+        excluded = np.array(never, dtype=np.int64)
     totals = np.empty((sentences, count))
     parents, tokens = np.empty((2, sentences, count), np.int64)
-    restricted = ffi.NULL if restrictions is None else restrictions.native
+    restricted = ffi.NULL if restrictions is None else restrictions.as_struct()
     query = ffi.new(
         "td_candidates *",
         {
@@ -214,12 +213,10 @@ def _find_natively(
             "vocab": vocab,
             "count": count,
             "log_probs": pointer(log_probabilities, "double *"),
-            "mask": ffi.NULL if mask is None else pointer(mask, "uint8_t *"),
-            "excluded_tokens": pointer(ids, "int64_t *"),
-            "num_excluded_tokens": len(ids),
-            "forced_tokens": (
-                ffi.NULL if forced is None else pointer(forced, "int64_t *")
-            ),
+            "mask": pointer(mask, "uint8_t *"),
+            "excluded_tokens": pointer(excluded, "int64_t *"),
+            "num_excluded_tokens": len(excluded),
+            "forced_tokens": pointer(forced, "int64_t *"),
             "restrictions": restricted,
             "diversity": diversity,
             "found_log_probs": pointer(totals, "double *"),

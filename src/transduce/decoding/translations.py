@@ -727,9 +727,9 @@ def replaced_texts(
     dictionary = dictionary or WordDictionary(translations={})
     words = [[list(tokenizer.pieces(h.ids)) for h in several] for _, several in found]
     unknown = [
-        (part, hypothesis, words[i][j])
-        for i, (part, several) in enumerate(found)
-        for j, hypothesis in enumerate(several)
+        (part, hypothesis, pieces)
+        for (part, several), own_words in zip(found, words, strict=True)
+        for hypothesis, pieces in zip(several, own_words, strict=True)
         if not set(UNKNOWN_IDS).isdisjoint(hypothesis.ids)
     ]
     unknown.sort(key=lambda each: len(each[1].ids))  # so that padding stays small

@@ -402,7 +402,7 @@ class Translator:
         config = self.search.given({}) if config is None else config
         self._require_known(config.bad_words)
         self._require_a_choice(config)
-        config = self._usable(config, has_prefixes=prefixes is not None)
+        config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -676,7 +676,9 @@ class Translator:
             return f'Decoding with the architecture "{architecture}"'
         return "Decoding without the native library, which a C compiler builds,"
 
-    def _usable(self, config: SearchConfig, *, has_prefixes: bool) -> SearchConfig:
+    def _with_known_shortlist(
+        self, config: SearchConfig, *, has_prefixes: bool
+    ) -> SearchConfig:
         """Return the config without a shortlist if the first model has none.
 
         Warns about all that is translated with the whole vocabulary instead.
@@ -741,10 +743,11 @@ class Translator:
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         for found in self._run(task([parts[i] for i in filled]), on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
-            for (i, hypotheses), texts in zip(found, self._texts(several), strict=True):
+            replaced = self._replaced_texts(several)
+            for (i, hypotheses), texts in zip(found, replaced, strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 
-    def _texts(
+    def _replaced_texts(
         self, found: Sequence[tuple[Part, Sequence[Hypothesis]]]
     ) -> Sequence[Sequence[str] | None]:
         """Return the texts of hypotheses in which unknown words are replaced.

@@ -234,9 +234,9 @@ def layer_stack(
     units have no mask.
     """
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
-    kept = layers.count if torch.is_grad_enabled() else 1
+    has_backward = torch.is_grad_enabled()  # within the function it never is
     result: Tensor = _LayerStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, mask, states, memory_mask, layers, kept, *weights
+        x, mask, states, memory_mask, layers, has_backward, *weights
     )
     return result
 
@@ -252,13 +252,13 @@ class _LayerStack(torch.autograd.Function):
         memory: Tensor | None,
         memory_mask: Tensor | None,
         layers: StackSettings,
-        kept: int,
+        has_backward: bool,
         *weights: Tensor,
     ) -> Tensor:
         x, api = x.contiguous(), loaded_nn_api()
         memory = None if memory is None else memory.contiguous()
         stack = _new_stack(x, memory, layers)
-        stack.kept_layers = kept
+        stack.kept_layers = layers.count if has_backward else 1
         stack.is_bf16 = _is_autocast()
         # The native function cannot check shapes.
         assert [each.shape for each in weights] == _shapes_of(stack)
@@ -270,8 +270,7 @@ class _LayerStack(torch.autograd.Function):
         y = torch.empty_like(x)
         stack.seeds = seeds
         stack.y = tensor_pointer(y)
-        # Without a backward pass, weights are packed for the forward pass only.
-        directions = NUM_DIRECTIONS if kept == layers.count else 1
+        directions = NUM_DIRECTIONS if has_backward else 1
         packed = _packed(stack, weights, directions) if stack.is_bf16 else None
         saved = (x, memory, states, packed, *weights)
         ctx.save_for_backward(*saved)
