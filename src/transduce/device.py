@@ -13,6 +13,7 @@ from transduce.errors import ConfigError, RequestError
 from transduce.machine import (
     PROC,
     Precision,
+    free_memory,
     memory_groups,
     proc_bytes,
     respect_cpu_quota,
@@ -70,6 +71,16 @@ class Hardware:
             return torch.cuda.mem_get_info(self.device)[1]
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return min([present, *(group.limit for group in memory_groups())])
+
+    def free_bytes(self, num_processes: int) -> float:
+        """Return the free memory in bytes, of this machine a process's share of it.
+
+        On a CPU, `num_processes` processes of this machine share it; a GPU has one
+        process. The result is infinite where the system does not say.
+        """
+        if self.device.type == "cuda":
+            return float(torch.cuda.mem_get_info(self.device)[0])
+        return free_memory(num_processes)
 
     @property
     def precision(self) -> Precision:

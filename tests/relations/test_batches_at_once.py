@@ -14,6 +14,7 @@ from torch import Tensor
 from transduce.architectures.recurrent import RecurrentConfig
 from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
+from transduce.device import Hardware
 from transduce.experiments.pipeline import refinement_of
 from transduce.model.transformer import Transformer
 from transduce.nn.operators import bf16_unit, nn_api
@@ -248,7 +249,7 @@ def test_batches_for_which_there_is_no_memory_at_once_follow_each_other(
     growth = replace(found, growth_bytes=2**30)
     monkeypatch.setattr(trainer_module, "find_micro_batch", lambda *_: growth)
     for free, is_room in ((3 * 2**30, True), (2 * 2**30, False)):
-        monkeypatch.setattr(trainer_module, "free_memory", lambda _, free=free: free)
+        monkeypatch.setattr(Hardware, "free_bytes", lambda *_, free=free: free)
         trainer = make_trainer()
         trainer.find_micro_batch()
         at_once.clear()

@@ -540,7 +540,7 @@ class _Run:
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
-            micro_batch=trainer.find_micro_batch(self._earlier_max_positions()),
+            micro_batch=trainer.find_micro_batch(*self._earlier_micro_batch()),
             steps_done=trainer.progress.step,
             origin=self._folder.start.get("path"),
             keeps_optimizer=trainer.progress.earlier_updates > 0,
@@ -680,15 +680,17 @@ class _Run:
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 
-    def _earlier_max_positions(self) -> int | None:
-        """Micro-batch size of the run's last start, if batches were split then.
+    def _earlier_micro_batch(self) -> tuple[int | None, int | None]:
+        """Bounds on micro-batches from the run's last start: usual, and by reward.
 
-        The size must stay the same: dropout depends on how batches are split.
+        Sizes must stay the same: dropout and rounding depend on how batches are split.
         """
         starts = self._folder.entries("start", "was_cut")
-        if not starts or not starts[-1]["was_cut"]:
-            return None
-        return int(starts[-1].get("max_positions") or 0) or None
+        if not starts:
+            return None, None
+        positions = starts[-1].get("max_positions") if starts[-1]["was_cut"] else None
+        by_reward = starts[-1].get("reward_positions")
+        return int(positions or 0) or None, int(by_reward or 0) or None
 
     def _warn(self, message: str) -> None:
         _warn(self._observers, message)
@@ -713,6 +715,7 @@ class _Run:
             return
         environment = current_environment(self._hardware, self._processes.count)
         used = self._config.augmentation.used
+        by_reward = fitted.reward_positions
         self._folder.log(
             "start",
             step=step,
@@ -722,6 +725,7 @@ class _Run:
             max_positions=fitted.max_positions,
             was_cut=fitted.was_cut,
             computing=asdict(environment),
+            **({"reward_positions": by_reward} if by_reward else {}),
             **({"augmentation": used} if used else {}),
         )
         self._meter = WaitingMeter()

@@ -384,7 +384,7 @@ NUMBERS = {
     *("bleu", "f1", "chrf", "gleu", "matched_4_grams"),
 }
 """Values of log entries that must be numbers."""
-OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}
+OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions", "reward_positions"}
 """Values that must be numbers, or null if infinite or unbounded."""
 LARGEST = 1e100
 """Magnitude from which on a number in the log counts as damaged."""

@@ -50,7 +50,10 @@ class MicroBatchSize:
     compile_error: str | None = None
     """Why PyTorch could not compile the layers; None if it did or was not to."""
     growth_bytes: int = 0
-    """Memory that a trial on a CPU took and then gave back."""
+    """Memory that the trial took and then gave back."""
+    reward_positions: int | None = None
+    """Positions of a micro-batch in updates by reward, samples included; None if there
+    are no such updates."""
 
 
 def require_memory(
@@ -129,7 +132,9 @@ def find_micro_batch(
     peak_bytes = _peak_bytes(hardware.device)
     _free(batch_loss, hardware)
     # Where the system does not say, free memory is infinite, too.
-    resident = proc_bytes("self/status", "VmRSS") or peak_bytes
+    kept = proc_bytes("self/status", "VmRSS") or peak_bytes
+    if hardware.device.type == "cuda":
+        kept = torch.cuda.memory_allocated(hardware.device)
     max_positions = batcher.dataset.num_positions(indices)
     return MicroBatchSize(
         max_positions=max_positions,
@@ -137,7 +142,7 @@ def find_micro_batch(
         seconds=seconds * (1 - waiting_share) / max_positions,
         waiting_share=waiting_share,
         peak_bytes=peak_bytes,
-        growth_bytes=peak_bytes - resident if hardware.device.type == "cpu" else 0,
+        growth_bytes=peak_bytes - kept,
     )
 
 

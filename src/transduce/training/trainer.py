@@ -22,7 +22,6 @@ from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, TransduceError
 from transduce.files import atomic_directory, read_json
-from transduce.machine import free_memory
 from transduce.metrics.scores import perplexity
 from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
@@ -63,6 +62,9 @@ DIVERGENCE = 1.0
 """Rise of the recent loss above its minimum that ends training, in nats a token."""
 RISE = 0.2
 """Rise of the recent loss that may be the beginning of divergence."""
+REWARD_SHARE = 0.5
+"""Share of the safe memory that a micro-batch with its samples takes: a trial tells
+their memory less exactly than that of a batch."""
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 
@@ -200,16 +202,19 @@ class Trainer:
         self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
+        self._reward_positions: int | None = None
         self._fits_beside_another = True
         """Whether there is memory for two batches at once."""
         self._is_packed = False
 
-    def find_micro_batch(self, max_positions: int | None = None) -> MicroBatchSize:
+    def find_micro_batch(
+        self, max_positions: int | None = None, reward_positions: int | None = None
+    ) -> MicroBatchSize:
         """Find how much of an update fits in memory, and split updates accordingly.
 
-        `max_positions` is an upper bound. All processes agree on the number of
-        positions; time and memory are those of this process. Raises `ConfigError` if
-        not even one pair fits.
+        `max_positions` and `reward_positions` are upper bounds of those of the result.
+        All processes agree on the numbers of positions; time and memory are those of
+        this process. Raises `ConfigError` if not even one pair fits.
         """
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
@@ -224,18 +229,38 @@ class Trainer:
             self.gradients.graphs,
         )
         found = replace(found, compile_error=compile_error)
-        free = free_memory(sharing)
-        self._fits_beside_another = AT_ONCE * found.growth_bytes <= SAFE_SHARE * free
+        num_fitting = (
+            SAFE_SHARE * self._hardware.free_bytes(sharing) / max(found.growth_bytes, 1)
+        )
+        self._fits_beside_another = num_fitting >= AT_ONCE
         del moments
         # All processes must split alike, or two would process the same pair.
         bound = float(found.max_positions) if found.was_cut else math.inf
         bound = min(bound, math.inf if max_positions is None else float(max_positions))
         bound = self._processes.all_reduce_min(bound, self._hardware.device)
-        if math.isinf(bound):
-            self._max_positions = None
-            return found
-        self._max_positions = int(bound)
-        return replace(found, max_positions=int(bound), was_cut=True)
+        self._max_positions = None if math.isinf(bound) else int(bound)
+        if self._max_positions is not None:
+            found = replace(found, max_positions=self._max_positions, was_cut=True)
+        if self._config.reward != "none":
+            fitting = self._positions_by_reward(found, num_fitting)
+            if reward_positions is not None:
+                fitting = min(fitting, reward_positions)
+            agreed = self._processes.all_reduce_min(
+                float(fitting), self._hardware.device
+            )
+            self._reward_positions = int(agreed)
+        return replace(found, reward_positions=self._reward_positions)
+
+    def _positions_by_reward(self, found: MicroBatchSize, num_fitting: float) -> int:
+        """Return how many positions to compute at a time in an update by reward.
+
+        They include those of the samples, and are as many whole batches as fit in
+        `REWARD_SHARE` of the free memory, up to one with the samples of all its pairs.
+        """
+        if found.was_cut:
+            return min(self._longest_positions, found.max_positions)
+        num_batches = min(REWARD_SHARE * num_fitting, self._config.reward_samples + 1)
+        return max(int(num_batches), 1) * self._longest_positions
 
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""
@@ -572,9 +597,7 @@ class Trainer:
         """
         if not self._config.is_by_reward(step):
             return self._max_positions
-        fitting = self._longest_positions
-        if self._max_positions is not None:
-            fitting = min(fitting, self._max_positions)
+        fitting = self._reward_positions or self._longest_positions
         return max(fitting // (self._config.reward_samples + 1), 1)
 
     @cached_property

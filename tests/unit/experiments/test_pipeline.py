@@ -674,6 +674,22 @@ def test_a_resumed_run_keeps_its_micro_batch(
     assert starts[0]["max_positions"] == starts[1]["max_positions"]
 
 
+def test_a_resumed_run_keeps_its_micro_batch_by_reward(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    out, training = tmp_path / "run", TINY.training
+    by_reward = replace(training, reward="gleu", reward_steps=2, reward_samples=2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Hardware, "free_bytes", lambda *_: 0.0)
+        with pytest.raises(RuntimeError, match="Enough"):
+            train(files, replace(TINY, training=by_reward), out, CPU, Impatient())
+    with pytest.raises(RuntimeError, match="Enough"):
+        resume(out, CPU, Impatient())
+    starts = RunFolder(out).entries("start")
+    assert [each["step"] for each in starts] == [0, 4]
+    assert starts[0]["reward_positions"] == starts[1]["reward_positions"] > 0
+
+
 def test_resuming_with_the_same_settings_is_accepted(
     run: tuple[Path, RunResult, Notes],
 ) -> None:

@@ -18,6 +18,7 @@ from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import ModelSampler
+from transduce.device import Hardware
 from transduce.experiments.pipeline import refinement_of
 from transduce.experiments.presets import PRESETS
 from transduce.metrics.scores import sentence_gleu
@@ -36,8 +37,11 @@ from transduce.training.loss import (
     gleu_rewards,
     without_dropout,
 )
+from transduce.training.memory import SAFE_SHARE
 from transduce.training.optimizer import require_moments
 from transduce.training.trainer import StepReport, Trainer
+
+TRAINER = "transduce.training.trainer"
 
 TOKENS = (EOS, 3, 4)
 VOCAB = 5
@@ -320,7 +324,7 @@ def test_the_flops_of_updates_by_reward_include_their_samples(
 
     trainer = make_trainer()
     trainer.find_micro_batch(max_positions=60)  # several shares in each update
-    monkeypatch.setattr("transduce.training.trainer.draw_samples", draw)
+    monkeypatch.setattr(f"{TRAINER}.draw_samples", draw)
     reports = run(trainer)
     model = trainer.model
 
@@ -372,6 +376,45 @@ def test_updates_by_reward_do_not_depend_on_the_micro_batch(make_trainer) -> Non
         whole.model.parameters(), cut.model.parameters(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("num_fitting", "num_batches"), [(1, 1), (6, 3), (1e9, 5)])
+def test_a_micro_batch_with_its_samples_fits_in_half_of_the_free_memory(
+    make_trainer, monkeypatch, num_fitting, num_batches
+) -> None:
+    """Four samples a pair, so a batch with its samples is as large as five."""
+    found = make_trainer().find_micro_batch()
+    longest = found.max_positions
+    growth = replace(found, growth_bytes=100)
+    monkeypatch.setattr(f"{TRAINER}.find_micro_batch", lambda *_: growth)
+    free = num_fitting * 100 / SAFE_SHARE
+    monkeypatch.setattr(Hardware, "free_bytes", lambda *_: free)
+    found = make_trainer().find_micro_batch()
+    assert found.reward_positions == num_batches * longest
+    found = make_trainer().find_micro_batch(reward_positions=longest)
+    assert found.reward_positions == longest
+
+
+def test_samples_are_drawn_for_as_many_pairs_as_fit_in_memory(
+    make_trainer, monkeypatch
+) -> None:
+    drawn: list[int] = []
+
+    def counted(model, batch, names, refinement):
+        drawn.append(len(names))
+        return draw_samples(model, batch, names, refinement)
+
+    monkeypatch.setattr(f"{TRAINER}.draw_samples", counted)
+    config = replace(REWARD, steps=1, reward_steps=1)
+    few, many = make_trainer(config), make_trainer(config)
+    few.find_micro_batch(reward_positions=few.find_micro_batch().max_positions)
+    run(few)
+    num_few, num_pairs = len(drawn), sum(drawn)
+    drawn.clear()
+    many.find_micro_batch()
+    run(many)
+    assert sum(drawn) == num_pairs
+    assert len(drawn) < num_few
 
 
 def test_the_loss_is_compared_with_the_start_of_its_phase(make_trainer) -> None:
