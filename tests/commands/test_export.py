@@ -4,14 +4,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli.export import NUM_SENTENCES, OUTLANDISH, Target, proof_sentences
 from transduce.errors import missing_package
 from transduce.files import MADE_BY
+from transduce.search_config import SearchConfig
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
@@ -53,6 +56,19 @@ def test_an_export_to_another_library_is_not_overwritten(
     call = ("export", model, "--to", "ctranslate2", "--out", tmp_path, "--force")
     said = refuses(*call)
     assert "but this one was written by `transduce export --to onnx`; choose" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
+def test_settings_that_another_library_lacks_are_one_warning(
+    command: Callable[..., Any], trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    search = SearchConfig(coverage_penalty=0.2, diversity=0.1)
+    save_model(replace(trained_checkpoint, search=search), tmp_path / "model")
+    call = ("export", tmp_path / "model", "--to", "marian", "--out", tmp_path / "out")
+    assert command(*call).err == (
+        "Warning: Hugging Face Marian searches without these settings of the model, "
+        "which it lacks: `search.coverage_penalty`, `search.diversity`.\n"
+    )
 
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers

@@ -579,9 +579,12 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
 
 @contextmanager
 def printed_warnings() -> Iterator[None]:
-    """Print the warnings of a block as one sentence each."""
+    """Print the warnings of a block, but for those to programmers, as one sentence
+    each."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("ignore")
+        for category in (UserWarning, RuntimeWarning):
+            warnings.simplefilter("always", category)
         yield
     for each in caught:
         print(f"Warning: {each.message}", file=sys.stderr)

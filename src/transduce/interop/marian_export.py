@@ -15,6 +15,7 @@ log-probabilities by length^alpha, this package by ((5 + length) / 6)^alpha (Wu 
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -63,6 +64,8 @@ NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
+LACKING = ("coverage_penalty", "diversity", "shortlist")
+"""Search settings that the library lacks."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
@@ -101,7 +104,23 @@ def export(
         _model(checkpoint).save_pretrained(new)
         model = HuggingFaceModel(new, ids, target_ids)
         tokenizer = HuggingFaceTokenizer(new, ids, target_ids)
+        _warn_of_lacking(checkpoint.search or SearchConfig())
         return prove(model, tokenizer, checkpoint, sentences)
+
+
+def _warn_of_lacking(search: SearchConfig) -> None:
+    plain = SearchConfig()
+    lacking = [
+        each for each in LACKING if getattr(search, each) != getattr(plain, each)
+    ]
+    if lacking:
+        names = ", ".join(f"`search.{name}`" for name in lacking)
+        warnings.warn(
+            f"{TARGET} searches without these settings of the model, which it lacks: "
+            f"{names}.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _require_small_epsilon(config: ModelConfig) -> None:
@@ -125,7 +144,7 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
         num_beams=search.beam_size,
         **_beam_settings(search),
         **_restrictions(search),
-        max_length=MAX_POSITIONS,
+        max_length=_max_length(search),
         bad_words_ids=[[PAD], [BOS], *map(list, search.bad_words)],
         pad_token_id=PAD,
         bos_token_id=BOS,
@@ -163,6 +182,13 @@ def _restrictions(search: SearchConfig) -> dict[str, float | int]:
     if search.repetition_penalty != 1:
         found["repetition_penalty"] = search.repetition_penalty
     return found
+
+
+def _max_length(search: SearchConfig) -> int:
+    """Return the maximum length of a target, its start token included."""
+    if search.max_length is None:
+        return MAX_POSITIONS
+    return min(search.max_length + 1, MAX_POSITIONS)
 
 
 def _length_penalty(search: SearchConfig) -> float:

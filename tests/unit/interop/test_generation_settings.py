@@ -127,19 +127,31 @@ def test_impossible_settings_are_refused(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("most", [None, 30])
 def test_restrictions_of_an_exported_model_come_back(
-    trained_checkpoint: Checkpoint, tmp_path: Path
+    trained_checkpoint: Checkpoint, tmp_path: Path, most: int | None
 ) -> None:
     search = SearchConfig(
         no_repeat_ngram=1, repetition_penalty=1.5, bad_words=((7,), (8, 9)),
-        min_length=2, penalty="power", patience=1.0, length_penalty=0.5,
+        min_length=2, max_length=most, penalty="power", patience=1.0,
+        length_penalty=0.5,
     )  # fmt: skip
     checkpoint = replace(trained_checkpoint, search=search)
     export(checkpoint, tmp_path / "out", ["one two"])
     assert differing_settings(tmp_path / "out") == []
     ids = range(checkpoint.tokenizer.vocab_size)
     found = read_search(tmp_path / "out", ids)
-    assert found == replace(search, max_length=1_023)
+    assert found == replace(search, max_length=most or 1_023)
+
+
+def test_settings_of_search_that_the_library_lacks_are_named(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    search = SearchConfig(coverage_penalty=0.2, length_penalty=0.5)
+    checkpoint = replace(trained_checkpoint, search=search)
+    message = "searches without these settings .* lacks: `search.coverage_penalty`.$"
+    with pytest.warns(UserWarning, match=message):
+        export(checkpoint, tmp_path / "out", ["one two"])
 
 
 def test_settings_that_are_no_file_are_reported(
