@@ -729,10 +729,10 @@ def _theirs(
     origin: Path, settings: MarianSettings
 ) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
     try:
-        return (
-            HuggingFaceModel(origin, settings.ids, settings.target_ids),
-            HuggingFaceTokenizer(origin, settings.ids, settings.target_ids),
-        )
+        model = HuggingFaceModel(origin, settings.ids, settings.target_ids)
+        tokenizer = HuggingFaceTokenizer(origin, settings.ids, settings.target_ids)
+        tokenizer.encode_source("")  # some settings are used only now
+        return model, tokenizer
     except Exception as error:  # the library raises bare exceptions
         reason = " ".join(str(error).split())
         raise RequestError(

@@ -120,6 +120,11 @@ def test_a_folder_that_transformers_cannot_load_is_refused(folder, refuses):
     )
 
 
+def test_a_tokenizer_that_fails_in_transformers_is_refused(folder, refuses):
+    folders.change_settings(folder / "tokenizer_config.json", model_max_length={})
+    refuses(RequestError, "what the package `transformers` loads, .* but it says: '>' ")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
