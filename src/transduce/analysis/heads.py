@@ -661,17 +661,18 @@ def survey_heads(
 ) -> HeadSurvey:
     """Compute the statistics of every head, and the loss without it.
 
-    A parser needs the pairs of `tree_pairs`. Pairs that are too long are left out;
-    raises `DataError` if none is left.
+    A parser needs the pairs of `tree_pairs`. Pairs that are too long, or have a side
+    without text, are left out; raises `DataError` if none is left.
     """
     model = translator.torch_model.transformer(TASK)
+    filled = [each for each in corpus if each.source.strip() and each.target.strip()]
     pairs = [
-        pair for pair in encode_pairs(translator, corpus) if pair.length <= MAX_TOKENS
+        pair for pair in encode_pairs(translator, filled) if pair.length <= MAX_TOKENS
     ]
     if not pairs:
         raise DataError(
-            f"The corpus must have a pair of at most {MAX_TOKENS} tokens a side, but "
-            f"has none among its first {len(corpus):,}."
+            f"The corpus must have a pair of 1 to {MAX_TOKENS} tokens a side, but has "
+            f"none among its first {len(corpus):,}."
         )
     on_progress("Computing attention...")
     maps = list(maps_of(model, pairs))

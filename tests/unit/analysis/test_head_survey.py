@@ -57,8 +57,20 @@ def test_pairs_that_are_too_long_are_left_out(
 ) -> None:
     long = SentencePair(source="one " * 200, target="eins")
     assert survey_heads(translator, [long, *pairs], silent).num_pairs == 40
-    with pytest.raises(DataError, match="must have a pair of at most 128 tokens"):
+    with pytest.raises(DataError, match="must have a pair of 1 to 128 tokens"):
         survey_heads(translator, [long], silent)
+
+
+def test_pairs_that_have_a_side_without_text_are_left_out(
+    translator: Translator, pairs: list[SentencePair]
+) -> None:
+    blank = [
+        SentencePair(source=" ", target="eins"),
+        SentencePair(source="one", target=""),
+    ]
+    assert survey_heads(translator, [*blank, *pairs[:3]], silent).num_pairs == 3
+    with pytest.raises(DataError, match="tokens a side, but has none among its"):
+        survey_heads(translator, blank, silent)
 
 
 def test_any_tokenizer_can_be_compared_with_the_grammar(
