@@ -205,9 +205,15 @@ def test_gold_trees_are_parsed_and_scored(
 def test_trees_or_a_model_are_scored(
     refuses: Callable[..., str], parser: Path, trees: Path
 ) -> None:
-    message = "Either predicted trees or a --model must be given, but not both."
-    assert refuses("evaluate-parses", trees) == message
-    assert refuses("evaluate-parses", trees, trees, "--model", parser) == message
+    message = "Either predicted trees or a --model must be given, but "
+    assert refuses("evaluate-parses", trees) == f"{message}neither is; add one."
+    both = (trees, trees, "--model", parser)
+    said = refuses("evaluate-parses", *both)
+    assert said == f"{message}both are; leave one out."
+    assert refuses("evaluate-parses", "-", "-", stdin=trees.read_bytes()) == (
+        "Standard input must stand for one file, as it is read once, but `-` is given "
+        "more than once; name the others."
+    )
 
 
 @pytest.mark.parametrize(

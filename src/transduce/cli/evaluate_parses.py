@@ -129,8 +129,9 @@ def evaluate_parses(
         of_model = {"mended": found.mended, "repairs": repairs}
         _print(found.brackets, of_model, json_output)
     else:
+        given = "neither is; add one" if model is None else "both are; leave one out"
         raise ConfigError(
-            "Either predicted trees or a --model must be given, but not both."
+            f"Either predicted trees or a --model must be given, but {given}."
         )
 
 

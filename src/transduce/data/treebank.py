@@ -23,7 +23,11 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import ConfigError, DataError
 from transduce.settings import require_between, require_one_of
-from transduce.text.corpus import read_text, write_lines
+from transduce.text.corpus import (
+    read_text,
+    require_one_standard_input,
+    write_lines,
+)
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.linearization import (
@@ -279,6 +283,7 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
 
     Raises `DataError` unless there is a prediction for each gold tree, and at least
     one."""
+    require_one_standard_input([gold, predicted])
     gold_trees, trees = (
         list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
     )

@@ -113,6 +113,15 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
             yield line.text()
 
 
+def require_one_standard_input(paths: Sequence[Path]) -> None:
+    """Raise `DataError` if several files to read are standard input."""
+    if paths.count(STANDARD_INPUT) > 1:
+        raise DataError(
+            "Standard input must stand for one file, as it is read once, but `-` is "
+            "given more than once; name the others."
+        )
+
+
 def aligned_lines(
     source: Sequence[Path],
     target: Sequence[Path],
@@ -129,11 +138,7 @@ def aligned_lines(
             f"{sides.capitalize()} must have equally many files, but have "
             f"{len(source)} and {len(target)}."
         )
-    if (*source, *target).count(STANDARD_INPUT) > 1:
-        raise DataError(
-            "Standard input must stand for one file, as it is read once, but `-` is "
-            "given more than once; name the others."
-        )
+    require_one_standard_input([*source, *target])
     for source_path, target_path in zip(source, target, strict=True):
         pairs = zip_longest(read_lines(source_path), read_lines(target_path))
         for number, (source_line, target_line) in enumerate(pairs, start=1):
