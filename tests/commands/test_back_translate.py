@@ -353,6 +353,8 @@ def test_another_version_continues_unless_the_format_differs(
         (("--top-k", 5), "--top-k needs --sampling, which is not given; add it."),
         (("--sampling", "--beam-size", 2), "--beam-size has no effect with --sampling"),
         (("--max-ratio", 0.5), "`max_ratio` must be at least 1, but is 0.5."),
+        (("--max-ratio", "nan"), "`max_ratio` must be at least 1, but is nan."),
+        (("--max-ratio", "inf"), "`max_ratio` must be at most 1,000,000, but is inf."),
         (("--drop-worst", 1), "`drop_worst` must be from 0 to less than 1, but is 1.0"),
         (("--sampling", "--top-k", 0), "`top_k` must be at least 1, but is 0."),
     ],

@@ -47,7 +47,7 @@ from transduce.files import (
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.settings import flattened
+from transduce.settings import flattened, require_between
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 
@@ -58,7 +58,8 @@ BEGUN_BY = "begun by"
 SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
 KEY_BYTES = 8
 """Size of the hash of a line, by which repeated lines are recognised."""
-MAX_RATIO = 3.0
+MAX_RATIO, LARGEST_RATIO = 3.0, 1_000_000
+"""Default and largest ratio of the numbers of tokens of the two sides."""
 RATIO_SLACK = 2
 """Tokens added to both sides before their ratio is taken: one word may well have three
 tokens in another language."""
@@ -274,10 +275,7 @@ class Generation:
     """Largest ratio of the numbers of tokens of the two sides."""
 
     def __post_init__(self) -> None:
-        if not self.max_ratio >= 1:
-            raise ConfigError(
-                f"`max_ratio` must be at least 1, but is {self.max_ratio}."
-            )
+        require_between("max_ratio", self.max_ratio, 1, LARGEST_RATIO)
 
 
 def translate_text(
