@@ -33,7 +33,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.what}; {self.remedy}."
+        end = "" if self.remedy.endswith("?") else "."
+        return f"{self.what}; {self.remedy}{end}"
 
 
 KINDS_OF_FILES = {
@@ -147,7 +148,7 @@ def _missing(path: Path) -> Finding:
         beside = {each.name: each for each in path.parent.iterdir() if each.is_dir()}
         if close := get_close_matches(path.name, beside, n=1):
             return Finding(
-                what="is not there", remedy=f"did you mean {beside[close[0]]}"
+                what="is not there", remedy=f"did you mean {beside[close[0]]}?"
             )
     return Finding(what="is not there", remedy=f"name another folder, or {TRAIN}")
 

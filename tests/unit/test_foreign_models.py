@@ -154,7 +154,7 @@ def test_a_file_is_described(name: str, content: bytes, expected: str) -> None:
             "opus-mt-en-de --out models/opus-mt-en-de`.",
         ),
         ("https:/example.org/model", "is a web address, and transduce downloads no"),
-        ("runs/mnie", "is not there; did you mean runs/mine."),
+        ("runs/mnie", "is not there; did you mean runs/mine?"),
         ("runs/other", "is not there; name another folder, or train one with"),
         ("base", "is not there; name another folder, or train one with"),
         ("/no/such/model", "is not there; name another folder, or train one with"),
