@@ -153,16 +153,22 @@ typedef struct td_layer_norm {
 } td_layer_norm;
 
 /* Label-smoothed cross-entropy (section 5.4). The gradient of the sum of the smoothed
- * losses replaces the logits. */
+ * losses replaces the logits.
+ *
+ * With `consistency` alpha, rows r and rows/2 + r are two passes over one token (Liang
+ * et al., 2021). Both losses of a row then count half, and the smoothed one includes
+ * alpha/4 times the divergence from its row's distribution to that of the other. */
 typedef struct td_cross_entropy {
-    int64_t rows, vocab;
+    int64_t rows, vocab;    /* rows: even with consistency */
     float *logits;          /* [rows, vocab]; NULL if they are in bf16 */
     td_bf16 *bf16_logits;   /* [rows, vocab] */
     const int64_t *targets; /* [rows] ids */
     float smoothing;        /* probability that is spread over the whole vocabulary */
+    float consistency;      /* at least 0; 0: rows have nothing to do with each other */
     float *smoothed;        /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
-    float *workspace;               /* [num_threads, vocab] with bf16_logits */
+    float *workspace; /* [num_threads, vocab] with bf16_logits; with consistency, too,
+                         [num_threads, 2, vocab] */
 } td_cross_entropy;
 
 /* The same loss for the logits states * weight^T, which are computed in bf16 and not

@@ -53,6 +53,124 @@ static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
     c->smoothed[row] = -log_true - c->smoothing * (mean - log_true);
 }
 
+/* One of two passes over a token. */
+typedef struct {
+    float *logits;
+    vec maxima, sums, powers, products; /* products: of powers and differences */
+    float max, log_total;
+    float divergence; /* from its distribution to that of the other pass */
+} Pass;
+
+static void begin_pass(Pass *pass, float *logits, int64_t vocab)
+{
+    const vec zero = vec_set1(0.0f);
+    *pass = (Pass){logits, vec_set1(-INFINITY), zero, zero, zero, 0, 0, 0};
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        const vec low = load_logits(logits + i, vocab - i, -INFINITY);
+        pass->maxima = vec_max(pass->maxima, low);
+        pass->sums += load_logits(logits + i, vocab - i, 0.0f);
+    }
+    pass->max = vec_reduce_max(pass->maxima);
+}
+
+/* Add exponentials, and their products with the differences of the logits. */
+static inline void add_powers(Pass *pass, int64_t i, int64_t vocab, vec difference)
+{
+    const vec low = load_logits(pass->logits + i, vocab - i, -INFINITY);
+    const vec power = vec_exp(low - vec_set1(pass->max));
+    pass->powers += power;
+    pass->products = vec_fma(power, difference, pass->products);
+}
+
+static float log_total(const Pass *pass)
+{
+    return pass->max + logf(vec_reduce_add(pass->powers));
+}
+
+/* The mean difference of the log-probabilities (Kullback and Leibler, 1951). */
+static float divergence(const Pass *from, const Pass *to)
+{
+    const float difference =
+        vec_reduce_add(from->products) / vec_reduce_add(from->powers);
+    return difference - from->log_total + to->log_total;
+}
+
+/* Write both losses of a pass, and subtract the target from its gradient. */
+static void finish_pass(const td_cross_entropy *c, const Pass *pass, int64_t row,
+                        float true_logit)
+{
+    const float log_true = true_logit - pass->log_total;
+    const float mean = vec_reduce_add(pass->sums) / (float)c->vocab - pass->log_total;
+    const float smoothed = -log_true - c->smoothing * (mean - log_true);
+    pass->logits[c->targets[row]] -= 0.5f * (1.0f - c->smoothing);
+    c->negative_log_likelihood[row] = -0.5f * log_true;
+    c->smoothed[row] = 0.5f * smoothed + 0.25f * c->consistency * pass->divergence;
+}
+
+/* Write the losses of two passes over a token, and replace their logits by gradients:
+ * for the probabilities p and q of both passes and the divergence D(p, q),
+ *
+ *   (p - target) / 2 + alpha/4 (p (log p - log q - D(p, q)) + p - q) */
+static void differentiate_passes(const td_cross_entropy *c, int64_t row, float *logits,
+                                 float *other_logits)
+{
+    const int64_t vocab = c->vocab, other_row = row + c->rows / 2;
+    const float true_logit = logits[c->targets[row]];
+    const float other_true_logit = other_logits[c->targets[other_row]];
+    Pass one, other;
+    begin_pass(&one, logits, vocab);
+    begin_pass(&other, other_logits, vocab);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        const vec difference = load_logits(logits + i, vocab - i, 0.0f) -
+                               load_logits(other_logits + i, vocab - i, 0.0f);
+        add_powers(&one, i, vocab, difference);
+        add_powers(&other, i, vocab, -difference);
+    }
+    one.log_total = log_total(&one);
+    other.log_total = log_total(&other);
+    one.divergence = divergence(&one, &other);
+    other.divergence = divergence(&other, &one);
+    const vec weight = vec_set1(0.25f * c->consistency), half = vec_set1(0.5f);
+    const vec uniform = vec_set1(0.5f * c->smoothing / (float)vocab);
+    const vec one_divergence = vec_set1(one.divergence);
+    const vec other_divergence = vec_set1(other.divergence);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        const vec log_p =
+            load_logits(logits + i, vocab - i, 0.0f) - vec_set1(one.log_total);
+        const vec log_q =
+            load_logits(other_logits + i, vocab - i, 0.0f) - vec_set1(other.log_total);
+        const vec p = vec_exp(log_p), q = vec_exp(log_q), ratio = log_p - log_q;
+        const vec from_p = p * (ratio - one_divergence) + p - q;
+        const vec from_q = q * (-ratio - other_divergence) + q - p;
+        vec_store_first(logits + i, vocab - i,
+                        vec_fma(weight, from_p, half * p - uniform));
+        vec_store_first(other_logits + i, vocab - i,
+                        vec_fma(weight, from_q, half * q - uniform));
+    }
+    finish_pass(c, &one, row, true_logit);
+    finish_pass(c, &other, other_row, other_true_logit);
+}
+
+static void differentiate_pairs(void *shared, int64_t first, int64_t end, int worker)
+{
+    const td_cross_entropy *c = shared;
+    const int64_t vocab = c->vocab, distance = c->rows / 2 * vocab;
+    for (int64_t row = first; row < end; row++) {
+        if (c->logits) {
+            float *logits = c->logits + row * vocab;
+            differentiate_passes(c, row, logits, logits + distance);
+            continue;
+        }
+        td_bf16 *rounded = c->bf16_logits + row * vocab;
+        float *logits = c->workspace + 2 * worker * vocab;
+        widen(vocab, rounded, logits);
+        widen(vocab, rounded + distance, logits + vocab);
+        differentiate_passes(c, row, logits, logits + vocab);
+        narrow(vocab, logits, rounded);
+        narrow(vocab, logits + vocab, rounded + distance);
+    }
+}
+
 static void differentiate_logit_rows(void *shared, int64_t first, int64_t end,
                                      int worker)
 {
@@ -83,7 +201,8 @@ TD_INTERNAL td_status check_targets(const int64_t *targets, int64_t rows, int64_
 static td_status check_cross_entropy(const td_cross_entropy *c, int num_threads)
 {
     if (!c || !is_thread_count(num_threads) || !is_size(c->rows, 0) ||
-        !is_size(c->vocab, 1) || !is_tensor(c->rows, c->vocab, 1))
+        !is_size(c->vocab, 1) || !is_tensor(c->rows, c->vocab, 1) ||
+        !(c->consistency >= 0) || (c->consistency > 0 && c->rows % 2))
         return TD_BAD_ARGUMENT;
     const int is_rounded = !c->logits;
     if (is_missing(c->smoothed, c->rows) ||
@@ -100,6 +219,11 @@ TD_INTERNAL td_status td_cross_entropy_run(const td_cross_entropy *c, int num_th
     if (status != TD_OK)
         return status;
     td_cross_entropy own = *c;
-    parallel_for(differentiate_logit_rows, &own, own.rows, MIN_LOSS_ROWS, num_threads);
+    if (own.consistency > 0)
+        parallel_for(differentiate_pairs, &own, own.rows / 2, MIN_LOSS_ROWS / 2,
+                     num_threads);
+    else
+        parallel_for(differentiate_logit_rows, &own, own.rows, MIN_LOSS_ROWS,
+                     num_threads);
     return TD_OK;
 }

@@ -241,11 +241,14 @@ static void lose(const td_nn_api *nn)
 {
     td_cross_entropy c = {.rows = length(0, 20), .smoothing = odd_float()};
     c.vocab = c.rows == LONG ? size(1, 9, 1) : length(1, 90);
+    if (pick(0, 1) == 0)
+        c.consistency = pick(0, 9) ? 3.0f : odd_float();
+    is_valid &= c.consistency >= 0 && (c.consistency == 0 || c.rows % 2 == 0);
     const int num_threads = threads(), is_rounded = pick(0, 1) == 0;
     const int64_t rows = is_valid ? c.rows : 0, count = is_valid ? rows * c.vocab : 0;
     if (is_rounded) {
         c.bf16_logits = array(count, sizeof *c.bf16_logits);
-        c.workspace = floats(rows ? num_threads * c.vocab : 0);
+        c.workspace = floats(rows ? 2 * num_threads * c.vocab : 0);
     } else {
         c.logits = floats(count); /* without any, there are none in bf16 either */
     }

@@ -41,8 +41,36 @@ static Losses loss_of_row(const double *logits, int64_t vocab, int64_t target,
     return (Losses){-(1.0 - smoothing) * true_log - smoothing * mean, -true_log};
 }
 
+/* Log-probabilities of logits. */
+static void log_softmax(const double *logits, int64_t vocab, double *log_probabilities)
+{
+    double total = 0.0;
+    for (int64_t i = 0; i < vocab; i++)
+        total += exp(logits[i]);
+    for (int64_t i = 0; i < vocab; i++)
+        log_probabilities[i] = logits[i] - log(total);
+}
+
+/* Halve the losses and the gradient of a pass over a token, and add those of its
+ * divergence from the other pass. */
+static void add_consistency(const double *log_p, const double *log_q, int64_t vocab,
+                            double alpha, double *smoothed, double *likelihood,
+                            double *gradient)
+{
+    double divergence = 0.0;
+    for (int64_t i = 0; i < vocab; i++)
+        divergence += exp(log_p[i]) * (log_p[i] - log_q[i]);
+    for (int64_t i = 0; i < vocab; i++) {
+        const double p = exp(log_p[i]), q = exp(log_q[i]);
+        gradient[i] = gradient[i] / 2 +
+                      alpha / 4 * (p * (log_p[i] - log_q[i] - divergence) + p - q);
+    }
+    *smoothed = *smoothed / 2 + alpha / 4 * divergence;
+    *likelihood /= 2;
+}
+
 static void check_cross_entropy(const td_api *api, int64_t rows, int64_t vocab,
-                                int is_bf16)
+                                int is_bf16, float consistency)
 {
     float *logits = random_floats(rows * vocab);
     td_bf16 *halves = new_array(rows * vocab * (int64_t)sizeof *halves);
@@ -60,15 +88,23 @@ static void check_cross_entropy(const td_api *api, int64_t rows, int64_t vocab,
         smoothed[row] = losses.smoothed;
         likelihood[row] = losses.likelihood;
     }
+    double *logs = new_doubles(rows * vocab);
+    for (int64_t row = 0; row < rows && consistency > 0; row++)
+        log_softmax(exact + row * vocab, vocab, logs + row * vocab);
+    for (int64_t row = 0; row < rows && consistency > 0; row++)
+        add_consistency(logs + row * vocab, logs + (row + rows / 2) % rows * vocab,
+                        vocab, consistency, smoothed + row, likelihood + row,
+                        gradient + row * vocab);
     td_cross_entropy c = {.rows = rows,
                           .vocab = vocab,
                           .targets = targets,
                           .smoothing = SMOOTHING,
+                          .consistency = consistency,
                           .smoothed = unset_floats(rows),
                           .negative_log_likelihood = unset_floats(rows)};
     if (is_bf16) {
         c.bf16_logits = halves;
-        c.workspace = unset_floats(2 * vocab);
+        c.workspace = unset_floats(4 * vocab);
     } else
         c.logits = logits;
     CHECK_STATUS(api->nn->cross_entropy(&c, 2), TD_OK);
@@ -76,7 +112,8 @@ static void check_cross_entropy(const td_api *api, int64_t rows, int64_t vocab,
     check_near("likelihood", c.negative_log_likelihood, likelihood, rows, 2e-5);
     for (int64_t i = 0; i < rows * vocab && is_bf16; i++)
         logits[i] = from_bf16(halves[i]);
-    check_near("gradient", logits, gradient, rows * vocab, is_bf16 ? 4e-3 : 1e-5);
+    check_near("gradient", logits, gradient, rows * vocab,
+               (1 + consistency) * (is_bf16 ? 4e-3 : 1e-5));
     release_arrays();
 }
 
@@ -84,8 +121,10 @@ static void cross_entropy_is_that_of_plain_loops(const td_api *api)
 {
     const int64_t sizes[][2] = {{1, 1}, {3, 7}, {9, 16}, {20, 37}, {2, 513}, {0, 5}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-        for (int is_bf16 = 0; is_bf16 < 2; is_bf16++)
-            check_cross_entropy(api, sizes[s][0], sizes[s][1], is_bf16);
+        for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+            check_cross_entropy(api, sizes[s][0], sizes[s][1], is_bf16, 0.0f);
+            check_cross_entropy(api, 2 * sizes[s][0], sizes[s][1], is_bf16, 3.0f);
+        }
 }
 
 /* Factors that are exact in bf16, so that only logits and gradients are rounded. */

@@ -134,6 +134,15 @@ def test_two_batches_at_once_give_the_weights_of_one_by_one(
     assert at_once == [2] * TRAINING.steps
 
 
+def test_two_passes_over_batches_at_once_give_the_weights_of_one_by_one(
+    make_trainer, at_once
+):
+    training = replace(TRAINING, consistency=3.0)
+    one_by_one = trained(make_trainer(training=training), threads=1)
+    assert_same(trained(make_trainer(training=training)), one_by_one)
+    assert at_once == [2] * TRAINING.steps
+
+
 def test_a_batch_left_over_uses_all_threads(make_trainer, at_once, monkeypatch):
     numbers: list[int] = []
     forward = BatchLoss.forward

@@ -137,6 +137,7 @@ KINDS = {
         "decay_steps": 1,
     },
     "plateau": {"optimizer": "sgd", "schedule": "plateau"},
+    "consistency": {"consistency": 3.0},
 }
 
 

@@ -36,6 +36,14 @@ class Batch:
             target_out=self.target_out.to(device, non_blocking=True),
         )
 
+    def repeated(self, number: int) -> "Batch":
+        """Return all pairs `number` times, one copy of the batch after another."""
+        return Batch(
+            source=self.source.repeat(number, 1),
+            target_in=self.target_in.repeat(number, 1),
+            target_out=self.target_out.repeat(number, 1),
+        )
+
     def packed(self) -> "PackedBatch":
         """Return the same sentences without padding."""
         # NumPy is faster here: PyTorch shares such small work among all cores.

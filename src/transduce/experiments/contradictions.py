@@ -45,6 +45,8 @@ from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.memory import require_memory
 
+DROPOUT_RATES = ("dropout", "attention_dropout", "relu_dropout")
+"""Settings of a model that make two passes over a batch differ."""
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
 SETTINGS_OF_REWARD = ("reward_steps", "reward_samples", "likelihood_weight")
 SETTINGS_OF_SCHEDULES = {
@@ -362,6 +364,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     yield from _optimizer_without_effect(training)
     yield from _warnings_of_reward(training)
+    yield from _consistency_without_effect(config)
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
             f"With a checkpoint every {every:,} updates, a training of "
@@ -390,6 +393,17 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
+
+
+def _consistency_without_effect(config: RunConfig) -> Iterator[str]:
+    consistency = config.training.consistency
+    rates = [getattr(config.model, name, 0.0) for name in DROPOUT_RATES]
+    if consistency > 0 and not any(rates):
+        yield (
+            f"`training.consistency` is {consistency:g}, which has no effect but takes "
+            "twice the time: without dropout both passes over a batch are the same; "
+            "see `model.dropout`."
+        )
 
 
 def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterator[str]:

@@ -55,15 +55,21 @@ def smoothed_cross_entropy(
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
     dtype: torch.dtype,
+    consistency: float = 0.0,
 ) -> Loss:
     """Compute the cross-entropy with targets smoothed uniformly over the vocabulary.
 
     The true token has probability 1 - epsilon, and epsilon is spread evenly over all
     tokens. Matrices are multiplied in `dtype`; sums have the precision of the weight.
+
+    With `consistency` alpha, where gradients are computed, the two halves of the rows
+    are two passes over the same tokens (R-Drop; Liang et al., 2021): the losses are
+    their mean, and the smoothed one has alpha/4 times the divergences D(p, q) + D(q, p)
+    of the two distributions of each token besides.
     """
     if torch.is_grad_enabled():
         smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
-            states, output_weight, target_out, label_smoothing, dtype
+            states, output_weight, target_out, label_smoothing, dtype, consistency
         )
     else:
         matrix = output_weight.to(dtype)
@@ -90,9 +96,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         target_out: Tensor,
         label_smoothing: float,
         dtype: torch.dtype,
+        consistency: float,
     ) -> tuple[Tensor, Tensor]:
         arguments = states, output_weight, target_out, label_smoothing
-        if has_native_loss(states, output_weight, dtype):
+        if consistency > 0:
+            found = loss_in_chunks(*arguments, dtype, consistency)
+        elif has_native_loss(states, output_weight, dtype):
             found = native_loss(*arguments)
         elif has_triton_loss(states, dtype):
             found = triton_loss(*arguments, dtype)
@@ -105,11 +114,10 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return gradients[0] * grad_states, gradients[0] * grad_weight, None, None, None
+        factors = gradients[0] * grad_states, gradients[0] * grad_weight
+        return *factors, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,20 +136,24 @@ def loss_in_chunks(
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
     dtype: torch.dtype,
+    consistency: float = 0.0,
 ) -> LossGradients:
     """Compute the losses of all rows and the gradients of states and matrix."""
     matrix = output_weight.to(dtype)
     sums = output_weight.new_zeros(2)
-    grad_states: list[Tensor] = []
+    num_passes = 2 if consistency > 0 else 1
+    grad_states: list[list[Tensor]] = [[] for _ in range(num_passes)]
     grad_weight: Tensor | None = None
-    for chunk, targets in _in_chunks(states, target_out, len(matrix)):
+    for chunk, targets in _in_chunks(states, target_out, len(matrix), num_passes):
         rows = _as_factor(chunk, matrix)
         losses, gradient = _differentiate(
-            rows @ matrix.T, targets, label_smoothing, output_weight.dtype
+            rows @ matrix.T, targets, label_smoothing, output_weight.dtype, consistency
         )
         sums += losses
         gradient = _as_factor(gradient, matrix)
-        grad_states.append((gradient @ matrix)[: len(chunk)])
+        of_chunk = (gradient @ matrix)[: len(chunk)]
+        for grads, grad in zip(grad_states, of_chunk.chunk(num_passes), strict=True):
+            grads.append(grad)
         product = gradient.T @ rows
         # The sums are as large as the matrix, so starting from zeros would cost time.
         if grad_weight is None:
@@ -150,7 +162,9 @@ def loss_in_chunks(
             grad_weight.add_(product)
     assert grad_weight is not None
     return LossGradients(
-        sums=sums, grad_states=torch.cat(grad_states), grad_weight=grad_weight
+        sums=sums,
+        grad_states=torch.cat([grad for grads in grad_states for grad in grads]),
+        grad_weight=grad_weight,
     )
 
 
@@ -165,11 +179,21 @@ def _in_chunks(
     states: Float[Tensor, "rows d_model"],
     target_out: Int[Tensor, " rows"],
     vocab_size: int,
+    num_passes: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield parts of the rows, with as many rows of each pass over the tokens."""
     # Whole multiples, as products in bf16 come in blocks.
     multiple = max(MAX_LOGITS // vocab_size // MIN_LOGIT_ROWS, 1)
     rows = GPU_LOGIT_ROWS if states.is_cuda else MIN_LOGIT_ROWS * multiple
-    return zip(states.split(rows), target_out.split(rows), strict=True)
+    if num_passes == 1:
+        return zip(states.split(rows), target_out.split(rows), strict=True)
+    passes = [each.split(rows // num_passes) for each in states.chunk(num_passes)]
+    targets = [each.split(rows // num_passes) for each in target_out.chunk(num_passes)]
+    return zip(
+        map(torch.cat, zip(*passes, strict=True)),
+        map(torch.cat, zip(*targets, strict=True)),
+        strict=True,
+    )
 
 
 def _differentiate(
@@ -177,6 +201,7 @@ def _differentiate(
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
     dtype: torch.dtype,
+    consistency: float,
 ) -> tuple[Float[Tensor, "2"], Float[Tensor, "_ vocab"]]:
     """Return the sums of both losses and the gradient of the smoothed one.
 
@@ -188,8 +213,12 @@ def _differentiate(
         and logits.dtype in (torch.float32, torch.bfloat16)
         and dtype == torch.float32
     ):
-        return _differentiate_natively(logits, targets, label_smoothing), logits
+        losses = _differentiate_natively(logits, targets, label_smoothing, consistency)
+        return losses, logits
     logits = logits[: len(targets)]
+    if consistency > 0:
+        logs = logits.log_softmax(dim=-1, dtype=dtype)
+        return _differentiate_passes(logs, targets, label_smoothing, consistency)
     probabilities, log_total = _softmax(logits, dtype)
     sums = _losses(logits, log_total, targets, label_smoothing)
     # From here on the probabilities become the gradient of the logits.
@@ -199,10 +228,31 @@ def _differentiate(
     return sums, gradient
 
 
+def _differentiate_passes(
+    log_p: Float[Tensor, "chunk vocab"],
+    targets: Int[Tensor, " chunk"],
+    label_smoothing: float,
+    consistency: float,
+) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
+    """Return the sums and the gradient for two passes, half of the rows each."""
+    log_q = log_p.roll(len(log_p) // 2, dims=0)
+    p, ratio = log_p.exp(), log_p - log_q
+    divergence = (p * ratio).sum(dim=-1, keepdim=True)
+    weight = consistency / 4
+    zeros = torch.zeros_like(divergence)
+    sums = _losses(log_p, zeros, targets, label_smoothing) / 2
+    sums[0] += weight * divergence.sum()
+    gradient = (p - label_smoothing / p.size(1)) / 2
+    row = torch.arange(len(p), device=targets.device)
+    gradient[row, targets] -= (1 - label_smoothing) / 2
+    return sums, gradient + weight * (p * (ratio - divergence) + p - log_q.exp())
+
+
 def _differentiate_natively(
     logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
+    consistency: float,
 ) -> Float[Tensor, "2"]:
     """Return the sums of both losses; the logits become the gradient of the first."""
     vocab, threads = logits.size(1), torch.get_num_threads()
@@ -215,12 +265,13 @@ def _differentiate_natively(
             "vocab": vocab,
             "targets": tensor_pointer(targets, torch.int64),
             "smoothing": label_smoothing,
+            "consistency": consistency,
             "smoothed": tensor_pointer(losses[0]),
             "negative_log_likelihood": tensor_pointer(losses[1]),
         },
     )
     if logits.dtype == torch.bfloat16:
-        workspace = torch.empty(threads, vocab)
+        workspace = torch.empty(threads, 2, vocab)
         loss.bf16_logits = tensor_pointer(logits, torch.bfloat16)
         loss.workspace = tensor_pointer(workspace)
     else:

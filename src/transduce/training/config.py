@@ -106,6 +106,10 @@ class TrainingConfig:
     learning rate. The paper has none."""
     label_smoothing: float = 0.1
     """Label smoothing epsilon_ls (section 5.4)."""
+    consistency: float = 0.0
+    """Weight alpha of the divergence between two passes over each batch, which differ
+    by their dropout (R-Drop; Liang et al., 2021, have 5 for translation). Small corpora
+    gain; an update takes twice as long. 0, as in the paper, for one pass."""
     reward: RewardKind = "none"
     """Reward of sampled translations whose expectation the last updates of the run
     raise: gleu is that of Wu et al. (2016). These updates have no dropout. The paper
@@ -139,6 +143,11 @@ class TrainingConfig:
     end."""
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
+
+    @property
+    def num_passes(self) -> int:
+        """Number of passes over each batch in updates by likelihood."""
+        return 2 if self.consistency > 0 else 1
 
     @property
     def likelihood_steps(self) -> int:
@@ -177,6 +186,7 @@ class TrainingConfig:
             "training.likelihood_weight", self.likelihood_weight, 0, MAX_WEIGHT
         )
         require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
+        require_between("training.consistency", self.consistency, 0, MAX_WEIGHT)
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)
         _require("seed", self.seed, "from 0 to 2^63 - 1", is_so=0 <= self.seed < 2**63)

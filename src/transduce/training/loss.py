@@ -52,6 +52,7 @@ class BatchLoss(nn.Module):
         hardware: Hardware,
         guidance: "GuidedAttention | None" = None,
         likelihood_weight: float = 0.0,
+        consistency: float = 0.0,
     ) -> None:
         super().__init__()
         if guidance is not None and not model.cross_attention_taps:
@@ -64,6 +65,7 @@ class BatchLoss(nn.Module):
         self._hardware = hardware
         self._guidance = guidance
         self._likelihood_weight = likelihood_weight
+        self._consistency = consistency
 
     @property
     def is_guided(self) -> bool:
@@ -76,6 +78,7 @@ class BatchLoss(nn.Module):
         model = self.model
         return (
             not self.is_guided
+            and self._consistency == 0
             and isinstance(model, FusedTransformer)
             and model.can_pack(self._hardware.dtype)
         )
@@ -97,12 +100,20 @@ class BatchLoss(nn.Module):
             return self._rewarded(batch, samples.to(self._hardware.device))
         if not self.model.training:
             return self._cross_entropy(batch)
-        loss = self._guided_cross_entropy(batch)
+        loss = self._trained_loss(batch)
         return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
 
-    def _cross_entropy(self, batch: Batch) -> Loss:
+    def _trained_loss(self, batch: Batch) -> Loss:
+        # Unlike the paper: two passes over a batch, which differ by their dropout, can
+        # be trained to predict the same (Liang et al., 2021). Off by default:
+        # `training.consistency`.
+        if self._consistency == 0:
+            return self._guided_cross_entropy(batch)
+        return self._guided_cross_entropy(batch.repeated(2), num_passes=2)
+
+    def _cross_entropy(self, batch: Batch, consistency: float = 0.0) -> Loss:
         states, is_token = self._states(batch)
-        return self._loss(states[is_token], batch.target_out[is_token])
+        return self._loss(states[is_token], batch.target_out[is_token], consistency)
 
     def _states(
         self, batch: Batch
@@ -114,7 +125,10 @@ class BatchLoss(nn.Module):
         return states, batch.target_out != PAD
 
     def _loss(
-        self, states: Float[Tensor, "rows d_model"], targets: Int[Tensor, " rows"]
+        self,
+        states: Float[Tensor, "rows d_model"],
+        targets: Int[Tensor, " rows"],
+        consistency: float = 0.0,
     ) -> Loss:
         output_weight = self.model.output_weight
         if (bias := self.model.output_bias) is not None:
@@ -127,6 +141,7 @@ class BatchLoss(nn.Module):
             targets,
             self._label_smoothing,
             self._hardware.dtype,
+            consistency,
         )
 
     def _packed_cross_entropy(self, batch: PackedBatch) -> Loss:
@@ -135,14 +150,18 @@ class BatchLoss(nn.Module):
         states = self.model.packed_states(batch, self._hardware.dtype)
         return self._loss(states, batch.target_out)
 
-    def _guided_cross_entropy(self, batch: Batch) -> Loss:
-        """Return the losses of a batch with that of guided attention, if any."""
+    def _guided_cross_entropy(self, batch: Batch, num_passes: int = 1) -> Loss:
+        """Return the losses of a batch with that of guided attention, if any.
+
+        They are means of the passes over each pair that the batch has.
+        """
+        consistency = self._consistency if num_passes > 1 else 0.0
         if self._guidance is None:
-            return self._cross_entropy(batch)
+            return self._cross_entropy(batch, consistency)
         with recorded_attention(self.model) as recorded:
-            loss = self._cross_entropy(batch)
+            loss = self._cross_entropy(batch, consistency)
         [weights] = recorded
-        guided = loss.smoothed + self._guidance.loss(weights, batch)
+        guided = loss.smoothed + self._guidance.loss(weights, batch) / num_passes
         return replace(loss, smoothed=guided)
 
     def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:

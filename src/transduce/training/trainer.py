@@ -190,6 +190,7 @@ class Trainer:
             hardware,
             guidance,
             refinement.likelihood_weight if refinement else 0.0,
+            config.consistency,
         )
         self.gradients = GradientAccumulator(
             self._batch_loss, hardware, processes, config.seed
@@ -479,6 +480,7 @@ class Trainer:
         elif not self.model.training:  # setting each module takes a while
             self.model.train()
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
+        flops *= 1 if rewarded else self._config.num_passes
         at_once = self._num_at_once(update, flops)
         losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm

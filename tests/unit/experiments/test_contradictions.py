@@ -244,6 +244,10 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
             "`search.num_best` is 2, which has no effect: a line gets one",
         ),
         (
+            ["training.consistency=3", "model.dropout=0"],
+            "`training.consistency` is 3, which has no effect but takes twice the time",
+        ),
+        (
             ["search.penalty=power", "search.length_penalty=0"],
             "`search.penalty` has no effect, as `search.length_penalty` is 0",
         ),

@@ -324,3 +324,71 @@ def test_a_token_beyond_the_vocabulary_is_an_error(logits, target, target_out):
     target_out[2] = target
     with pytest.raises((IndexError, RuntimeError), match=r"outside|out of bounds"):
         loss_of(logits, target_out, 0.1)
+
+
+ALPHA = 3.0
+
+
+def consistent_loss(
+    logits: torch.Tensor, target_out: torch.Tensor, epsilon: float
+) -> Loss:
+    """Loss of two passes, each of which has half of the logits and of the targets."""
+    matrix = torch.eye(logits.size(1), dtype=logits.dtype)
+    return smoothed_cross_entropy(
+        logits, matrix, target_out, epsilon, logits.dtype, ALPHA
+    )
+
+
+def half_of_liang(
+    logits: torch.Tensor, target_out: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Half of the loss of Liang et al. (2021, equation 4), by PyTorch's functions."""
+    p, q = logits.log_softmax(-1).chunk(2)
+    cross_entropy = functional.cross_entropy(
+        logits, target_out, label_smoothing=epsilon, reduction="sum"
+    )
+    divergence = functional.kl_div(q, p, log_target=True, reduction="sum")
+    other_divergence = functional.kl_div(p, q, log_target=True, reduction="sum")
+    return (cross_entropy + ALPHA / 2 * (divergence + other_divergence)) / 2
+
+
+@pytest.fixture
+def two_passes() -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (3 * torch.randn(600, 11)).requires_grad_()
+    return logits, torch.randint(11, (300,)).repeat(2)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_loss_of_two_passes_equals_pytorchs(two_passes, epsilon, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LOGITS", 11 * module.MIN_LOGIT_ROWS)  # in chunks
+    found = consistent_loss(*two_passes, epsilon)
+    expected = half_of_liang(*two_passes, epsilon)
+    likelihood = functional.cross_entropy(*two_passes, reduction="sum") / 2
+    torch.testing.assert_close(found.smoothed, expected)
+    torch.testing.assert_close(found.negative_log_likelihood, likelihood.detach())
+    [actual] = torch.autograd.grad(2.5 * found.smoothed, two_passes[0])
+    [gradient] = torch.autograd.grad(2.5 * expected, two_passes[0])
+    torch.testing.assert_close(actual, gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_gradient_of_two_passes_equals_finite_differences(epsilon):
+    logits = torch.randn(8, 11, dtype=torch.float64, requires_grad=True)
+    target_out = torch.tensor([0, 10, 3, 3]).repeat(2)
+    assert torch.autograd.gradcheck(
+        lambda x: consistent_loss(x, target_out, epsilon).smoothed, logits
+    )
+
+
+def test_equal_passes_have_the_loss_of_one(logits, target_out):
+    one = loss_of(logits, target_out, 0.1)
+    two = consistent_loss(logits.repeat(2, 1), target_out.repeat(2), 0.1)
+    torch.testing.assert_close(two.smoothed, one.smoothed)
+    torch.testing.assert_close(two.negative_log_likelihood, one.negative_log_likelihood)
+
+
+def test_without_gradients_two_passes_have_no_divergence(two_passes):
+    with torch.no_grad():
+        found = consistent_loss(*two_passes, 0.1)
+        plain = loss_of(*two_passes, 0.1)
+    torch.testing.assert_close(found.smoothed, plain.smoothed)

@@ -653,6 +653,17 @@ def test_flops_of_all_updates_are_counted(make_trainer, dataset):
     assert 3 * first < reports[-1].flops < 7 * first
 
 
+def test_two_passes_over_each_batch_have_twice_the_flops(make_trainer):
+    once, twice = make_trainer(), make_trainer(replace(CONFIG, consistency=3.0))
+    assert run(twice)[-1].flops == 2 * run(once)[-1].flops
+
+
+def test_two_passes_without_dropout_train_as_one(make_trainer):
+    once, twice = make_trainer(), make_trainer(replace(CONFIG, consistency=3.0))
+    losses = [[report.loss for report in run(each)] for each in (once, twice)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def refuse_more_than(positions: int, monkeypatch) -> list[int]:
     """Make larger batches run out of memory, and record the sizes that are tried."""
     tried = []
