@@ -118,7 +118,7 @@ def refusal(path: str) -> str:
         open_model(Path(path))
     message = str(refused.value)
     assert message.startswith(f"{path}: must be a model or a run, but ")
-    assert message.endswith(".")
+    assert message.endswith((".", "?"))
     assert "\n" not in message
     return message.partition(", but ")[2]
 
