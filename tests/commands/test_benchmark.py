@@ -170,5 +170,18 @@ def test_names_of_no_system_are_refused(
     assert "There is no system 'CTranslate2 fp64' here; there are 'transduce " in said
 
 
+def test_a_model_has_its_own_sizes(refuses: Callable[..., str], model: Path) -> None:
+    for options in (("--preset", "tiny"), ("--set", "model.num_layers=1")):
+        said = refuses("benchmark", "decoding", model, *options)
+        assert said.startswith("--preset and --set have no effect with a model, which")
+
+
+def test_a_parser_is_refused(refuses: Callable[..., str], parsing_model: Path) -> None:
+    assert refuses("benchmark", "decoding", parsing_model) == (
+        f"{parsing_model}: the benchmark of decoding needs a model that translates, "
+        "but this one parses; choose another."
+    )
+
+
 def test_random_weights_must_have_a_length(refuses: Callable[..., str]) -> None:
     assert "--length must be given" in refuses("benchmark", "decoding")

@@ -23,11 +23,12 @@ from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, require_distinct, run_config
 from transduce.cli.terminal import error_console
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.machine import Precision
 from transduce.text.corpus import read_text
 
+PRESET = "base"
 NUM_SENTENCES = 2_000
 """Number of sentences of the built-in corpus."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
@@ -100,7 +101,7 @@ def decoding(
     model: Path | None = None,
     /,
     *,
-    preset: str = "base",
+    preset: str = PRESET,
     settings: Assignments = (),
     input: Path | None = None,
     batch_sizes: Sizes = (1, 32, 128),
@@ -157,6 +158,11 @@ def decoding(
             "--length must be given without a model, as random weights end no "
             "translation; add it, or a model."
         )
+    if model is not None and (settings or preset != PRESET):
+        raise ConfigError(
+            "--preset and --set have no effect with a model, which has its own sizes; "
+            "leave them out, or the model."
+        )
     require_distinct("--batch-sizes", batch_sizes)
     require_distinct("--beam-sizes", beam_sizes)
     sentences = _sentences(input)
@@ -164,6 +170,11 @@ def decoding(
         checkpoint = random_checkpoint(run_config(preset, None, settings), sentences)
     else:
         checkpoint = load_model(model)
+        if checkpoint.symbols is not None:
+            raise RequestError(
+                f"{model}: the benchmark of decoding needs a model that translates, "
+                "but this one parses; choose another."
+            )
     with error_console().status("Starting...") as status:
         speed = measure_decoding(
             checkpoint,
