@@ -112,6 +112,11 @@ def counted(number: int, noun: str, several: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
+def neither_or_both(*, are_given: bool) -> str:
+    """Return the end of a sentence about two alternatives of which one is needed."""
+    return "both are; leave one out." if are_given else "neither is; add one."
+
+
 def in_seconds(number: float) -> str:
     """Format a limit of time exactly: "1 second", "0.5 seconds"."""
     return f"{number:g} second{'' if number == 1 else 's'}"

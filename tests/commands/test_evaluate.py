@@ -85,7 +85,10 @@ def test_either_a_model_or_its_translations_are_needed(
 ) -> None:
     both = (model, "--source", reference, "--hypothesis", reference)
     message = refuses("evaluate", *(both if options else ()), "--reference", reference)
-    assert message.startswith("Either a model with --source or --hypothesis must be")
+    end = "both are; leave one out." if options else "neither is; add one."
+    assert message == (
+        f"Either a model with --source or --hypothesis must be given, but {end}"
+    )
 
 
 def test_a_model_without_a_source_is_refused(

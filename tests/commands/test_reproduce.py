@@ -105,6 +105,11 @@ def test_a_run_without_its_log_is_refused(
     )
     assert refusal == f"{tmp_path}/run: must have a log of its updates, but has none."
     assert not (tmp_path / "t").exists()
+    model = tmp_path / "run" / "averaged"
+    assert refuses("reproduce", "table2", model, *text, "--out", tmp_path / "t") == (
+        f"{model}: must be the folder of a run, whose log has the cost of its "
+        "training, but is not; give the run's folder, not a model's."
+    )
 
 
 def test_an_empty_test_text_is_refused(

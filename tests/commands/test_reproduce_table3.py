@@ -168,7 +168,7 @@ def test_a_named_corpus_is_fetched_into_the_folder(
         (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
         (("--set", "model.dropuot=0.2"), "there is no setting `model.dropuot`; did"),
         (("--set", "model.num_layers=1"), "`num_layers` of row C-N2 must be a whole"),
-        (("--corpus", "multi30k"), "but not by both."),
+        (("--corpus", "multi30k"), "must be given, but both are; leave one out."),
     ],
     ids=str,
 )
@@ -188,7 +188,10 @@ def test_a_corpus_without_one_of_its_sides_is_refused(
     refuses: Callable[..., str], files: Options, tmp_path: Path
 ) -> None:
     out = ("reproduce", "table3", "--out", tmp_path / "out")
-    assert "A --corpus must be given by its name, or by files" in refuses(*out)
+    assert refuses(*out) == (
+        "Either a named --corpus or files (--source, --target, --dev-source and "
+        "--dev-target) must be given, but neither is; add one."
+    )
     assert "Both sides of a corpus and of its held-out part" in refuses(
         *out, *files[:-2]
     )

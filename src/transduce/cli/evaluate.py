@@ -17,7 +17,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, neither_or_both
 from transduce.metrics.scores import (
     BleuScore,
     ChrfScore,
@@ -174,7 +174,8 @@ def _require_either(
     """Raise `ConfigError` unless a model with a source, or translations, are given."""
     if (model is None) == (not hypothesis):
         raise ConfigError(
-            "Either a model with --source or --hypothesis must be given, but not both."
+            "Either a model with --source or --hypothesis must be given, but "
+            f"{neither_or_both(are_given=model is not None)}"
         )
     if (model is None) != (not source):
         raise ConfigError(

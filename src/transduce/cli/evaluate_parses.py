@@ -14,7 +14,7 @@ from transduce.data.treebank import read_both, read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, neither_or_both
 from transduce.text.corpus import read_lines
 from transduce.trees.bracket_f1 import (
     BracketScore,
@@ -129,9 +129,9 @@ def evaluate_parses(
         of_model = {"mended": found.mended, "repairs": repairs}
         _print(found.brackets, of_model, json_output)
     else:
-        given = "neither is; add one" if model is None else "both are; leave one out"
         raise ConfigError(
-            f"Either predicted trees or a --model must be given, but {given}."
+            "Either predicted trees or a --model must be given, but "
+            f"{neither_or_both(are_given=model is not None)}"
         )
 
 

@@ -31,7 +31,7 @@ from transduce.cli.terminal import (
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, neither_or_both
 from transduce.experiments import scaling as scaling_experiment
 from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import RunConfig, preset
@@ -792,8 +792,8 @@ def chosen_corpus(
     if name is None and files is not None:
         return files
     raise ConfigError(
-        "A --corpus must be given by its name, or by files (--source, --target, "
-        "--dev-source and --dev-target), but not by both."
+        "Either a named --corpus or files (--source, --target, --dev-source and "
+        f"--dev-target) must be given, but {neither_or_both(are_given=bool(files))}"
     )
 
 

@@ -20,10 +20,10 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.decoding.translator import load
-from transduce.errors import DataError, counted, duration
+from transduce.errors import CheckpointError, DataError, counted, duration
 from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import preset
-from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_folder import RunFolder, is_run
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
@@ -186,8 +186,14 @@ def our_row(
 ) -> OurRow:
     """Score a run by both protocols, and read its cost from its log.
 
-    Unset values of the target default to the run's. Raises `DataError` without a log.
+    Unset values of the target default to the run's. Raises `CheckpointError` if the
+    folder is no run, and `DataError` without a log.
     """
+    if not is_run(run):
+        raise CheckpointError(
+            f"{run}: must be the folder of a run, whose log has the cost of its "
+            "training, but is not; give the run's folder, not a model's."
+        )
     folder, config = RunFolder.open(run)
     updates = folder.entries("step", "seconds", "flops")
     starts = folder.entries("start")
