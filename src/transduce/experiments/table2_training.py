@@ -248,8 +248,9 @@ def training_flops(config: RunConfig) -> float:
         length *= CHARACTERS_A_PIECE
     model = outline(_sized(config))
     lengths = np.array([length])
-    flops = training.steps * model.update_flops(lengths, lengths)
     by_reward = training.steps - training.likelihood_steps
+    num_passes = training.likelihood_steps * training.num_passes + by_reward
+    flops = num_passes * model.update_flops(lengths, lengths)
     if by_reward:
         samples = np.full((1, training.reward_samples), length)
         flops += by_reward * sample_flops(model, lengths, samples)

@@ -79,6 +79,12 @@ def test_small_systems_get_the_flops_of_the_transformer(key: str) -> None:
     assert config.model == preset(name).model
 
 
+def test_two_passes_over_each_batch_have_twice_the_flops() -> None:
+    config = preset("multi30k")
+    twice = replace(config, training=replace(config.training, consistency=3.0))
+    assert training_flops(twice) == 2 * training_flops(config)
+
+
 def test_the_flops_of_a_training_include_the_samples_of_updates_by_reward() -> None:
     config, length = preset("multi30k"), np.array([MEAN_LENGTH])
     training = replace(config.training, steps=10, reward="gleu", reward_steps=4)
