@@ -384,12 +384,18 @@ def test_teachers_with_different_vocabularies_are_refused(
             "Test texts must have different names, but two are named mono",
         ),
         (("--dev-source", "dev.en"), "Both sides of a corpus must be given, but only"),
+        (("--test", "blank", "blank"), "blank: at least one line must have text, but"),
+        (
+            ("--dev-source", "blank", "--dev-target", "blank"),
+            "blank: at least one line must have text, but none has.",
+        ),
         (("--vocabulary", "old"), 'Invalid value "old" for --vocabulary'),
     ],
 )
 def test_impossible_options_are_refused_before_any_work(
     refuses, teacher, options, said
 ) -> None:
+    Path("blank").write_text("\n \n")
     message = refuses(
         "distill", teacher, "--source", "mono.en", "--out", "out", *options
     )

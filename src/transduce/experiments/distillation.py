@@ -27,7 +27,7 @@ from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEnco
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments.contradictions import resolved
 from transduce.experiments.distillation_report import (
     STUDENT,
@@ -315,6 +315,12 @@ class _Silent:
     def measuring(self, what: str) -> None: ...
 
 
+def _require_text(paths: Sequence[Path]) -> None:
+    """Raise `DataError` if all lines of a text are blank."""
+    if not any(line.strip() for line in read_text(paths)):
+        raise DataError(f"{paths[0]}: at least one line must have text, but none has.")
+
+
 def distill_in(
     out: Path,
     plan: DistillationPlan,
@@ -331,8 +337,10 @@ def distill_in(
     """
     for test in plan.tests:
         read_through([test.source], [test.reference])
+        _require_text([test.source])
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
+        _require_text(plan.dev_source)
     translator = teacher()
     try:
         return _distill(
