@@ -167,8 +167,8 @@ typedef struct td_cross_entropy {
     float consistency;      /* at least 0; 0: rows have nothing to do with each other */
     float *smoothed;        /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
-    float *workspace; /* [num_threads, vocab] with bf16_logits; with consistency, too,
-                         [num_threads, 2, vocab] */
+    float *workspace;               /* with bf16_logits: [num_threads, vocab], or
+                                       [num_threads, 2, vocab] with consistency */
 } td_cross_entropy;
 
 /* The same loss for the logits states * weight^T, which are computed in bf16 and not

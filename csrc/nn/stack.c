@@ -433,8 +433,7 @@ static int are_stack_sizes(const td_stack *s)
 /* Check what both passes read. */
 static td_status check_stack(const td_stack *s)
 {
-    if (!are_stack_sizes(s) || !has_all_weights(s) ||
-        (s->is_bf16 && !s->packed_forward))
+    if (!are_stack_sizes(s) || !has_all_weights(s) || !s->is_bf16 != !s->packed_forward)
         return TD_BAD_ARGUMENT;
     if (is_missing(s->x, s->sentences) ||
         is_missing(s->memory, s->sentences * s->memory_length) ||

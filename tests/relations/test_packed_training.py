@@ -543,6 +543,7 @@ def test_a_batch_loss_packs_by_itself(config: ModelConfig):
     assert packing.is_packed
     plain = BatchLoss(model, 0.1, hardware)
     assert not plain.is_packed
+    assert not BatchLoss(fuse(model), 0.1, hardware, consistency=1.0).is_packed
     assert relative_error(packing(batch).smoothed, plain(batch).smoothed) < TOLERANCE
     with torch.no_grad():
         model.eval()

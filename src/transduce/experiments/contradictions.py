@@ -398,7 +398,8 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
 def _consistency_without_effect(config: RunConfig) -> Iterator[str]:
     consistency = config.training.consistency
     rates = [getattr(config.model, name, 0.0) for name in DROPOUT_RATES]
-    if consistency > 0 and not any(rates):
+    is_random = any(rates) or hasattr(config.model, "experts")  # gates draw noise
+    if consistency > 0 and not is_random:
         yield (
             f"`training.consistency` is {consistency:g}, which has no effect but takes "
             "twice the time: without dropout both passes over a batch are the same; "

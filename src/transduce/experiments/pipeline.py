@@ -159,10 +159,11 @@ class RunStart:
         positions = batching.source_tokens + batching.target_tokens
         training = self.config.training
         num_steps = training.steps - self.steps_done
-        # In an update by reward, samples are scored beside each pair.
         by_reward = min(training.reward_steps or 0, num_steps)
-        num_steps += by_reward * training.reward_samples
-        return num_steps * positions * self.micro_batch.seconds / self.num_processes
+        # In an update by reward, samples are scored beside each pair, in one pass.
+        passes_by_reward = by_reward * (1 + training.reward_samples)
+        num_updates = num_steps - by_reward + passes_by_reward / training.num_passes
+        return num_updates * positions * self.micro_batch.seconds / self.num_processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,7 +541,7 @@ class _Run:
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
-            micro_batch=trainer.find_micro_batch(*self._earlier_micro_batch()),
+            micro_batch=self._micro_batch(trainer),
             steps_done=trainer.progress.step,
             origin=self._folder.start.get("path"),
             keeps_optimizer=trainer.progress.earlier_updates > 0,
@@ -680,17 +681,28 @@ class _Run:
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 
-    def _earlier_micro_batch(self) -> tuple[int | None, int | None]:
-        """Bounds on micro-batches from the run's last start: usual, and by reward.
+    def _micro_batch(self, trainer: Trainer) -> MicroBatchSize:
+        """Find the sizes of micro-batches: those of the run's last start, if they fit.
 
-        Sizes must stay the same: dropout and rounding depend on how batches are split.
+        Dropout and rounding depend on how batches are split.
         """
         starts = self._folder.entries("start", "was_cut")
-        if not starts:
-            return None, None
-        positions = starts[-1].get("max_positions") if starts[-1]["was_cut"] else None
-        by_reward = starts[-1].get("reward_positions")
-        return int(positions or 0) or None, int(by_reward or 0) or None
+        last = starts[-1] if starts else {}
+        positions = last.get("max_positions") if last.get("was_cut") else None
+        by_reward = last.get("reward_positions")
+        found = trainer.find_micro_batch(
+            int(positions or 0) or None, int(by_reward or 0) or None
+        )
+        is_smaller = (found.was_cut and found.max_positions != positions) or (
+            by_reward is not None and found.reward_positions != by_reward
+        )
+        if starts and is_smaller:
+            self._warn(
+                "Less memory is free than when the run was interrupted, so batches are "
+                "split into smaller parts, and its weights will not be bit for bit "
+                "those of an uninterrupted run."
+            )
+        return found
 
     def _warn(self, message: str) -> None:
         _warn(self._observers, message)

@@ -108,8 +108,9 @@ class TrainingConfig:
     """Label smoothing epsilon_ls (section 5.4)."""
     consistency: float = 0.0
     """Weight alpha of the divergence between two passes over each batch, which differ
-    by their dropout (R-Drop; Liang et al., 2021, have 5 for translation). Small corpora
-    gain; an update takes twice as long. 0, as in the paper, for one pass."""
+    by their dropout (R-Drop; Liang et al., 2021, have 5 for translation). The loss is
+    half of theirs: the mean of both passes, and alpha/4 times the sum of both
+    divergences. An update takes twice as long. 0, as in the paper, for one pass."""
     reward: RewardKind = "none"
     """Reward of sampled translations whose expectation the last updates of the run
     raise: gleu is that of Wu et al. (2016). These updates have no dropout. The paper

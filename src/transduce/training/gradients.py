@@ -42,7 +42,13 @@ from transduce.nn.operators import (
     unchanged_weights,
 )
 from transduce.training.data_parallel import ALONE, Processes, no_sync
-from transduce.training.loss import BatchLoss, RewardLoss, Samples, as_tensor
+from transduce.training.loss import (
+    MORE_TOKENS,
+    BatchLoss,
+    RewardLoss,
+    Samples,
+    as_tensor,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +82,18 @@ MIN_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
 
 
 def padded_parts(
-    update: Update, max_positions: int | None
+    update: Update, max_positions: int | None, num_samples: int = 0
 ) -> list[Integer[np.ndarray, " _"]]:
-    """Split each batch of an update into parts of at most `max_positions`."""
+    """Split each batch of an update into parts of at most `max_positions`.
+
+    In updates by reward, each pair has `num_samples` samples beside it.
+    """
     if max_positions is None:
         return list(update.batches)
     parts: list[Integer[np.ndarray, " _"]] = []
     for batch in update.batches:
         width = update.dataset.num_positions(batch) // len(batch)
+        width += num_samples * (width + MORE_TOKENS)
         num_pairs = max(max_positions // width, 1)
         parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
     return parts

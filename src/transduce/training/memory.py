@@ -151,6 +151,7 @@ def _peak_bytes(device: torch.device) -> int:
     peak = peak_memory(device)
     if device.type != "cuda":
         return peak
+    torch.cuda.empty_cache()  # what then is reserved beside tensors is of graphs
     return peak + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 

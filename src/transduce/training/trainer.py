@@ -65,6 +65,9 @@ RISE = 0.2
 REWARD_SHARE = 0.5
 """Share of the safe memory that a micro-batch with its samples takes: a trial tells
 their memory less exactly than that of a batch."""
+MAX_REWARD_BATCHES = 2
+"""Most positions of a micro-batch with its samples, in batches with the samples of all
+their pairs: samples can be longer than references, so one could be less than all."""
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 
@@ -108,8 +111,9 @@ class StepReport:
     step: int
     epoch: int
     loss: float
-    """Smoothed cross-entropy, plus the loss of guided attention if there is one, in
-    nats a target token. It is that of the references also in updates by reward."""
+    """Smoothed cross-entropy, plus the losses of guided attention and of consistency if
+    there are any, in nats a target token. It is that of the references also in updates
+    by reward."""
     perplexity: float
     """Perplexity of the update's target tokens, with dropout if there is any."""
     learning_rate: float
@@ -213,9 +217,10 @@ class Trainer:
     ) -> MicroBatchSize:
         """Find how much of an update fits in memory, and split updates accordingly.
 
-        `max_positions` and `reward_positions` are upper bounds of those of the result.
-        All processes agree on the numbers of positions; time and memory are those of
-        this process. Raises `ConfigError` if not even one pair fits.
+        `max_positions` is an upper bound. `reward_positions` are those of an earlier
+        start of the run, which stay if they fit. All processes agree on the numbers of
+        positions; time and memory are those of this process. Raises `ConfigError` if
+        not even one pair fits.
         """
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
@@ -243,25 +248,29 @@ class Trainer:
         if self._max_positions is not None:
             found = replace(found, max_positions=self._max_positions, was_cut=True)
         if self._config.reward != "none":
-            fitting = self._positions_by_reward(found, num_fitting)
-            if reward_positions is not None:
-                fitting = min(fitting, reward_positions)
+            fitting = self._positions_by_reward(found, num_fitting, reward_positions)
             agreed = self._processes.all_reduce_min(
                 float(fitting), self._hardware.device
             )
             self._reward_positions = int(agreed)
         return replace(found, reward_positions=self._reward_positions)
 
-    def _positions_by_reward(self, found: MicroBatchSize, num_fitting: float) -> int:
+    def _positions_by_reward(
+        self, found: MicroBatchSize, num_fitting: float, earlier: int | None
+    ) -> int:
         """Return how many positions to compute at a time in an update by reward.
 
-        They include those of the samples, and are as many whole batches as fit in
-        `REWARD_SHARE` of the free memory, up to one with the samples of all its pairs.
+        They include those of the samples, and take at most `REWARD_SHARE` of the free
+        memory. The number of an `earlier` start stays if it fits at all.
         """
-        if found.was_cut:
-            return min(self._longest_positions, found.max_positions)
-        num_batches = min(REWARD_SHARE * num_fitting, self._config.reward_samples + 1)
-        return max(int(num_batches), 1) * self._longest_positions
+        longest, config = self._longest_positions, self._config
+        # The trial had `num_passes` passes, and an update by reward has one.
+        num_batches = max(num_fitting * config.num_passes, 1.0)
+        safe = found.max_positions if found.was_cut else num_batches * longest
+        if earlier is not None and earlier <= safe:
+            return earlier
+        most = MAX_REWARD_BATCHES * (config.reward_samples + 1) * longest
+        return max(int(min(REWARD_SHARE * safe, most)), 1)
 
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""
@@ -447,7 +456,7 @@ class Trainer:
             parts = (
                 packed_parts(update, bound, self._processes.count)
                 if packs
-                else padded_parts(update, bound)
+                else padded_parts(update, bound, self._num_samples(step))
             )
             own = own_micro_batches(parts, self._processes)
             for each in own:
@@ -599,8 +608,12 @@ class Trainer:
         """
         if not self._config.is_by_reward(step):
             return self._max_positions
-        fitting = self._reward_positions or self._longest_positions
-        return max(fitting // (self._config.reward_samples + 1), 1)
+        return self._reward_positions or self._longest_positions
+
+    def _num_samples(self, step: int) -> int:
+        """Return the number of samples of each pair in an update."""
+        is_by_reward = self._config.is_by_reward(step)
+        return self._config.reward_samples if is_by_reward else 0
 
     @cached_property
     def _longest_positions(self) -> int:

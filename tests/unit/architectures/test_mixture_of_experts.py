@@ -263,6 +263,24 @@ def test_the_auxiliary_loss_is_added_for_each_target_token(cpu: Hardware) -> Non
     torch.testing.assert_close(found[1] - found[0], expected)
 
 
+def test_the_auxiliary_loss_of_two_passes_is_added_once_for_each_target_token(
+    cpu: Hardware,
+) -> None:
+    batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
+    found = []
+    for weight in (0.0, 0.5):
+        experts = replace(
+            TRANSFORMER.experts, importance_weight=weight, load_weight=weight
+        )
+        model = drawn(replace(TRANSFORMER, experts=experts))
+        torch.manual_seed(4)
+        found.append(BatchLoss(model, 0.0, cpu, consistency=3.0)(batch).smoothed)
+    torch.manual_seed(4)
+    model.decode(TARGET.repeat(2, 1), model.encode(SOURCE.repeat(2, 1)))
+    expected = (batch.target_out != PAD).sum() * model.auxiliary_loss()
+    torch.testing.assert_close(found[1] - found[0], expected)
+
+
 def test_an_interrupted_pass_leaves_no_loss() -> None:
     model = drawn(TRANSFORMER)
     model.encode(SOURCE)

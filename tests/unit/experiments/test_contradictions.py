@@ -277,6 +277,13 @@ def test_settings_without_effect_are_reported(
     assert any(each.startswith(message) for each in settings_without_effect(config))
 
 
+def test_mixtures_differ_between_passes_without_dropout() -> None:
+    config = apply_assignments(
+        PRESETS["moe-multi30k"], ["training.consistency=3", "model.dropout=0"]
+    )
+    assert not any("consistency" in each for each in settings_without_effect(config))
+
+
 @pytest.mark.parametrize(
     ("preset", "assignments", "message"),
     [

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
-from transduce.training.memory import MicroBatchSize
+from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -674,20 +674,36 @@ def test_a_resumed_run_keeps_its_micro_batch(
     assert starts[0]["max_positions"] == starts[1]["max_positions"]
 
 
-def test_a_resumed_run_keeps_its_micro_batch_by_reward(
-    files: CorpusFiles, tmp_path: Path
+@pytest.mark.parametrize(
+    ("factors", "is_kept"), [((0, 100), True), ((100, 55), True), ((100, 0), False)]
+)
+def test_a_resumed_run_keeps_its_micro_batch_by_reward_if_it_fits(
+    files: CorpusFiles, tmp_path: Path, factors: tuple[int, int], is_kept: bool
 ) -> None:
+    """The first number of batches fits in memory at the start, the other later."""
     out, training = tmp_path / "run", TINY.training
-    by_reward = replace(training, reward="gleu", reward_steps=2, reward_samples=2)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Hardware, "free_bytes", lambda *_: 0.0)
-        with pytest.raises(RuntimeError, match="Enough"):
-            train(files, replace(TINY, training=by_reward), out, CPU, Impatient())
-    with pytest.raises(RuntimeError, match="Enough"):
-        resume(out, CPU, Impatient())
+    by_reward = replace(training, reward="gleu", reward_steps=2, reward_samples=200)
+
+    def growing(*given: Any) -> MicroBatchSize:
+        return replace(find_micro_batch(*given), growth_bytes=1_000)
+
+    def run(factor: int, function: Callable[..., None], *given: Any) -> list[str]:
+        notes = Impatient()
+        with pytest.MonkeyPatch.context() as patched:
+            free = factor * 1_000 / SAFE_SHARE
+            patched.setattr(Hardware, "free_bytes", lambda *_: free)
+            patched.setattr("transduce.training.trainer.find_micro_batch", growing)
+            with pytest.raises(RuntimeError, match="Enough"):
+                function(*given, CPU, notes)
+        return notes.warnings
+
+    run(factors[0], train, files, replace(TINY, training=by_reward), out)
+    warnings = run(factors[1], resume, out)
     starts = RunFolder(out).entries("start")
     assert [each["step"] for each in starts] == [0, 4]
-    assert starts[0]["reward_positions"] == starts[1]["reward_positions"] > 0
+    first, later = (each["reward_positions"] for each in starts)
+    assert (later == first) is is_kept
+    assert any("Less memory is free" in each for each in warnings) is not is_kept
 
 
 def test_resuming_with_the_same_settings_is_accepted(
@@ -898,5 +914,8 @@ def test_the_forecast_includes_the_samples_of_updates_by_reward() -> None:
     config = replace(TINY, batching=batching, training=training)
     assert seconds(0, config) == 10 + 4 * 15
     assert seconds(8, config) == 2 + 2 * 15
+    # The trial had two passes over a batch, of which updates by reward have one.
+    twice = replace(config, training=replace(training, consistency=3.0))
+    assert seconds(0, twice) == 6 + 4 * 16 / 2
     likelihood = replace(training, reward="none", reward_steps=None)
     assert seconds(0, replace(config, training=likelihood)) == 10

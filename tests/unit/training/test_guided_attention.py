@@ -88,6 +88,18 @@ def test_guidance_applies_in_training_only(model: Transformer, cpu: Hardware) ->
     )
 
 
+def test_two_passes_have_the_mean_loss_of_guided_attention(
+    model: Transformer, cpu: Hardware
+) -> None:
+    once, twice = (
+        BatchLoss(model, 0.1, cpu, GUIDANCE, consistency=alpha) for alpha in (0.0, 3.0)
+    )
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    torch.testing.assert_close(once(BATCH).smoothed, twice(BATCH).smoothed)
+
+
 def test_a_model_learns_the_guided_attention(model: Transformer, cpu: Hardware) -> None:
     loss = BatchLoss(model, 0.0, cpu, replace(GUIDANCE, weight=1.0))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -378,7 +378,9 @@ def test_updates_by_reward_do_not_depend_on_the_micro_batch(make_trainer) -> Non
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("num_fitting", "num_batches"), [(1, 1), (6, 3), (1e9, 5)])
+@pytest.mark.parametrize(
+    ("num_fitting", "num_batches"), [(0, 0.5), (1, 0.5), (6, 3), (1e9, 10)]
+)
 def test_a_micro_batch_with_its_samples_fits_in_half_of_the_free_memory(
     make_trainer, monkeypatch, num_fitting, num_batches
 ) -> None:
@@ -391,8 +393,47 @@ def test_a_micro_batch_with_its_samples_fits_in_half_of_the_free_memory(
     monkeypatch.setattr(Hardware, "free_bytes", lambda *_: free)
     found = make_trainer().find_micro_batch()
     assert found.reward_positions == num_batches * longest
-    found = make_trainer().find_micro_batch(reward_positions=longest)
-    assert found.reward_positions == longest
+    earlier = int(max(num_fitting, 1) * longest)
+    for positions, is_kept in ((earlier, True), (earlier + 1, False)):
+        found = make_trainer().find_micro_batch(reward_positions=positions)
+        assert (found.reward_positions == positions) is is_kept
+
+
+def test_a_cut_micro_batch_with_its_samples_takes_half_of_its_positions(
+    make_trainer,
+) -> None:
+    found = make_trainer().find_micro_batch(max_positions=60)
+    assert (found.max_positions, found.reward_positions) == (60, 30)
+
+
+def test_memory_suffices_for_the_longest_samples(make_trainer, monkeypatch) -> None:
+    longest: list[int] = []
+
+    def full(model, sources, max_lengths, names):
+        del model, names
+        longest.append(max(map(len, sources)) + max(max_lengths))
+        return [[tuple([5] * m)] * 4 for m in max_lengths]
+
+    def counted(model, batch, names, refinement):
+        return draw_samples(model, batch, names, replace(refinement, sampler=full))
+
+    monkeypatch.setattr(f"{TRAINER}.draw_samples", counted)
+    trainer, positions = make_trainer(replace(REWARD, steps=1, reward_steps=1)), []
+    bound = trainer.find_micro_batch(reward_positions=400).reward_positions
+    forward = BatchLoss.forward
+
+    def measured(self, batch, samples=None):
+        if samples is not None:
+            both = (batch, samples.batch)
+            positions.append(
+                sum(each.source.numel() + each.target_in.numel() for each in both)
+            )
+        return forward(self, batch, samples)
+
+    monkeypatch.setattr(BatchLoss, "forward", measured)
+    run(trainer)
+    assert bound == 400
+    assert bound / 2 < max(positions) <= bound
 
 
 def test_samples_are_drawn_for_as_many_pairs_as_fit_in_memory(
