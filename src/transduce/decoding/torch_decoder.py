@@ -76,6 +76,8 @@ class FusedStep:
         self.model = model
         layers = model.decoder_layers
         self._layers = [_Layer(each, make_linear, dtype) for each in layers]
+        attentions = [m for m in layers.modules() if isinstance(m, MultiHeadAttention)]
+        self._taps = [each.weights_tap for each in attentions]
 
     def start(self, memory: Memory) -> DecodingState | RecurrentState:
         """Return the state before the first step, with one hypothesis a sentence."""
@@ -116,7 +118,7 @@ class FusedStep:
     @property
     def is_watched(self) -> bool:
         """Whether a hook reads attention weights."""
-        return any(layer.is_watched for layer in self._layers)
+        return any(map(_has_hook, self._taps))
 
 
 class _Layer:
@@ -163,11 +165,6 @@ class _Layer:
         inner = self._activate(self._inner(residual.before(x)))
         return residual.after(x, self._outer(inner))
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a hook reads its attention weights."""
-        return self._first_sublayer.is_watched or self._cross_attention.is_watched
-
 
 class _SelfAttention:
     """Self-attention to the past of each hypothesis, with its residual connection."""
@@ -195,17 +192,9 @@ class _SelfAttention:
         key, value = cache.write(*heads, mask.size(-1), slots)
         return residual.after(x, attention.attend(query, key, value, mask))
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a hook reads its attention weights."""
-        return self._attention.is_watched
-
 
 class _Recurrence:
     """Recurrent unit with its residual connection."""
-
-    is_watched = False
-    """Always false: a recurrent unit has no attention weights."""
 
     def __init__(
         self, layer: RecurrentDecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
@@ -243,11 +232,6 @@ class _Attention:
         output = attention.project_output
         self._output = make_linear(output.weight, output.bias)
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a hook reads its weights."""
-        return len(self._tap._forward_hooks) > 0
-
     def heads(
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
@@ -263,9 +247,13 @@ class _Attention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self._match(self.heads(query), key)
         weights = scores.add_(mask).softmax(dim=-1)
-        if self.is_watched:
+        if _has_hook(self._tap):
             weights = self._tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
+
+
+def _has_hook(tap: nn.Module) -> bool:
+    return len(tap._forward_hooks) > 0
 
 
 def _dot_products(

@@ -392,7 +392,7 @@ def native_loss(
             "grad_weight": tensor_pointer(grad_weight),
         },
     )
-    packed = _packed(loss, weight)
+    packed = _packed_weight(loss, weight)
     _set_packed(loss, packed)
     rows = max(max_logits // len(weight), MIN_LOGIT_ROWS)
     parts = zip(
@@ -401,7 +401,7 @@ def native_loss(
         strict=True,
     )
     for part in parts:
-        _run(loss, *part)
+        _compute_part(loss, *part)
         loss.accumulates = 1
     return LossGradients(
         sums=losses.sum(dim=1),
@@ -416,7 +416,7 @@ def _in_panels(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows padded"
     return functional.pad(rows, (0, padding)) if padding else rows.contiguous()
 
 
-def _packed(
+def _packed_weight(
     loss: Any, weight: Float[Tensor, "vocab width"]
 ) -> Float[Tensor, " elements"]:
     """Return the weight packed for the forward and the backward pass."""
@@ -435,7 +435,7 @@ def _set_packed(loss: Any, elements: Float[Tensor, " elements"]) -> None:
     loss.packed_backward = tensor_pointer(backward, torch.bfloat16)
 
 
-def _run(
+def _compute_part(
     loss: Any,
     states: Float[Tensor, "part width"],
     target_out: Int[Tensor, " part"],

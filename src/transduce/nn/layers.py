@@ -184,23 +184,23 @@ class StackSettings:
 def has_layer_stack(
     x: Float[Tensor, "batch queries d_model"],
     memory: Memory | None,
-    layers: StackSettings,
+    settings: StackSettings,
 ) -> bool:
     """Whether the native stack exists for these inputs and is the fastest."""
-    attended = [] if layers.is_recurrent else [x]
+    attended = [] if settings.is_recurrent else [x]
     attended += [] if memory is None else [memory.states]
     return (
         all(each.dtype == torch.float32 for each in (x, *attended))
         and x.size(1) > 0
         and x.size(-1) % MASK_MULTIPLE == 0
-        and layers.d_ff % ROW_MULTIPLE == 0
-        and all(_has_attention(x, each, layers) for each in attended)
-        and (_fits_bf16(layers) if _is_autocast() else has_sgemm())
+        and settings.d_ff % ROW_MULTIPLE == 0
+        and all(_has_attention(x, each, settings) for each in attended)
+        and (_fits_bf16(settings) if _is_autocast() else has_sgemm())
     )
 
 
-def _has_attention(x: Tensor, attended: Tensor, layers: StackSettings) -> bool:
-    return has_native_attention(x, attended, layers.heads, layers.attention_dropout)
+def _has_attention(x: Tensor, attended: Tensor, settings: StackSettings) -> bool:
+    return has_native_attention(x, attended, settings.heads, settings.attention_dropout)
 
 
 def _is_autocast() -> bool:
@@ -208,9 +208,9 @@ def _is_autocast() -> bool:
     return torch.is_autocast_enabled("cpu")
 
 
-def _fits_bf16(layers: StackSettings) -> bool:
-    heads = layers.heads
-    widths = (layers.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
+def _fits_bf16(settings: StackSettings) -> bool:
+    heads = settings.heads
+    widths = (settings.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
     return (
         torch.get_autocast_dtype("cpu") == torch.bfloat16
         and all(width % PANEL_WIDTH == 0 for width in widths)
@@ -222,7 +222,7 @@ def layer_stack(
     x: Float[Tensor, "batch queries d_model"],
     mask: Bool[Tensor, "#batch 1 #queries queries"] | None,
     memory: Memory | None,
-    layers: StackSettings,
+    settings: StackSettings,
     weights: Sequence[Tensor],
 ) -> Float[Tensor, "batch queries d_model"]:
     """Return the output of the last layer for the input x.
@@ -236,7 +236,7 @@ def layer_stack(
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     has_backward = torch.is_grad_enabled()  # within the function it never is
     result: Tensor = _LayerStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, mask, states, memory_mask, layers, has_backward, *weights
+        x, mask, states, memory_mask, settings, has_backward, *weights
     )
     return result
 
@@ -251,14 +251,14 @@ class _LayerStack(torch.autograd.Function):
         mask: Tensor | None,
         memory: Tensor | None,
         memory_mask: Tensor | None,
-        layers: StackSettings,
+        settings: StackSettings,
         has_backward: bool,
         *weights: Tensor,
     ) -> Tensor:
         x, api = x.contiguous(), loaded_nn_api()
         memory = None if memory is None else memory.contiguous()
-        stack = _new_stack(x, memory, layers)
-        stack.kept_layers = layers.count if has_backward else 1
+        stack = _new_stack(x, memory, settings)
+        stack.kept_layers = settings.count if has_backward else 1
         stack.is_bf16 = _is_autocast()
         # The native function cannot check shapes.
         assert [each.shape for each in weights] == _shapes_of(stack)
@@ -304,7 +304,7 @@ class _LayerStack(torch.autograd.Function):
         return grad_x, None, grad_memory, None, None, None, *split_like(total, weights)
 
 
-def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
+def _new_stack(x: Tensor, memory: Tensor | None, settings: StackSettings) -> Any:
     """Return a `td_stack` with its sizes and rates."""
     batch, length, d_model = x.shape
     threads = torch.get_num_threads()
@@ -312,22 +312,22 @@ def _new_stack(x: Tensor, memory: Tensor | None, layers: StackSettings) -> Any:
     return ffi.new(
         "td_stack *",
         {
-            "layers": layers.count,
+            "layers": settings.count,
             "sentences": batch,
             "length": length,
             "d_model": d_model,
-            "d_ff": layers.d_ff,
-            "heads": layers.heads.count,
-            "d_k": layers.heads.d_k,
-            "d_v": layers.heads.d_v,
+            "d_ff": settings.d_ff,
+            "heads": settings.heads.count,
+            "d_k": settings.heads.d_k,
+            "d_v": settings.heads.d_v,
             "memory_length": 0 if memory is None else memory.size(1),
-            "is_recurrent": layers.is_recurrent,
+            "is_recurrent": settings.is_recurrent,
             "parts": threads if threads <= max_parts else 1,
-            "epsilon": layers.norm_epsilon,
-            "scale": layers.heads.scale,
-            "dropout": native_rate(layers.dropout),
-            "attention_dropout": native_rate(layers.attention_dropout),
-            "relu_dropout": native_rate(layers.relu_dropout),
+            "epsilon": settings.norm_epsilon,
+            "scale": settings.heads.scale,
+            "dropout": native_rate(settings.dropout),
+            "attention_dropout": native_rate(settings.attention_dropout),
+            "relu_dropout": native_rate(settings.relu_dropout),
             "num_threads": threads,
         },
     )
