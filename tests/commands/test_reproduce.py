@@ -238,13 +238,6 @@ class TestTable4:
                 ("--wsj-only", "g", "p", "--treebank", "T", "--split", "S"),
                 "g: the file cannot be read",
             ),
-            (
-                (
-                    *("--wsj-only", "g", "p", "g", "p"),
-                    *("--treebank", "T", "--split", "S"),
-                ),
-                "--wsj-only must have no value twice, but g p is given more than once",
-            ),
         ],
         ids=str,
     )

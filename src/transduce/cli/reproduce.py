@@ -618,8 +618,6 @@ def table4(
         raise ConfigError(
             "F1 is meaningless without its test set; name it by --treebank and --split."
         )
-    require_distinct("--wsj-only", wsj_only)
-    require_distinct("--semi-supervised", semi_supervised)
     require_new_folder(out, force=force, made_by="reproduce table4")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,

@@ -58,8 +58,10 @@ BEGUN_BY = "begun by"
 SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
 KEY_BYTES = 8
 """Size of the hash of a line, by which repeated lines are recognised."""
-MAX_RATIO, LARGEST_RATIO = 3.0, 1_000_000
-"""Default and largest ratio of the numbers of tokens of the two sides."""
+MAX_RATIO = 3.0
+"""Default of the largest ratio of the numbers of tokens of the two sides."""
+LARGEST_RATIO = 1_000_000
+"""Largest value of that setting."""
 RATIO_SLACK = 2
 """Tokens added to both sides before their ratio is taken: one word may well have three
 tokens in another language."""
