@@ -246,25 +246,9 @@ def test_padding_has_no_influence_on_gates_and_losses(config) -> None:
     torch.testing.assert_close(losses[0], losses[1])
 
 
-def test_the_auxiliary_loss_is_added_for_each_target_token(cpu: Hardware) -> None:
-    batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
-    found = []
-    for weight in (0.0, 0.5):
-        experts = replace(
-            TRANSFORMER.experts, importance_weight=weight, load_weight=weight
-        )
-        model = drawn(replace(TRANSFORMER, experts=experts))
-        torch.manual_seed(4)
-        found.append(BatchLoss(model, 0.0, cpu)(batch).smoothed)
-    torch.manual_seed(4)
-    model.decode(TARGET, model.encode(SOURCE))
-    num_tokens = (batch.target_out != PAD).sum()
-    expected = num_tokens * model.auxiliary_loss()
-    torch.testing.assert_close(found[1] - found[0], expected)
-
-
-def test_the_auxiliary_loss_of_two_passes_is_added_once_for_each_target_token(
-    cpu: Hardware,
+@pytest.mark.parametrize(("consistency", "num_passes"), [(0.0, 1), (3.0, 2)])
+def test_the_auxiliary_loss_is_added_for_each_target_token(
+    cpu: Hardware, consistency: float, num_passes: int
 ) -> None:
     batch = Batch(source=SOURCE, target_in=TARGET, target_out=TARGET.roll(-1, 1))
     found = []
@@ -274,10 +258,13 @@ def test_the_auxiliary_loss_of_two_passes_is_added_once_for_each_target_token(
         )
         model = drawn(replace(TRANSFORMER, experts=experts))
         torch.manual_seed(4)
-        found.append(BatchLoss(model, 0.0, cpu, consistency=3.0)(batch).smoothed)
+        loss = BatchLoss(model, 0.0, cpu, consistency=consistency)(batch)
+        found.append(loss.smoothed)
     torch.manual_seed(4)
-    model.decode(TARGET.repeat(2, 1), model.encode(SOURCE.repeat(2, 1)))
-    expected = (batch.target_out != PAD).sum() * model.auxiliary_loss()
+    memory = model.encode(SOURCE.repeat(num_passes, 1))
+    model.decode(TARGET.repeat(num_passes, 1), memory)
+    num_tokens = (batch.target_out != PAD).sum()
+    expected = num_tokens * model.auxiliary_loss()
     torch.testing.assert_close(found[1] - found[0], expected)
 
 
