@@ -63,9 +63,9 @@ def smoothed_cross_entropy(
     tokens. Matrices are multiplied in `dtype`; sums have the precision of the weight.
 
     With `consistency` alpha, where gradients are computed, the two halves of the rows
-    are two passes over the same tokens (R-Drop; Liang et al., 2021): the losses are
-    their mean, and the smoothed one has alpha/4 times the divergences D(p, q) + D(q, p)
-    of the two distributions of each token besides.
+    are two passes over the same tokens (R-Drop; Liang et al., 2021). Both losses are
+    means of the passes, and the smoothed one includes alpha/4 times D(p, q) + D(q, p),
+    the divergences between the two distributions p and q of each token.
     """
     if torch.is_grad_enabled():
         smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own

@@ -104,6 +104,7 @@ class BatchLoss(nn.Module):
         return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
 
     def _trained_loss(self, batch: Batch) -> Loss:
+        """Return the losses of a batch in training, but for those of mixtures."""
         # Unlike the paper: two passes over a batch, which differ by their dropout, can
         # be trained to predict the same (Liang et al., 2021). Off by default:
         # `training.consistency`.
