@@ -125,7 +125,7 @@ def test_words_that_are_not_the_references_are_marked() -> None:
         ((), "There must be at least two systems to compare, but is 0;"),
         (("last", "last"), "last: a system must be given once, but is given twice."),
         (("last", "short"), "short: must have as many lines as reference, 40, but has"),
-        (("last", "empty"), "empty: must have at least one line, but is empty."),
+        (("last", "empty"), "empty: must have as many lines as reference, 40, but has"),
         (("last", "none"), "none: the file cannot be read (No such file or directory)"),
         (("last", "."), ".: the file cannot be read (Is a directory)"),
         (("last", "latin"), "latin:1: a line must be valid UTF-8"),
@@ -180,13 +180,14 @@ def test_a_mistake_ends_with_one_sentence(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_an_empty_reference_is_refused(
-    refuses: Callable[..., str], tmp_path: Path
+@pytest.mark.parametrize("content", ["", "\n", " \n\t\n"], ids=repr)
+def test_a_blank_reference_is_refused(
+    refuses: Callable[..., str], tmp_path: Path, content: str
 ) -> None:
-    (tmp_path / "empty").touch()
-    path = tmp_path / "empty"
+    path = tmp_path / "blank"
+    path.write_text(content)
     refusal = refuses("compare", "--reference", path, path, path)
-    assert refusal == f"{path}: must have at least one line, but is empty."
+    assert refusal == f"{path}: at least one line must have text, but none has."
 
 
 def test_a_source_of_other_length_is_refused(

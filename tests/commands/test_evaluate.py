@@ -127,7 +127,30 @@ def test_an_empty_corpus_has_no_score(
     (tmp_path / "empty").touch()
     files = ("--hypothesis", tmp_path / "empty", "--reference", tmp_path / "empty")
     message = refuses("evaluate", *files)
-    assert message.endswith("empty: must have at least one line, but is empty.")
+    assert message.endswith("empty: at least one line must have text, but none has.")
+
+
+@pytest.mark.parametrize("blank", ["source", "reference"])
+def test_a_text_of_blank_lines_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, blank: str
+) -> None:
+    texts = {"source": "a dog\n\n", "reference": "ein Hund\n\n", blank: " \n\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    files = [option for name in texts for option in (f"--{name}", tmp_path / name)]
+    message = refuses("evaluate", model, *files)
+    path = tmp_path / blank
+    assert message == f"{path}: at least one line must have text, but none has."
+
+
+def test_translations_that_are_all_blank_have_a_score_of_zero(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "blank").write_text("\n\n")
+    (tmp_path / "reference").write_text("ein Hund\neine Katze\n")
+    files = ("--hypothesis", tmp_path / "blank", "--reference", tmp_path / "reference")
+    bleu, *_ = json.loads(succeeds("evaluate", *files, "--json"))
+    assert bleu["score"] == 0
 
 
 SENTENCES = {

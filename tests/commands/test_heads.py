@@ -80,7 +80,7 @@ def test_a_corpus_for_another_task_is_refused(
         (("--source", "no", "--target", "no"), "no: the file cannot be read"),
         (
             ("--source", "empty", "--target", "empty"),
-            "empty: must have at least one line, but is empty.",
+            "empty: at least one line must have text, but none has.",
         ),
         (("--out", "."), ".: the output folder must be new or empty, but is not"),
     ],

@@ -112,16 +112,17 @@ def test_a_run_without_its_log_is_refused(
     )
 
 
-def test_an_empty_test_text_is_refused(
-    refuses: Callable[..., str], run: Path, tmp_path: Path
+@pytest.mark.parametrize("content", ["", " \n\n"], ids=repr)
+def test_a_blank_test_text_is_refused(
+    refuses: Callable[..., str], run: Path, tmp_path: Path, content: str
 ) -> None:
-    empty = tmp_path / "empty"
-    empty.touch()
+    blank = tmp_path / "blank"
+    blank.write_text(content)
     refusal = refuses(
-        *("reproduce", "table2", run, "--source", empty, "--reference", empty),
+        *("reproduce", "table2", run, "--source", blank, "--reference", blank),
         *("--out", tmp_path / "t"),
     )
-    assert refusal == f"{empty}: must have at least one line, but is empty."
+    assert refusal == f"{blank}: at least one line must have text, but none has."
 
 
 def test_a_folder_that_holds_something_is_left_alone(

@@ -79,6 +79,52 @@ def test_options_are_checked_before_training(
 
 
 @pytest.mark.parametrize(
+    ("source", "reference", "message"),
+    [
+        ("a dog\n", "ein Hund\neine Katze\n", "must have equally many lines"),
+        ("\n", "ein Hund\n", "source.en: at least one line must have text, but none"),
+        ("a dog\n", " \n", "reference.de: at least one line must have text, but none"),
+        (None, "ein Hund\n", "source.en: the file cannot be read"),
+    ],
+    ids=["unequal", "blank source", "blank reference", "missing"],
+)
+def test_faults_of_test_texts_are_found_before_training(
+    tmp_path: Path,
+    files: Options,
+    refuses: Callable[..., str],
+    source: str | None,
+    reference: str,
+    message: str,
+) -> None:
+    paths = (tmp_path / "source.en", tmp_path / "reference.de")
+    for path, text in zip(paths, (source, reference), strict=True):
+        if text is not None:
+            path.write_text(text)
+    out = tmp_path / "trained"
+    command = ("reproduce", "table2", "--train", "--out", out, *files)
+    assert message in refuses(*command[:-3], "--test", *paths)
+    assert not out.exists()
+
+
+def test_test_texts_of_the_same_name_are_refused(
+    tmp_path: Path, files: Options, refuses: Callable[..., str]
+) -> None:
+    tests: list[Path] = []
+    for year in ("2016", "2017"):
+        (tmp_path / year).mkdir()
+        for side in ("en", "de"):
+            tests.append(tmp_path / year / f"test.{side}")
+            tests[-1].write_text(f"{year}\n")
+    out = tmp_path / "trained"
+    command = ("reproduce", "table2", "--train", "--out", out, *files)
+    refusal = refuses(*command[:-3], "--test", *tests)
+    assert refusal == (
+        "Test texts must have different names, but two are named test; rename the "
+        "files of one."
+    )
+
+
+@pytest.mark.parametrize(
     ("option", "value"),
     [("--steps", 5), ("--seeds", 2), ("--scale", 0.5), ("--set", "training.steps=9")],
 )

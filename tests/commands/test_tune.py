@@ -173,6 +173,19 @@ def test_a_mistake_is_reported_before_any_search(
     assert message in refuses("tune", folder, *given, *options)
 
 
+@pytest.mark.parametrize("blank", ["source", "target"])
+def test_a_blank_dev_text_is_refused(
+    refuses: Callable[..., str], folder: Path, tmp_path: Path, blank: str
+) -> None:
+    texts = {"source": "a dog\n", "target": "ein Hund\n", blank: "\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    dev = ("--dev-source", tmp_path / "source", "--dev-target", tmp_path / "target")
+    message = refuses("tune", folder, *dev)
+    path = tmp_path / blank
+    assert message == f"{path}: at least one line must have text, but none has."
+
+
 def test_a_parser_is_not_tuned_on_text(
     refuses: Callable[..., str], parsing_model: Path, dev: tuple[object, ...]
 ) -> None:

@@ -44,7 +44,7 @@ from transduce.report.report import (
     columns,
     show,
 )
-from transduce.text.corpus import read_text
+from transduce.text.corpus import read_text, require_text
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 
 EXAMPLE_COLUMNS = (
@@ -112,7 +112,8 @@ def compare(
         raise ConfigError(f"--examples must be at least 0, but is {examples}.")
     language = LanguagesConfig(target=target_language).target or guess(reference)
     require_new(html, force=force, others=(*systems, reference, source, train))
-    references = _lines(reference)
+    references = list(read_text([reference]))
+    require_text(reference, references)
     tokenization = choose_tokenization(tokenize, language, references)
     with error_console().status("Comparing..."):
         comparison = compare_systems(
@@ -146,18 +147,12 @@ def _read_systems(
 
 
 def _aligned(path: Path, reference: Path, num_lines: int) -> list[str]:
-    lines = _lines(path)
+    lines = list(read_text([path]))
     if len(lines) != num_lines:
         raise DataError(
             f"{path}: must have as many lines as {reference}, {num_lines:,}, but has "
             f"{len(lines):,}."
         )
-    return lines
-
-
-def _lines(path: Path) -> list[str]:
-    if not (lines := list(read_text([path]))):
-        raise DataError(f"{path}: must have at least one line, but is empty.")
     return lines
 
 

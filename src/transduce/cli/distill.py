@@ -17,6 +17,7 @@ from transduce.cli.back_translate import (
 from transduce.cli.options import Assignments, refuse_trees, require_both, run_config
 from transduce.cli.terminal import Files, Force, table_console
 from transduce.cli.train import TrainingDisplay
+from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware
@@ -31,7 +32,6 @@ from transduce.experiments.distillation import (
 )
 from transduce.experiments.distillation_report import (
     NAME,
-    EvaluationText,
     as_report,
 )
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures

@@ -17,7 +17,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, DataError, neither_or_both
+from transduce.errors import ConfigError, neither_or_both
 from transduce.metrics.scores import (
     BleuScore,
     ChrfScore,
@@ -29,7 +29,7 @@ from transduce.metrics.scores import (
     paper_bleu,
     tokenized_bleu,
 )
-from transduce.text.corpus import SentencePair, read_pairs
+from transduce.text.corpus import SentencePair, read_pairs, require_text
 from transduce.text.languages import (
     LanguagesConfig,
     base,
@@ -160,8 +160,9 @@ def _read_pairs(
     given = hypothesis or source
     name = "hypothesis" if hypothesis else "source"
     pairs = list(read_pairs(given, reference, (name, "reference")))
-    if not pairs:
-        raise DataError(f"{given[0]}: must have at least one line, but is empty.")
+    if source:
+        require_text(source[0], (pair.source for pair in pairs))
+    require_text(reference[0], (pair.target for pair in pairs))
     return pairs
 
 

@@ -23,10 +23,10 @@ from transduce.cli.terminal import (
 )
 from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError
 from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
-from transduce.text.corpus import SentencePair, read_pairs
+from transduce.text.corpus import SentencePair, read_pairs, require_text
 from transduce.trees.trees import Tree, normalized
 
 MAX_SENTENCES = 1_000_000
@@ -88,11 +88,10 @@ def heads(
         else:
             _refuse(trees, "translates", "--source and --target")
             corpus = list(islice(read_pairs(source, target), sentences))
-            if source and not corpus:
-                raise DataError(
-                    f"{source[0]}: must have at least one line, but is empty."
-                )
-            if not source:
+            if source:
+                require_text(source[0], (pair.source for pair in corpus))
+                require_text(target[0], (pair.target for pair in corpus))
+            else:
                 spoken = grammar_sentences(sentences, translator.target_language)
                 corpus = [
                     SentencePair(source=s.source, target=s.target) for s in spoken

@@ -28,7 +28,11 @@ from transduce.cli.terminal import (
     finish_report,
     require_new_folder,
 )
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import (
+    CorpusFiles,
+    EvaluationText,
+    require_different_names,
+)
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError, neither_or_both
@@ -61,7 +65,6 @@ from transduce.experiments.table2_training import EXPERIMENT as TABLE2_RECORD
 from transduce.experiments.table2_training import (
     EnsembleRun,
     Match,
-    ReferenceText,
     SystemExperiment,
     ensembles_of,
     is_small_corpus,
@@ -87,7 +90,7 @@ from transduce.machine import Precision, WaitingMeter, keep_freed_memory
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
 from transduce.settings import require_between
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import LanguagesConfig, guess_all
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
@@ -291,8 +294,9 @@ def table2(
     language_of_runs = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, made_by="reproduce table2")
     pairs = list(read_pairs(source, reference, ("source", "reference")))
-    if runs and not pairs:
-        raise DataError(f"{source[0]}: must have at least one line, but is empty.")
+    if runs:
+        require_text(source[0], (pair.source for pair in pairs))
+        require_text(reference[0], (pair.target for pair in pairs))
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
@@ -412,12 +416,13 @@ def _train_table2(
     width = preset("base").model.d_model
     hardware = choose_hardware(options.device, options.precision, width=width)
     slots = make_slots(options.device, options.parallel)
-    for path in (path for pair in test for path in pair):
-        if not path.is_file():
-            raise DataError(f"{path}: a test text must be a file, but there is none.")
+    tests = [EvaluationText.of(*pair) for pair in test]
+    require_different_names(tests)
+    for text in tests:  # find faults before any work
+        text.read_through()
     refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
     with locked(out) as lock:
-        files, tests = fetched(corpus, out / CORPUS), list(test)
+        files = fetched(corpus, out / CORPUS)
         if isinstance(corpus, NamedCorpus) and not tests:
             tests = fetched_tests(corpus, out / CORPUS)
         if not tests:
@@ -433,10 +438,7 @@ def _train_table2(
             experiment.folder,
             configs,
             options.seeds,
-            [
-                ReferenceText(source=source, reference=reference)
-                for source, reference in tests
-            ],
+            tests,
         )
         experiment.begin(runs)
         paths = path_lengths(configs)  # before the runs, so that a fault costs little
@@ -810,13 +812,13 @@ def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
     )
 
 
-def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[tuple[Path, Path]]:
-    """Return the files of a named corpus's test texts, source and target."""
+def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[EvaluationText]:
+    """Return the test texts of a named corpus."""
     with DataDisplay() as display:
         assembled = assemble(corpus, folder, display)
     source, target, *_ = corpus.languages
     return [
-        (assembled.path(split, source), assembled.path(split, target))
+        EvaluationText.of(assembled.path(split, source), assembled.path(split, target))
         for split in corpus.tests
     ]
 

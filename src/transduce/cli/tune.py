@@ -26,7 +26,7 @@ from transduce.metrics.scores import Tokenize, choose_tokenization
 from transduce.model_folder import find_model, write_search
 from transduce.report.report import Report, Section, Table, columns, show
 from transduce.search_config import SearchConfig
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import guess_all, require_language_of_files
 
 BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
@@ -149,18 +149,15 @@ def _of_text(
     if not translator.target_languages:
         require_language_of_files(model, "target", translator.target_language, files[1])
     pairs = list(read_pairs(*files))
-    if not pairs:
-        raise ConfigError(
-            f"{files[0][0]}: the development set must have at least one line, but is "
-            "empty."
-        )
+    sources = [pair.source for pair in pairs]
     references = [pair.target for pair in pairs]
+    require_text(files[0][0], sources)
+    require_text(files[1][0], references)
     language = translator.target_language or guess_all(files[1])
     if translator.target_languages:
         language = guess_all(files[1]) or language
         translator = translator if language is None else translator.into(language)
     tokenization = choose_tokenization(tokenize, language, references)
-    sources = [pair.source for pair in pairs]
     return tune_translation(
         translator, sources, references, tokenization, grid, searching
     )

@@ -25,7 +25,12 @@ from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.scores import Tokenize
 from transduce.settings import require_one_of
-from transduce.text.corpus import SentencePair, aligned_lines
+from transduce.text.corpus import (
+    SentencePair,
+    aligned_lines,
+    read_text,
+    require_text,
+)
 from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import language_tag
@@ -286,6 +291,44 @@ def read_corpora(
 def num_characters(pair: SentencePair) -> int:
     """Return the number of characters of both sides, with a line end."""
     return len(pair.source) + len(pair.target) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationText:
+    """A text with its true translations, on which models are compared."""
+
+    name: str
+    source: Path
+    reference: Path
+
+    @classmethod
+    def of(cls, source: Path, reference: Path) -> "EvaluationText":
+        """Return a text named after its source file, without its language."""
+        name = source.name.removesuffix(".gz")
+        return cls(
+            name=name.rpartition(".")[0] or name, source=source, reference=reference
+        )
+
+    def read_through(self) -> str:
+        """Read the text once, before any work, and return its digest.
+
+        Raises `DataError` for an error, or if a side has no text.
+        """
+        digest = read_through([self.source], [self.reference]).digest
+        for path in (self.source, self.reference):
+            require_text(path, read_text([path]))
+        return digest
+
+
+def require_different_names(texts: Sequence[EvaluationText]) -> None:
+    """Raise `ConfigError` if two texts have the same name."""
+    names = [text.name for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"Test texts must have different names, but two are named {name}; "
+                "rename the files of one."
+            )
 
 
 MIN_HELD_OUT, MAX_HELD_OUT = 200, 2_000

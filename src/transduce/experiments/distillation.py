@@ -18,23 +18,24 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from transduce.data.corpus_files import (
     CorpusFiles,
+    EvaluationText,
     Files,
     hold_out_pairs,
     paths_of,
     read_through,
+    require_different_names,
 )
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError
 from transduce.experiments.contradictions import resolved
 from transduce.experiments.distillation_report import (
     STUDENT,
     TEACHER,
     ComparedSystem,
     DistillationReport,
-    EvaluationText,
     measure_models,
     write_report,
 )
@@ -64,7 +65,7 @@ from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
 from transduce.settings import require_between
-from transduce.text.corpus import read_text
+from transduce.text.corpus import read_text, require_text
 from transduce.text.languages import (
     LanguagesConfig,
     guess_all,
@@ -136,13 +137,7 @@ class DistillationPlan:
                 "The student learns what the teacher translates, so that `corpora` "
                 "have no effect; leave them out."
             )
-        names = [test.name for test in self.tests]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(
-                    f"Test texts must have different names, but two are named {name}; "
-                    "rename the files of one."
-                )
+        require_different_names(self.tests)
 
     @property
     def holds_out(self) -> bool:
@@ -315,12 +310,6 @@ class _Silent:
     def measuring(self, what: str) -> None: ...
 
 
-def _require_text(paths: Sequence[Path]) -> None:
-    """Raise `DataError` if all lines of a text are blank."""
-    if not any(line.strip() for line in read_text(paths)):
-        raise DataError(f"{paths[0]}: at least one line must have text, but none has.")
-
-
 def distill_in(
     out: Path,
     plan: DistillationPlan,
@@ -336,11 +325,10 @@ def distill_in(
     the exceptions of `distill`.
     """
     for test in plan.tests:
-        read_through([test.source], [test.reference])
-        _require_text([test.source])
+        test.read_through()
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
-        _require_text(plan.dev_source)
+        require_text(plan.dev_source[0], read_text(plan.dev_source))
     translator = teacher()
     try:
         return _distill(

@@ -11,6 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from transduce.architectures.config import num_parameters
+from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
@@ -40,23 +41,6 @@ ROUNDS = 3
 """Number of turns of each model."""
 TEACHER, STUDENT = "teacher", "student"
 MEGABYTE = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationText:
-    """A text with its true translations, on which models are compared."""
-
-    name: str
-    source: Path
-    reference: Path
-
-    @classmethod
-    def of(cls, source: Path, reference: Path) -> "EvaluationText":
-        """Return a text named after its source file, without its language."""
-        name = source.name.removesuffix(".gz")
-        return cls(
-            name=name.rpartition(".")[0] or name, source=source, reference=reference
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from transduce.architectures.config import (
 )
 from transduce.checkpoint import build, outline
 from transduce.data.batches import open_dataset
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.prepared_corpus import DEV, DEV_TARGET
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
@@ -257,26 +257,13 @@ def training_flops(config: RunConfig) -> float:
     return flops * config.batching.target_tokens / length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceText:
-    """A test text, with its references."""
-
-    source: Path
-    reference: Path
-
-    @property
-    def name(self) -> str:
-        """Name of the source file, without its language."""
-        return self.source.name.removesuffix(".gz").rpartition(".")[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class SystemRun(PresetRun):
     """Training of a system with one seed, and its translations of the test texts."""
 
-    tests: tuple[ReferenceText, ...]
+    tests: tuple[EvaluationText, ...]
 
-    def translations(self, test: ReferenceText) -> Path:
+    def translations(self, test: EvaluationText) -> Path:
         """Translations of a test text."""
         return self.path / f"translations-{test.name}.txt"
 
@@ -296,7 +283,7 @@ class EnsembleRun:
     """Translations of the test texts by all runs of a system together."""
 
     members: tuple[SystemRun, ...]
-    tests: tuple[ReferenceText, ...]
+    tests: tuple[EvaluationText, ...]
 
     @property
     def row(self) -> str:
@@ -314,7 +301,7 @@ class EnsembleRun:
         """Output of the processes."""
         return self.members[0].folder / LOGS / f"{self.name}.log"
 
-    def translations(self, test: ReferenceText) -> Path:
+    def translations(self, test: EvaluationText) -> Path:
         """Translations of a test text."""
         return self.members[0].folder / RUNS / f"{self.name}-{test.name}.txt"
 
@@ -349,7 +336,10 @@ class SystemExperiment:
     precision: Precision = "fp32"
 
     def begin(self, runs: Sequence[SystemRun]) -> None:
-        """Record the settings; `ConfigError` if the folder has other ones."""
+        """Record the settings; `ConfigError` if the folder has other ones.
+
+        Raises `DataError` if a test text cannot be read, or has no text.
+        """
         record: dict[str, Any] = {
             "format": EXPERIMENT_FORMAT,
             "files": self.files.absolute_names(),
@@ -362,12 +352,14 @@ class SystemExperiment:
                 }
                 for run in runs
             },
+            "tests": {test.name: test.read_through() for test in runs[0].tests},
         }
         path = self.folder / EXPERIMENT
         if path.is_file():
             known = read_json(path)
             _require_same(self.folder, known, record)
-            record["systems"] = {**known["systems"], **record["systems"]}
+            for name in ("systems", "tests"):
+                record[name] = {**known.get(name, {}), **record[name]}
         write_record(path, record)
 
     @property
@@ -409,7 +401,8 @@ def _require_same(
             f"{recorded.get('format')}; the experiment was started by another version "
             "of transduce."
         )
-    if not isinstance(recorded.get("systems"), dict):
+    parts = recorded.get("systems"), recorded.get("tests", {})
+    if not all(isinstance(part, dict) for part in parts):
         raise ConfigError(
             f"{path}: the record of the experiment is damaged; restore the file, or "
             "choose another folder."
@@ -421,6 +414,24 @@ def _require_same(
                 f"{recorded.get(name)}, but {requested[name]} is requested; give the "
                 "same, or choose another folder."
             )
+    _require_same_tests(folder, recorded, requested)
+    _require_same_systems(folder, recorded, requested)
+
+
+def _require_same_tests(
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
+    for test, digest in requested["tests"].items():
+        if recorded.get("tests", {}).get(test, digest) != digest:
+            raise ConfigError(
+                f"{folder}: the test text {test} has changed since it was translated "
+                "here; restore its files, or give the other text another name."
+            )
+
+
+def _require_same_systems(
+    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> None:
     for system, new in requested["systems"].items():
         known = recorded["systems"].get(system, new)
         for name, value in new.items():
@@ -647,7 +658,7 @@ def system_runs(
     folder: Path,
     configs: Mapping[str, tuple[str, RunConfig]],
     seeds: Sequence[int],
-    tests: Sequence[ReferenceText],
+    tests: Sequence[EvaluationText],
 ) -> list[SystemRun]:
     """Runs of all systems, ordered by seed, so that a first table is done early."""
     return [

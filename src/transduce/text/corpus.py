@@ -113,6 +113,12 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
             yield line.text()
 
 
+def require_text(path: Path, lines: Iterable[str]) -> None:
+    """Raise `DataError` if all lines of a file are blank."""
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{path}: at least one line must have text, but none has.")
+
+
 def require_one_standard_input(paths: Sequence[Path]) -> None:
     """Raise `DataError` if several files to read are standard input."""
     if paths.count(STANDARD_INPUT) > 1:

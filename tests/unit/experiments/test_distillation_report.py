@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.data.corpus_files import EvaluationText
 from transduce.experiments.distillation_report import (
     ComparedSystem,
     DistillationReport,
-    EvaluationText,
     ModelFigures,
     TextScore,
     as_report,

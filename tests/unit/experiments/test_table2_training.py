@@ -13,7 +13,7 @@ from transduce.analysis.cost import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.checkpoint import build
 from transduce.data.batches import EncodedPair, write_dataset
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
@@ -22,7 +22,6 @@ from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
     SYSTEMS,
-    ReferenceText,
     SystemExperiment,
     SystemRun,
     ensembles_of,
@@ -149,15 +148,15 @@ def test_small_presets_are_for_small_corpora(
 
 
 @pytest.fixture
-def tests(tmp_path: Path) -> tuple[ReferenceText, ...]:
+def tests(tmp_path: Path) -> tuple[EvaluationText, ...]:
     (tmp_path / "test.en").write_text("\n".join(REFERENCES) + "\n")
     (tmp_path / "test.de").write_text("\n".join(REFERENCES) + "\n")
-    text = ReferenceText(source=tmp_path / "test.en", reference=tmp_path / "test.de")
+    text = EvaluationText.of(tmp_path / "test.en", tmp_path / "test.de")
     return (text,)
 
 
 @pytest.fixture
-def runs(tmp_path: Path, tests: tuple[ReferenceText, ...]) -> list[SystemRun]:
+def runs(tmp_path: Path, tests: tuple[EvaluationText, ...]) -> list[SystemRun]:
     configs = {
         key: system_config(key, is_small=True, steps=110) for key in ("gnmt", "base")
     }
@@ -240,7 +239,7 @@ def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> No
 
 
 def test_a_vocabulary_of_words_has_no_bits_per_character(
-    tmp_path: Path, tests: tuple[ReferenceText, ...], table: TrainedTable2
+    tmp_path: Path, tests: tuple[EvaluationText, ...], table: TrainedTable2
 ) -> None:
     config = system_config("deep-att", is_small=True)
     [run] = system_runs(tmp_path / "words", {"deep-att": config}, [1], tests)
@@ -327,8 +326,23 @@ def test_another_experiment_in_its_folder_is_refused(
         replace(experiment, files=replace(files, target=(tmp_path / "c",))).begin(runs)
 
 
+def test_a_test_text_that_changes_is_refused(
+    runs: list[SystemRun], tmp_path: Path, tests: tuple[EvaluationText, ...]
+) -> None:
+    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
+    experiment = SystemExperiment(folder=tmp_path / "out", files=files)
+    experiment.begin(runs)
+    other = EvaluationText(
+        name="other", source=tests[0].source, reference=tests[0].reference
+    )
+    experiment.begin([replace(runs[0], tests=(other,))])  # one more
+    tests[0].reference.write_text("\n".join(GOOD) + "\n")
+    with pytest.raises(ConfigError, match="the test text test has changed since"):
+        experiment.begin(runs)
+
+
 def test_commands_train_then_translate(
-    runs: list[SystemRun], tmp_path: Path, tests: tuple[ReferenceText, ...]
+    runs: list[SystemRun], tmp_path: Path, tests: tuple[EvaluationText, ...]
 ) -> None:
     files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
     experiment = SystemExperiment(folder=tmp_path / "out", files=files, device="cpu")
