@@ -12,6 +12,7 @@ from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_decoder import NativeModel, PackedLinear
+from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.search import (
     Decoding,
     Hypothesis,
@@ -20,7 +21,6 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import find_by_torch
-from transduce.decoding.translations import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string

@@ -12,6 +12,7 @@ from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
 from transduce.data.tensors import pad_rows
+from transduce.decoding.processes import score_pairs
 from transduce.decoding.search import (
     draw,
     log_likelihoods,
@@ -23,7 +24,6 @@ from transduce.decoding.torch_model import (
     log_mean_by_torch,
     score_targets,
 )
-from transduce.decoding.translations import score_pairs
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig

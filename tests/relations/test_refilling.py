@@ -21,10 +21,11 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import translations
+from transduce.decoding import processes
+from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.translations import SearchTask, in_order, search_in_batches
+from transduce.decoding.translations import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -261,7 +262,7 @@ def test_translations_do_not_depend_on_the_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(translations, "REFILL_SHARE", share)
+    monkeypatch.setattr(processes, "REFILL_SHARE", share)
     own.batch_positions = 100
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):

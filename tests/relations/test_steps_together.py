@@ -20,8 +20,8 @@ from transduce.decoding.native_decoder import (
     NativeModel,
     NativeSearch,
 )
+from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.translations import SearchTask, search_in_batches
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api

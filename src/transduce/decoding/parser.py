@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from transduce.decoding.native_decoder import start_search
+from transduce.decoding.processes import SearchResult, SearchTask, StepRows
 from transduce.decoding.search import (
     Coverage,
     CoverageDecoder,
@@ -29,14 +30,7 @@ from transduce.decoding.search import (
     JoinableDecoder,
     require_numbers,
 )
-from transduce.decoding.translations import (
-    Pace,
-    SearchResult,
-    SearchTask,
-    StepRows,
-    in_order,
-    require_lists,
-)
+from transduce.decoding.translations import Pace, in_order, require_lists
 from transduce.errors import counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS

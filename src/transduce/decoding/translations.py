@@ -1,44 +1,34 @@
 """Translations: from lines of text to parts that a model reads, and back to lines.
 
-Lines are read ahead in windows. The parts of a window are sorted by length, so that a
-batch holds similar ones, and a batch takes new parts as others finish. Several
-processes share the parts of a window.
+Lines are read ahead in windows, whose parts are searched for together.
 
 A model whose vocabulary is of words generates <unk> for all others. Each is replaced
 after the search (Luong et al., 2015) by the dictionary's translation of the source word
 that the decoder attends to most there, or by this source word itself.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from itertools import (
-    accumulate,
     chain,
     islice,
-    pairwise,
     repeat,
     takewhile,
     zip_longest,
 )
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
 from transduce.decoding.search import (
-    Decoding,
-    DecodingModel,
     Hypothesis,
-    Sentence,
     require_numbers,
 )
 from transduce.errors import RequestError, shortened
-from transduce.metrics.scores import TargetScore
 from transduce.text.alignment import WordDictionary
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
@@ -358,8 +348,6 @@ def _join_texts(parts: Sequence[Part], translations: Sequence[Translation]) -> s
 
 Line = TypeVar("Line")
 Result = TypeVar("Result")
-Searcher = TypeVar("Searcher")
-Input = TypeVar("Input")
 
 WINDOW_LINES = 2_048
 """Lines read ahead and sorted by length."""
@@ -462,245 +450,6 @@ def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:
         while number in early:
             yield early.pop(number)
             number += 1
-
-
-MIN_SHARE = 8
-"""Sentences below which another process does not pay."""
-LATE_FRACTION = 0.2
-"""Part of a large task that waits for the processes that are done first."""
-MAX_LATE_SHARES = 4
-"""Largest number of shares, for each process, into which that part is cut."""
-
-
-class StepRows(NamedTuple):
-    """Cost of a decoding step, in rows of its matrix products."""
-
-    per_sentence: int
-    """One row for each hypothesis."""
-    overhead: int
-    """Fixed cost of a step: to read the weights, and to call it."""
-
-    def cost(self, steps: int, *, is_first: bool) -> int:
-        """Return the cost of a sentence; the first, the longest, bears the overhead."""
-        return steps * (self.per_sentence + self.overhead * is_first)
-
-
-SearchResult = tuple[int, list[Hypothesis]]
-"""Number of a sentence, and its hypotheses, best first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTask(Generic[Searcher, Input]):
-    """Sentences to search for, and how."""
-
-    sentences: Sequence[Input]
-    lengths: Sequence[int]
-    """Source tokens of each sentence, the end token included."""
-    capacity: int
-    """Source positions of a batch, padding included; a longer sentence is alone."""
-    start: Callable[[Searcher, list[Input]], Decoding]
-    """Function that encodes sentences and starts their search.
-
-    A function of a module, or a partial one: it is sent to other processes, which have
-    a searcher of their own.
-    """
-    step_rows: StepRows = StepRows(1, 0)
-    min_steps: int = 0
-    """Minimum number of steps of a sentence, whose estimate is otherwise the length of
-    its source."""
-
-    def subset(self, numbers: Sequence[int]) -> "SearchTask[Searcher, Input]":
-        """Return the same task for some of the sentences."""
-        return replace(
-            self,
-            sentences=[self.sentences[i] for i in numbers],
-            lengths=[self.lengths[i] for i in numbers],
-        )
-
-    def shares(self, num_processes: int) -> list[list[int]]:
-        """Return sentences' numbers in shares, to begin one after the other.
-
-        The first ones, at most one for each process, have about equal cost. A large
-        task has further, small shares of short sentences: processes that are done first
-        take them over, so that a process whose core is busy with another program holds
-        nobody up.
-        """
-        number = max(min(num_processes, len(self.sentences) // MIN_SHARE), 1)
-        if number == 1:
-            return [list(range(len(self.sentences)))]
-        steps = [max(length, self.min_steps, 1) for length in self.lengths]
-        if sum(self.lengths) <= self.capacity * number:
-            shares = similar_shares(steps, self.step_rows, number)
-            if all(map(self._is_one_batch, shares)):
-                return shares
-        late = self._late_shares(number)
-        taken = set(chain.from_iterable(late))
-        first = [i for i in range(len(steps)) if i not in taken]
-        shares = mixed_shares([steps[i] for i in first], self.step_rows, number)
-        return [*([first[i] for i in share] for share in shares if share), *late]
-
-    def _late_shares(self, number: int) -> list[list[int]]:
-        """Return shares of the shortest sentences, each of at least about a batch."""
-        max_tokens = LATE_FRACTION * sum(self.lengths)
-        count = min(int(max_tokens / self.capacity), MAX_LATE_SHARES * number)
-        order = _longest_first(self.lengths)
-        sizes = accumulate(self.lengths[i] for i in reversed(order))
-        late = order[len(order) - sum(size <= max_tokens for size in sizes) :]
-        bounds = [len(late) * k // max(count, 1) for k in range(count + 1)]
-        return [late[a:b] for a, b in pairwise(bounds) if a < b]
-
-    def _is_one_batch(self, numbers: Sequence[int]) -> bool:
-        return len(numbers) * max(self.lengths[i] for i in numbers) <= self.capacity
-
-
-def mixed_shares(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
-    """Return shares of long and short sentences, from the steps of each.
-
-    This suits many sentences: the shares stay balanced if all long sentences take
-    longer than estimated. Each next longest sentence goes to the cheapest share.
-    """
-    shares: list[list[int]] = [[] for _ in range(number)]
-    costs = [(0, i) for i in range(number)]
-    for sentence in _longest_first(steps):
-        cost, i = heappop(costs)
-        shares[i].append(sentence)
-        cost += rows.cost(steps[sentence], is_first=len(shares[i]) == 1)
-        heappush(costs, (cost, i))
-    return shares
-
-
-def similar_shares(
-    steps: Sequence[int], rows: StepRows, number: int
-) -> list[list[int]]:
-    """Return shares of sentences of similar length, from the steps of each.
-
-    This suits shares of one batch each: a batch takes as many steps as its longest
-    sentence, so only one share takes as many as the longest of all. The costliest share
-    costs as little as possible.
-    """
-    order = _longest_first(steps)
-    lengths = [steps[sentence] for sentence in order]
-    # Binary search for the least cost that no share needs to exceed.
-    low, high = 0, sum(rows.cost(each, is_first=True) for each in lengths)
-    while low < high:
-        middle = (low + high) // 2
-        if len(list(_cut(lengths, rows, middle))) <= number:
-            high = middle
-        else:
-            low = middle + 1
-    return [order[share] for share in _cut(lengths, rows, high)]
-
-
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-
-
-def _cut(lengths: Sequence[int], rows: StepRows, max_cost: int) -> Iterator[slice]:
-    """Yield consecutive shares, each as large as its cost may be."""
-    begin, cost = 0, 0
-    for i, steps in enumerate(lengths):
-        cost += rows.cost(steps, is_first=i == begin)
-        if cost > max_cost and i > begin:
-            yield slice(begin, i)
-            begin, cost = i, rows.cost(steps, is_first=True)
-    yield slice(begin, len(lengths))
-
-
-BATCH_POSITIONS = 2_048
-"""Source positions of a batch times hypotheses, padding included: enough for efficient
-matrix products, and small enough that activations stay in a processor's caches."""
-POSITION_BYTES = 2**20
-"""Bytes of a GPU's memory for each such position, logits included: several times what
-most models need."""
-REFILL_SHARE = 0.5
-"""Share of a batch that must be free before new sentences join: joining copies all."""
-
-
-def batch_positions(device: str) -> int:
-    """Return how many positions keep a device busy and fit into its memory."""
-    if not device.startswith("cuda"):
-        return BATCH_POSITIONS
-    import torch  # loaded already on such a device
-
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return max(memory // POSITION_BYTES, BATCH_POSITIONS)
-
-
-def search_in_batches(
-    task: SearchTask[Searcher, Input],
-    searcher: Searcher,
-    on_step: Callable[[], object] | None = None,
-) -> Iterator[list[SearchResult]]:
-    """Yield the sentences that the last steps have finished, which may be none.
-
-    Long sentences come first, so that padding stays small. `on_step` is called between
-    steps; an exception that it raises ends the search.
-    """
-    waiting = deque(_longest_first(task.lengths))
-    running: Decoding | None = None
-    numbers: dict[Sentence, int] = {}
-    while waiting or running is not None:
-        live = [] if running is None else running.search.live
-        size = _batch_size(task, [numbers[each] for each in live], waiting)
-        few = int((1 - REFILL_SHARE) * size)
-        if running is None or (len(live) < size and len(live) <= few):
-            count = min(max(size - len(live), 1), len(waiting))
-            joining = [waiting.popleft() for _ in range(count)]
-            new = task.start(searcher, [task.sentences[i] for i in joining])
-            numbers.update(zip(new.search.live, joining, strict=True))
-            new.step()
-            if running is None:
-                running = new
-            elif new.search.live:
-                running.join(new)
-        else:
-            running.step_until_some_are_done(few, on_step)
-        still_live = set(running.search.live)
-        done = [each for each in numbers if each not in still_live]
-        yield [(numbers.pop(each), each.hypotheses) for each in done]
-        if not still_live:
-            running = None
-
-
-def _batch_size(
-    task: SearchTask[Any, Any], live: Sequence[int], waiting: Sequence[int]
-) -> int:
-    """Return how many sentences fit into a batch with the next one; 0 if none waits."""
-    if not waiting:
-        return 0
-    longest = max(task.lengths[i] for i in (waiting[0], *live))
-    return task.capacity // max(longest, 1)
-
-
-def similar_lengths(lengths: Sequence[int], positions: int) -> Iterator[list[int]]:
-    """Yield numbers of sentences in batches of limited positions, longest first."""
-    order = _longest_first(lengths)
-    start = 0
-    while start < len(order):
-        rows = max(positions // (lengths[order[start]] + 1), 1)
-        yield order[start : start + rows]
-        start += rows
-
-
-def score_pairs(
-    model: DecodingModel,
-    sources: Sequence[list[int]],
-    targets: Sequence[list[int]],
-    positions: int,
-) -> Iterator[tuple[int, TargetScore]]:
-    """Score pairs in batches of similar lengths; yield each pair's number and score.
-
-    The ids of sources and targets are without end tokens. The scores of a batch come
-    together. The caller may stop between batches.
-    """
-    pairs = zip(sources, targets, strict=True)
-    lengths = [max(len(source), len(target)) for source, target in pairs]
-    for batch in similar_lengths(lengths, positions):
-        numbers = sorted(batch, key=lambda i: -len(targets[i]))
-        scores = model.score(
-            [[*sources[i], EOS] for i in numbers], [targets[i] for i in numbers]
-        )
-        yield from zip(numbers, scores, strict=True)
 
 
 Attention = Callable[

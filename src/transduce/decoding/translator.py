@@ -26,7 +26,16 @@ from transduce.decoding.native_decoder import (
     PrecisionChoice,
     start_search,
 )
-from transduce.decoding.processes import WorkerPool, default_processes
+from transduce.decoding.processes import (
+    SearchResult,
+    SearchTask,
+    StepRows,
+    WorkerPool,
+    batch_positions,
+    default_processes,
+    score_pairs,
+    search_in_batches,
+)
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
     AllowedTokens,
@@ -46,11 +55,7 @@ from transduce.decoding.translations import (
     Attention,
     Pace,
     Part,
-    SearchResult,
-    SearchTask,
-    StepRows,
     Translation,
-    batch_positions,
     detokenize,
     encode_lines,
     join_lines,
@@ -58,8 +63,6 @@ from transduce.decoding.translations import (
     replaced_texts,
     require_lists,
     require_strings,
-    score_pairs,
-    search_in_batches,
     with_best,
 )
 from transduce.errors import ConfigError, RequestError, counted, packages_for

@@ -12,11 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from transduce.decoding.translations import (
-    Translation,
-    TranslationHypothesis,
-    similar_lengths,
-)
+from transduce.decoding.processes import similar_lengths
+from transduce.decoding.translations import Translation, TranslationHypothesis
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.files import real_path

@@ -25,17 +25,15 @@ from transduce.decoding import processes
 from transduce.decoding import translator as translator_module
 from transduce.decoding.processes import (
     MAX_PROCESSES,
+    MIN_SHARE,
+    SearchResult,
+    SearchTask,
+    StepRows,
     WorkerPool,
     batch_messages,
     default_processes,
 )
 from transduce.decoding.search import Hypothesis, Sentence
-from transduce.decoding.translations import (
-    MIN_SHARE,
-    SearchResult,
-    SearchTask,
-    StepRows,
-)
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.processes import unwound_on_termination
