@@ -283,3 +283,23 @@ def test_adaptation_raises_the_scores(
     [before] = result.before
     assert result.dev.loss < before.loss - 0.05
     assert result.dev.quality.score >= before.quality.score
+
+
+@pytest.mark.filterwarnings("ignore:`search.shortlist` is set, but the model has no")
+@pytest.mark.parametrize("asked", [{}, {"search.shortlist": True}])
+def test_a_start_with_a_shortlist_is_compared_without_it(
+    succeeds: Callable[..., str], corpus_files, model: Path, tmp_path: Path, asked
+) -> None:
+    source, target = corpus_files
+    model = shutil.copytree(model, tmp_path / "model")
+    few = ("--frequent", 1, "--per-piece", 1, "--make-default")
+    succeeds("shortlist", model, "--source", source, "--target", target, *few)
+    result = transduce.train(
+        source, target, tmp_path / "new", start=model, device="cpu",
+        precision="fp32", dev_sets={"home": corpus_files},
+        settings={"training.steps": 2, "training.checkpoint_steps": 2,
+                  "training.learning_rate": 1e-9, **asked},
+    )  # fmt: skip
+    assert result.dev is not None
+    [before] = result.before
+    assert before.quality.score == result.dev.quality.score

@@ -943,7 +943,9 @@ class _Run:
         except CheckpointError as error:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
-        model = replace(start, step=0, weights=first_weights(start, start.config))
+        # Without a shortlist, as the run's own models have none to be compared with.
+        weights = first_weights(start, start.config)
+        model = replace(start, step=0, weights=weights, shortlist=None)
         return self._scoring.search(trainer, model, self._scoring.dev_sets)
 
     def _best_alone(

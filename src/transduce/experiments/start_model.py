@@ -188,13 +188,15 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     treebank = config.treebank
     if start.model.symbols is not None:
         treebank = replace(treebank, style=start.model.symbols.style_name)
+    # The run's own models have no shortlist until one is counted for them.
+    search = replace(start.model.search or config.search, shortlist=False)
     return replace(
         config,
         tokenizer=tokenizer_settings(start.model.tokenizer),
         model=model,
         batching=batching,
         training=training,
-        search=start.model.search or config.search,
+        search=search,
         treebank=treebank,
     )
 

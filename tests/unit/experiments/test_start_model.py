@@ -72,6 +72,12 @@ def test_search_and_positions_are_those_of_the_model(start):
     assert settings.batching.max_length == 60
 
 
+def test_a_shortlist_of_the_model_is_no_default_of_the_run(start):
+    model = replace(start.model, search=SearchConfig(beam_size=7, shortlist=True))
+    settings = settings_from(replace(start, model=model))
+    assert settings.search == SearchConfig(beam_size=7)
+
+
 @pytest.mark.parametrize("target", ["new.pt", "new.pt-PT", "new.txt"])
 def test_languages_are_the_models(start, target):
     found = languages_from(start, LanguagesConfig(), files("new.en", target))
