@@ -22,6 +22,7 @@ from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.errors import DataError, RequestError, TransduceError, counted
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -281,6 +282,16 @@ def require_short(
             )
 
 
+def marked_texts(tokenizer: Tokenizer) -> list[str]:
+    """Return texts with each language tag and each added token of a tokenizer.
+
+    Sample sentences rarely have them.
+    """
+    tags = [f"{tag} one two" for tag in tokenizer.language_tags]
+    added = tokenizer.added if isinstance(tokenizer, SentencePieceTokenizer) else ()
+    return [*tags, *(f"one {token} two {token}" for token in added)]
+
+
 @torch.no_grad()
 def prove(
     model: OtherModel,
@@ -292,6 +303,8 @@ def prove(
     ours = checkpoint.build_transformer()
     num_tokens, max_difference = 0, 0.0
     has_two = checkpoint.transformer_config.target_vocab_size is not None
+    for text in marked_texts(checkpoint.tokenizer):
+        _require_same_tokenizer(tokenizer, checkpoint.tokenizer, text, has_two)
     for sentence in sentences:
         _require_same_tokenizer(tokenizer, checkpoint.tokenizer, sentence, has_two)
         source = checkpoint.tokenizer.encode(sentence)

@@ -36,6 +36,7 @@ from transduce.interop.export import (
     decoder,
     embedding_names,
     encoder,
+    marked_texts,
     require,
     require_plain_attention,
     require_text,
@@ -147,7 +148,8 @@ def _require_same(
         import_marian(folder, Path(elsewhere) / "model", sentences)
         again = load_model(Path(elsewhere) / "model")
     both = (checkpoint.tokenizer, again.tokenizer)
-    pieces = [t.encode_sources(sentences) + t.encode_targets(sentences) for t in both]
+    texts = [*sentences, *marked_texts(checkpoint.tokenizer)]
+    pieces = [t.encode_sources(texts) + t.encode_targets(texts) for t in both]
     if pieces[0] != pieces[1]:
         raise ProofError(
             "The exported tokenizer must give the same pieces, but does not; nothing "

@@ -69,6 +69,8 @@ class HuggingFaceTokenizer:
         )
         self._source_ids = source_ids
         self._target_ids = target_ids
+        known: Mapping[int, AddedToken] = self._tokenizer.added_tokens_decoder
+        self._added = [each.content for each in known.values() if not each.special]
         # Several pieces may have the id of the unknown one, which comes first.
         self._ours_of_source, self._ours_of_target = (
             {theirs: i for i, theirs in reversed([*enumerate(ids)])}
@@ -93,8 +95,11 @@ class HuggingFaceTokenizer:
         return " ".join(text.split())
 
     def _encode(self, ours: Mapping[int, int], **text: str) -> list[int]:
+        # The library cuts out added tokens and special ones alike, or neither.
+        [given] = text.values()
+        has_added = any(token in given for token in self._added)
         found = self._tokenizer(
-            **text, add_special_tokens=False, split_special_tokens=True
+            **text, add_special_tokens=False, split_special_tokens=not has_added
         )
         return [ours[i] for i in found["input_ids"]]
 
@@ -102,16 +107,21 @@ class HuggingFaceTokenizer:
 def write_files(
     tokenizer: SentencePieceTokenizer, folder: Path
 ) -> HuggingFaceTokenizer:
-    """Write the files into an existing folder; return their reader for the proof."""
+    """Write the files into an existing folder; return their reader for the proof.
+
+    Added tokens follow the pieces, as in a fine-tuned folder of the library.
+    """
     (folder / SOURCE).write_bytes(whole_proto(tokenizer.source).SerializeToString())
     (folder / TARGET).write_bytes(whole_proto(tokenizer.target).SerializeToString())
     num_targets = tokenizer.target_vocab_size or tokenizer.vocab_size
     has_two = tokenizer.target_vocab_size is not None
-    _write_vocabulary(tokenizer.vocabulary, folder / VOCABULARY)
+    added = [piece for piece in tokenizer.vocabulary if piece in tokenizer.added]
+    pieces = tokenizer.vocabulary[: tokenizer.vocab_size - len(added)]
+    _write_vocabulary(pieces, folder / VOCABULARY)
     if has_two:
         targets = tokenizer.vocabulary[:num_targets]
         _write_vocabulary(targets, folder / TARGET_VOCABULARY)
-    MarianTokenizer(
+    library = MarianTokenizer(
         source_spm=str(folder / SOURCE),
         target_spm=str(folder / TARGET),
         vocab=str(folder / VOCABULARY),
@@ -120,8 +130,11 @@ def write_files(
         unk_token=UNKNOWN,
         eos_token=SPECIAL_PIECES[EOS],
         pad_token=SPECIAL_PIECES[PAD],
-        split_special_tokens=True,  # a user's "</s>" is text
-    ).save_pretrained(folder)
+        # A user's "</s>" is text, except beside added tokens, which would be so too.
+        split_special_tokens=not added,
+    )
+    library.add_tokens(added)
+    library.save_pretrained(folder)
     ids = range(tokenizer.vocab_size)
     return HuggingFaceTokenizer(folder, ids, ids[:num_targets])
 

@@ -12,8 +12,11 @@ import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
+from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian_export as to_marian
+from transduce.interop.export import ProofError
 from transduce.interop.marian_import import import_model
+from transduce.text.vocabulary import EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 SENTENCES = ["The dog runs.", "A cat sees the dog."]
@@ -100,6 +103,33 @@ def test_an_imported_model_with_added_tokens_is_exported_and_read_back(
     import_model(changed, tmp_path / "model", SENTENCES)
     checkpoint = load_model(tmp_path / "model")
     to_marian.export(checkpoint, tmp_path / "back", SENTENCES)
+    theirs = MarianTokenizer.from_pretrained(tmp_path / "back")
+    text = "The <term> runs <term>."
+    assert theirs(text).input_ids == [*checkpoint.tokenizer.encode(text), EOS]
+    import_model(tmp_path / "back", tmp_path / "again", SENTENCES)
+    assert load_model(tmp_path / "again").tokenizer == checkpoint.tokenizer
+
+
+def test_a_folder_whose_added_tokens_are_lost_is_no_export(
+    changed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_model(changed, tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    monkeypatch.setattr(MarianTokenizer, "add_tokens", lambda *_: 0)
+    with pytest.raises(ProofError, match="sentence 'one <term> two <term>'"):
+        to_ctranslate2.export(checkpoint, tmp_path / "back", SENTENCES)
+    assert not (tmp_path / "back").exists()
+
+
+def test_added_tokens_are_exported_to_ctranslate2(
+    changed: Path, tmp_path: Path
+) -> None:
+    import_model(changed, tmp_path / "model", [*SENTENCES, "A <term> runs."])
+    checkpoint = load_model(tmp_path / "model")
+    to_ctranslate2.export(checkpoint, tmp_path / "back", [*SENTENCES, "WORD a"])
+    theirs = MarianTokenizer.from_pretrained(tmp_path / "back")
+    ids = theirs("a WORDWORD b", add_special_tokens=False).input_ids
+    assert ids == checkpoint.tokenizer.encode("a WORDWORD b")
 
 
 @pytest.mark.parametrize(
