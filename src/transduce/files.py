@@ -26,6 +26,9 @@ COMMAND = re.compile("[a-z0-9-]+( [a-z0-9-]+){0,3}", re.ASCII)
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of `renameat2`, from Linux's fcntl.h and fs.h."""
 
+LEFTOVERS = ".*.transduce-*"
+"""Pattern of the names of files and folders that are being written or removed."""
+
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
@@ -430,7 +433,7 @@ def clear_leftovers(parent: Path) -> None:
 
     No other process may be writing there.
     """
-    for left in list(parent.glob(".*.transduce-*")):
+    for left in list(parent.glob(LEFTOVERS)):
         name, _, kind = left.name[1:].rpartition(".transduce-")
         folder = left.with_name(name)
         if kind == "old" and not folder.exists():

@@ -314,6 +314,25 @@ def test_a_run_is_overwritten_by_force_only(
     assert Path("model", "config.json").is_file()
 
 
+def test_a_run_is_not_overwritten_together_with_other_files(refuses, run) -> None:
+    def training(*, source: str, target: str) -> str:
+        return refuses(
+            *("train", "--preset", "tiny", "--device", "cpu", "--out", "run"),
+            *("--source", source, "--target", target, "--force"),
+        )
+
+    shutil.copytree(run, "run")
+    Path("link.en").symlink_to("run/corpus/dev/source.txt")
+    said = training(source="link.en", target="text/my.de")
+    assert said.startswith("run: the new run must be in another folder than link.en, ")
+    shutil.copytree("text", "run/data")
+    for folder in ("run/data", "text"):
+        said = training(source=f"{folder}/my.en", target=f"{folder}/my.de")
+        assert said.startswith("run: only the files of a run can be overwritten by ")
+        assert said.endswith("also holds data; move it, or choose another folder.")
+    assert Path("run/data/my.en").read_text(encoding="utf-8") == "One.\nTwo.\n"
+
+
 @pytest.mark.parametrize(
     "call",
     [("clean", *CORPUS), ("split", *CORPUS, "--dev", "1"), ("quantize", "model"),

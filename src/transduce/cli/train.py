@@ -59,6 +59,7 @@ from transduce.experiments.presets import (
     require_task,
 )
 from transduce.experiments.run_folder import (
+    TENSORBOARD,
     RunFiles,
     RunFolder,
     is_run,
@@ -80,8 +81,6 @@ BUSY_SHARE = 0.1
 """Share of time lost to other programs above which a forecast is uncertain."""
 SMOOTHING = 0.95
 """Weight of the previous value in the displayed speed."""
-TENSORBOARD_FOLDER = "tensorboard"
-"""Name of the folder in a run."""
 FLUSH_SECONDS = 2
 """Seconds between two writes; a crash loses at most these."""
 
@@ -399,7 +398,7 @@ class TensorBoardLog:
                 missing_package("`--tensorboard`", "tensorboard", "tensorboard")
             ) from None
         self._new_writer = SummaryWriter
-        self._folder = run / TENSORBOARD_FOLDER
+        self._folder = run / TENSORBOARD
         self._writer: Any = None  # until the run has a folder
 
     def started(self, start: RunStart) -> None:

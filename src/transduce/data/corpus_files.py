@@ -141,6 +141,13 @@ class CorpusFiles:
         tags += [language_tag(each) for each in languages if each is not None]
         return [tag for tag in dict.fromkeys(tags) if tag is not None]
 
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        dev_sets = [(each.source, each.target) for each in self.dev_sets]
+        sides = (self.source, self.target, self.dev_source, self.dev_target, *dev_sets)
+        return [path for side in sides for path in side]
+
     def absolute_names(self) -> dict[str, list[str]]:
         """Return the absolute file names by part, and the names of the dev sets."""
         parts = ("source", "target", "dev_source", "dev_target")

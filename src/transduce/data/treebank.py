@@ -216,6 +216,11 @@ class TreebankFiles:
     def has_dev(self) -> bool:
         return bool(self.dev_trees)
 
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        return [*self.trees, *self.dev_trees]
+
     def absolute_names(self) -> dict[str, list[str]]:
         """Return the absolute file names by part."""
         return {

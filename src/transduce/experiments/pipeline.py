@@ -70,6 +70,7 @@ from transduce.experiments.run_folder import (
     FINAL,
     FINAL_DEV_SET,
     PICTURE,
+    START,
     START_MODEL,
     WENT_BACK,
     RunFiles,
@@ -77,7 +78,6 @@ from transduce.experiments.run_folder import (
     refuse_changed_precision,
 )
 from transduce.experiments.start_model import (
-    START,
     StartModel,
     changed_functions,
     coverage_advice,

@@ -24,6 +24,7 @@ from transduce.data.corpus_files import (
 )
 from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
 from transduce.data.prepared_corpus import (
+    CORPUS,
     DEV,
     DEV_SETS,
     TRAINING,
@@ -40,17 +41,26 @@ from transduce.data.treebank import (
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.files import (
+    LEFTOVERS,
     atomic_directory,
     atomic_file,
     clear_leftovers,
     named_errors,
     path_lock,
     read_json,
+    real_path,
     require_place,
 )
 from transduce.machine import Precision
-from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
+from transduce.model_folder import (
+    AVERAGED,
+    BEST,
+    CHECKPOINTS,
+    STOPPED,
+    checkpoints_of,
+)
 from transduce.settings import apply_mapping, shown
+from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.languages import LanguagesConfig, guess_all
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
@@ -58,6 +68,13 @@ from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 RUN_FORMAT = 1
 """Format of the record."""
 RUN_CONFIG, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+START, TENSORBOARD = "start", "tensorboard"
+"""Folders of a run with the model that it started from, and with TensorBoard's logs."""
+ENTRIES = {
+    *(RUN_CONFIG, LOG, PICTURE, TOKENIZER_FILE, SYMBOLS_FILE, DICTIONARY_FILE),
+    *(CORPUS, CHECKPOINTS, STOPPED, AVERAGED, BEST, START, TENSORBOARD),
+}
+"""Names of everything that a run keeps in its folder."""
 FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
 """Kinds of log entries with the scores at the end: of the run's model on the main dev
 set and on further ones, and of the model that the run started from."""
@@ -115,7 +132,7 @@ class RunFolder:
         require_place(path)
         sibling_runs = sorted(path.absolute().parent.glob("[!.]*"))
         with atomic_directory(path) as new:
-            _require_new_run(path, overwrite=overwrite)
+            _require_new_run(path, files, overwrite=overwrite)
             corpus = _prepare(files, config, new, sibling_runs, encoder)
             if config.training.patience is not None and corpus.dev is None:
                 config = without_default_patience(config)
@@ -421,8 +438,11 @@ def without_default_patience(config: RunConfig) -> RunConfig:
     return replace(config, training=replace(config.training, patience=None))
 
 
-def _require_new_run(path: Path, *, overwrite: bool) -> None:
-    """Raise `ConfigError` unless the path is free, or a run to overwrite."""
+def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
+    """Raise `ConfigError` unless the path is free, or a run to overwrite.
+
+    Besides the run, nothing may be lost: neither its folder nor the training's input.
+    """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not overwrite or not path.is_dir():
@@ -436,6 +456,18 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
+    own = ENTRIES.union(each.name for each in path.glob(LEFTOVERS))
+    if others := sorted({each.name for each in path.iterdir()} - own):
+        raise ConfigError(
+            f"{path}: only the files of a run can be overwritten by another, but the "
+            f"folder also holds {others[0]}; move it, or choose another folder."
+        )
+    for file in files.paths:
+        if real_path(path) in real_path(file).parents:
+            raise ConfigError(
+                f"{path}: the new run must be in another folder than {file}, which it "
+                "is trained on and would replace; choose another folder."
+            )
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 

@@ -24,6 +24,7 @@ from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig, preset
 from transduce.experiments.run_folder import (
+    START,
     RunFiles,
     is_run,
     known_languages,
@@ -60,8 +61,6 @@ from transduce.training.trainer import (
 )
 from transduce.trees.linearization import UNKNOWN
 
-START = "start"
-"""Folder of a run with the model that it started from."""
 OPTIMIZER_SETTINGS = (
     "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
 )  # fmt: skip
