@@ -6,6 +6,7 @@ training (`training.trainer.save_training`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -189,6 +190,19 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     write_description(checkpoint, folder)
     weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
     save_tensors(weights, folder / WEIGHTS)
+
+
+def with_additions(checkpoint: Checkpoint, older: Path) -> Checkpoint:
+    """Add what commands have added to an older model of the same run.
+
+    These are the search that `transduce tune` has chosen, and the shortlist. If the
+    older model is missing or damaged, the checkpoint is returned as it is.
+    """
+    with suppress(CheckpointError):
+        old = open_model(older)
+        search = old.search or checkpoint.search
+        return replace(checkpoint, search=search, shortlist=old.shortlist)
+    return checkpoint
 
 
 def load_model(path: Path) -> Checkpoint:

@@ -11,6 +11,7 @@ import pytest
 
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli.serve import loaded
+from transduce.experiments.dev_corpus import DevScoring
 from transduce.model_folder import open_model
 from transduce.text.shortlist import FREQUENT, PER_PIECE, SHORTLIST_FILE
 from transduce.text.tokenizer import Tokenizer
@@ -70,6 +71,34 @@ def test_a_run_needs_no_text(
     found = open_model(own).shortlist
     assert found is not None
     assert len(found.targets) > 0
+
+
+@pytest.mark.parametrize("steps", [20, 30])
+@pytest.mark.parametrize("is_best", [False, True], ids=["averaged", "best"])
+def test_a_resumed_run_keeps_its_search_and_its_shortlist(
+    run: Path,
+    tmp_path: Path,
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    is_best: bool,
+) -> None:
+    own = tmp_path / "run"
+    shutil.copytree(run, own)
+    assert command("shortlist", own, "--make-default").code == 0
+    before = open_model(own)
+    monkeypatch.setattr(DevScoring, "is_chosen", lambda *_: is_best)
+    more = ("--set", f"training.steps={steps}")
+    assert command("train", "--out", own, "--resume", *more).code == 0
+    after = open_model(own / ("best" if is_best else "averaged"))
+    assert (own / "averaged").exists() != is_best
+    assert before.search is not None
+    assert before.search.shortlist
+    assert after.search == before.search
+    for model in (before, after):
+        assert model.shortlist is not None
+        model.shortlist.save(tmp_path / f"{model is before}")
+    assert (tmp_path / "True").read_bytes() == (tmp_path / "False").read_bytes()
 
 
 def test_alignments_take_the_place_of_the_aligner(

@@ -18,7 +18,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce.checkpoint import Checkpoint, save_model
+from transduce.checkpoint import Checkpoint, save_model, with_additions
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
@@ -426,7 +426,8 @@ class DevScoring:
         scores = [dev.score(checkpoint, trainer, search) for dev in self.dev_sets]
         for score in sorted(scores, key=lambda score: score.is_main):
             if score.is_main and self._history(score.step).is_best(score.entry()):
-                save_model(checkpoint, self._folder.path / BEST)
+                best = self._folder.path / BEST
+                save_model(with_additions(checkpoint, best), best)
             # Log last: a crash before this leaves no score of a model not saved.
             kind = "dev" if score.is_main else DEV_SET
             self._folder.log(kind, **score.entry())

@@ -22,6 +22,7 @@ from transduce.checkpoint import (
     built,
     load_model,
     save_model,
+    with_additions,
 )
 from transduce.data.augmentation import (
     Augmentation,
@@ -892,8 +893,10 @@ class _Run:
         """Average the last checkpoints (section 6.1), and score the average.
 
         If the best checkpoint alone is clearly better, it is the run's model. After
-        updates by reward, both are of that phase.
+        updates by reward, both are of that phase. The run's model before, if there is
+        one, passes on its search and its shortlist.
         """
+        averaged = self._folder.path / AVERAGED
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
         model, folder, scoring = average(members), AVERAGED, self._scoring
@@ -908,12 +911,14 @@ class _Run:
             folder, dev = BEST, best
             model = load_model(self._folder.path / BEST)
             scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
-            if (self._folder.path / AVERAGED).exists():
-                remove_folder(self._folder.path / AVERAGED)
+            if averaged.exists():
+                save_model(with_additions(model, averaged), self._folder.path / BEST)
+                remove_folder(averaged)
         else:
             if dev and best and scoring.is_ahead(best, dev):
                 self._warn(dev.kept_despite(best))
-            save_model(model, self._folder.path / AVERAGED)
+            older = averaged if averaged.exists() else self._folder.path / BEST
+            save_model(with_additions(model, older), averaged)
         # Resuming a finished run reports its result again, but does not log it again.
         before = self._scores_of_start(trainer)
         if dev is not None and not self._folder.has_results:
