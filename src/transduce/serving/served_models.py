@@ -28,7 +28,13 @@ from transduce.text.languages import (
     is_known,
 )
 from transduce.text.markup import split_html, written_html
-from transduce.text.splitting import Segment, sentences, split_text
+from transduce.text.splitting import (
+    Segment,
+    sentences,
+    space_before,
+    spaces_before,
+    split_text,
+)
 from transduce.text.tokenizer import WordTokenizer, tagged
 from transduce.text.vocabulary import EOS, find_language_tag
 
@@ -364,9 +370,12 @@ async def translate_documents(
     pairs = list(zip(marked, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, num_alternatives, deadline)
+    spaces = spaces_before(marked, [each.text for each in found])
     write = partial(_written, options.format, num_alternatives)
     written = iter(
-        await in_thread(deadline, lambda: list(map(write, marked, found, links)))
+        await in_thread(
+            deadline, lambda: list(map(write, marked, found, links, spaces))
+        )
     )
     return [
         _joined([next(written) if p.is_sentence else _copied(p) for p in segments])
@@ -384,6 +393,7 @@ async def translated_segments(
 ) -> AsyncIterator[TranslatedSegment]:
     """Yield each segment as soon as it and all before it are translated."""
     reader = reader_of(queue, options)
+    before = ""
     async for segment, found in found_segments(segments, futures):
         if found is None:
             yield _copied(segment)
@@ -391,7 +401,9 @@ async def translated_segments(
         [links] = await _links(
             queue, reader, [(segment, found)], num_alternatives, deadline
         )
-        yield _written(options.format, num_alternatives, segment, found, links)
+        space = space_before(segment, before, found.text)
+        yield _written(options.format, num_alternatives, segment, found, links, space)
+        before = found.text or before
 
 
 async def found_segments(
@@ -461,7 +473,9 @@ def _written(
     segment: Segment,
     translation: Translation,
     links: Sequence[WordLinks | None],
+    space: str,
 ) -> TranslatedSegment:
+    """Return a translated segment, with the space that must stand before it."""
     texts = _texts(translation, num_alternatives)
     if format == "html":
         texts = [
@@ -472,9 +486,11 @@ def _written(
     scores = [each.score for each in others]
     return TranslatedSegment(
         source=segment.text,
-        text=texts[0],
+        text=space + texts[0],
         score=translation.score,
-        alternatives=tuple(zip(texts[1:], scores, strict=True)),
+        alternatives=tuple(
+            (space + text, score) for text, score in zip(texts[1:], scores, strict=True)
+        ),
     )
 
 

@@ -29,7 +29,12 @@ from transduce.text.inline_tags import (
     with_tags,
 )
 from transduce.text.languages import base
-from transduce.text.splitting import Segment, has_letter, sentence_spans
+from transduce.text.splitting import (
+    Segment,
+    has_letter,
+    sentence_spans,
+    spaces_before,
+)
 
 PieceKind = Literal["text", "start", "end", "empty", "block", "copied"]
 """Kind of a piece: text; an inline start or end tag; an inline element without content;
@@ -504,11 +509,17 @@ def join_html(
     links: Sequence[WordLinks | None] | None = None,
 ) -> str:
     """Join segments to HTML with each sentence's translation and links, if known."""
-    found = iter(zip(translations, links or [None] * len(translations), strict=True))
-    return "".join(
-        written_html(each, *next(found)) if each.is_sentence else each.text
-        for each in segments
-    )
+    spaces = spaces_before(segments, translations)
+    all_links = links or [None] * len(translations)
+    found = iter(zip(spaces, translations, all_links, strict=True))
+    parts = []
+    for each in segments:
+        if each.is_sentence:
+            space, translation, its_links = next(found)
+            parts += [space, written_html(each, translation, its_links)]
+        else:
+            parts.append(each.text)
+    return "".join(parts)
 
 
 @dataclass(slots=True)
@@ -638,7 +649,9 @@ def _sentences(
         border = len(source.text) if is_last else sentences[number].start
         after = bisect_left(block.tags, border, lo=at, key=_start)
         taken = _taken(block, sentence, block.tags[at:after])
-        found += _segments(source, block, sentence, taken)
+        [(first, start, stop), *others] = _segments(source, block, sentence, taken)
+        is_adjacent = number > 1 and sentences[number - 2].end == sentence.begin
+        found += [(replace(first, is_adjacent=is_adjacent), start, stop), *others]
         at = bisect_left(block.tags, found[-1][2], lo=at, key=_start)
     return found
 

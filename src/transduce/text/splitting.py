@@ -439,6 +439,8 @@ class Segment:
     """Sentence to translate; None if the text is copied."""
     tags: SentenceTags | None = None
     """Markup within the sentence, if there is any."""
+    is_adjacent: bool = False
+    """Whether a sentence stands right before this one, without space between them."""
 
     @property
     def is_sentence(self) -> bool:
@@ -478,8 +480,11 @@ def split_text(
         for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
             segments += _copied(match[0][start:begin])
             sentence = match[0][begin:end]
+            is_adjacent = bool(segments) and segments[-1].is_sentence
             segments.append(
-                Segment(sentence, sentence=sentence if is_read(sentence) else None)
+                Segment(sentence, sentence=sentence, is_adjacent=is_adjacent)
+                if is_read(sentence)
+                else Segment(sentence)
             )
             start = end
         segments += _copied(match[0][start:])
@@ -493,8 +498,30 @@ def sentences(segments: Sequence[Segment]) -> list[str]:
 
 def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
     """Join the segments, each sentence replaced by its translation."""
-    found = iter(translations)
+    spaces = spaces_before(segments, translations)
+    found = (a + b for a, b in zip(spaces, translations, strict=True))
     return "".join(next(found) if p.is_sentence else p.text for p in segments)
+
+
+def spaces_before(
+    segments: Sequence[Segment], translations: Sequence[str]
+) -> list[str]:
+    """Return the space to write before each sentence's translation."""
+    marked = [each for each in segments if each.is_sentence]
+    spaces, before = [], ""
+    for segment, translation in zip(marked, translations, strict=True):
+        spaces.append(space_before(segment, before, translation))
+        before = translation or before
+    return spaces
+
+
+def space_before(segment: Segment, before: str, translation: str) -> str:
+    """Return the space between the last translation and that of a segment.
+
+    It is empty if the document has its own space, or needs none. Sentences of Chinese
+    and Japanese stand without space, but their translations may need one.
+    """
+    return space_between(before, translation) if segment.is_adjacent else ""
 
 
 def _copied(text: str) -> list[Segment]:

@@ -96,6 +96,21 @@ def test_html_streams_like_a_single_answer(http: RunningServer) -> None:
     assert "<b>" in pieces[1]["alternatives"][0]["text"]
 
 
+@pytest.mark.parametrize("format", ["text", "html"])
+def test_sentences_of_chinese_are_translated_with_space_between_them(
+    http: RunningServer, offline: Callable[[str], str], format: str
+) -> None:
+    body = {"q": "one。two？three", "format": format, "alternatives": 1}
+    whole = http.post("/translate", {**body, **EN_DE}).json
+    expected = " ".join(map(offline, ("one。", "two？", "three")))
+    assert whole["translatedText"] == expected
+    answer = http.post("/v1/translate", {**body, "model": "en-de"})
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(each["translation"] for each in pieces) == expected
+    assert "".join(each["source"] for each in pieces) == body["q"]
+    assert pieces[1]["alternatives"][0]["text"].startswith(" ")
+
+
 def test_sentences_are_split_by_the_language_of_the_model(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:

@@ -19,6 +19,21 @@ def same(html: str) -> str:
     return join_html(segments, sentences(segments))
 
 
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>你好。我是。你呢？</p>", "<p>A. B. C.</p>"),
+        ("<p>你好。<b>我是。</b>你呢？</p>", "<p>A.<b> B.</b> C.</p>"),
+        ("<p>你好。 <b>我是。</b>\n你呢？</p>", "<p>A. <b>B.</b>\nC.</p>"),
+        ("<p>你好。</p><p>我是。</p>你呢？", "<p>A.</p><p>B.</p>C."),
+    ],
+)
+def test_translations_of_sentences_without_space_between_are_spaced(
+    html: str, expected: str
+) -> None:
+    assert join_html(split_html(html, "zh"), ["A.", "B.", "C."]) == expected
+
+
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
     """Links from words of the translation to their paired source words."""
     source, target = units(sentence), units(translation)

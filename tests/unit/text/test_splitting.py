@@ -208,6 +208,23 @@ def test_text_without_a_letter_is_copied() -> None:
     assert join_text(segments, ["x", "y"]) == "3.14 \n--- 😀 ... !\nx 2! y\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "translations", "joined"),
+    [
+        ("你好。我是学生。\n你呢？", "Hello.|I learn.|You?", "Hello. I learn.\nYou?"),
+        ("你好。我是学生。", "はい。|そうです。", "はい。そうです。"),
+        ("你好。我是学生。你呢？", "Hello.||You?", "Hello. You?"),
+        ("It runs.“He said so.”", "你好。|我是。", "你好。我是。"),
+        ("It runs.“He said so.”", "Er läuft.|„Ja.“", "Er läuft. „Ja.“"),
+        ("It runs.  He sits.", "Er läuft.|Er sitzt.", "Er läuft.  Er sitzt."),
+    ],
+)
+def test_translations_of_sentences_without_space_between_are_spaced_as_needed(
+    text: str, translations: str, joined: str
+) -> None:
+    assert join_text(split_text(text), translations.split("|")) == joined
+
+
 def test_a_line_is_one_sentence_without_splitting() -> None:
     text = " A dog. It barks.\nEin Hund. "
     segments = split_text(text, "en", splits_lines=False)
@@ -223,7 +240,8 @@ def test_a_language_may_have_a_region() -> None:
 def test_segments_concatenate_to_the_text(text: str, language: str | None) -> None:
     segments = split_text(text, language)
     assert "".join(each.text for each in segments) == text
-    assert join_text(segments, sentences(segments)) == text
+    joined = join_text(segments, sentences(segments))
+    assert "".join(joined.split()) == "".join(text.split())
     assert all("\n" not in each for each in sentences(segments))
 
 
