@@ -285,6 +285,40 @@ def test_a_part_is_not_overwritten_unless_by_force(
     assert not PART.exists()
 
 
+@pytest.mark.parametrize("name", [PART, RECORD])
+def test_an_input_is_never_the_part_or_the_record_of_its_output(
+    refuses, model, name
+) -> None:
+    content = LINES.read_bytes()
+    name.write_bytes(content)
+    for command in (
+        ("translate", model, "--input", name),
+        ("translate", model, "--input", LINES, "--bad-words", name),
+        ("sample", model, "--input", name),
+        ("score", model, "--source", LINES, "--target", name),
+    ):
+        message = refuses(*command, "--output", OUTPUT, "--force")
+        assert message == (
+            f"{name}: the output must be another file than the input, but is the same; "
+            "choose another name."
+        )
+    assert name.read_bytes() == content
+
+
+def test_a_record_without_its_part_is_not_overwritten_unless_by_force(
+    refuses, succeeds, model
+) -> None:
+    RECORD.write_text("precious")
+    arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
+    assert refuses(*arguments) == (
+        f"{RECORD}: must not exist before the output is begun, but does; remove it, or "
+        "overwrite it with --force."
+    )
+    assert RECORD.read_text() == "precious"
+    succeeds(*arguments, "--force")
+    assert not RECORD.exists()
+
+
 def test_resuming_needs_an_interrupted_output(
     refuses,
     model,

@@ -152,7 +152,9 @@ class Destination:
             )
         if self._in_parts is None:
             return
-        part = _beside(self._in_parts, PART)
+        part, record = _beside(self._in_parts, PART), _beside(self._in_parts, RECORD)
+        for each in (part, record):  # which are overwritten as well, force or not
+            require_new(each, force=True, others=inputs)
         if self.resume and not part.is_file():
             raise ConfigError(
                 f"{part}: --resume needs the output of an interrupted command, but this"
@@ -160,6 +162,11 @@ class Destination:
             )
         if part.exists():
             self.require_part_replaceable(part)
+        elif record.exists() and not self.force:
+            raise ConfigError(
+                f"{record}: must not exist before the output is begun, but does; remove"
+                " it, or overwrite it with --force."
+            )
 
     def require_part_replaceable(self, part: Path) -> None:
         """Raise `ConfigError` if an interrupted output would be lost."""
