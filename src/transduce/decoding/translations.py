@@ -467,12 +467,15 @@ def replaced_texts(
     tokenizer: WordTokenizer,
     dictionary: WordDictionary | None,
     attention: Attention,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> list[list[str]]:
     """Return the text of each hypothesis of each part, without unknown words.
 
     Words of a part's prefix are those of the prefix. Without a dictionary, all other
-    unknown words are copied from the source.
+    unknown words are copied from the source. A word that would be one of `bad_words`,
+    or the last missing part of one, is copied, or else stays <unk>.
     """
+    forbidden = [list(tokenizer.pieces(ids)) for ids in bad_words]
     dictionary = dictionary or WordDictionary(translations={})
     words = [[list(tokenizer.pieces(h.ids)) for h in several] for _, several in found]
     unknown = [
@@ -489,10 +492,14 @@ def replaced_texts(
             [hypothesis.ids for _, hypothesis, _ in batch],
         )
         for (part, hypothesis, pieces), weights in zip(batch, maps, strict=True):
-            for place, word in _replacements(
+            for place, choices in _replacements(
                 part, hypothesis, dictionary, weights.mean(axis=0)
             ):
-                pieces[place] = word
+                unknown_word = pieces[place]
+                for word in (*choices, unknown_word):
+                    pieces[place] = word
+                    if not _has_any(pieces, place, forbidden):
+                        break
     return [[tokenizer.join(pieces) for pieces in several] for several in words]
 
 
@@ -501,8 +508,8 @@ def _replacements(
     hypothesis: Hypothesis,
     dictionary: WordDictionary,
     weights: Float[np.ndarray, "target source"],
-) -> Iterator[tuple[int, str]]:
-    """Yield the position of each unknown word, and the word in its place."""
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the position of each unknown word, and words for its place, best first."""
     words = part.source_words
     # The tags of a corpus and of the target language are no words to translate.
     first = sum(1 for _ in takewhile(is_tag, words[:-1]))
@@ -510,9 +517,19 @@ def _replacements(
         if token not in UNKNOWN_IDS:
             continue
         if place < len(part.prefix_words):
-            yield place, part.prefix_words[place]
+            yield place, (part.prefix_words[place],)
             continue
         # The end token, which is no word, comes after all words.
         source = first + weights[place, first : len(words)].argmax()
-        word = dictionary.translation(words[source].strip())
-        yield place, " " + word if token == UNKNOWN_IDS[0] else word
+        space = " " if token == UNKNOWN_IDS[0] else ""
+        own = words[source].strip()
+        yield place, (space + dictionary.translation(own), space + own)
+
+
+def _has_any(pieces: list[str], place: int, phrases: Sequence[Sequence[str]]) -> bool:
+    """Return whether one of the phrases stands at a place, among other words of it."""
+    return any(
+        pieces[start : start + len(phrase)] == phrase
+        for phrase in phrases
+        for start in range(max(place - len(phrase) + 1, 0), place + 1)
+    )

@@ -418,16 +418,25 @@ class Translator:
             min_steps=config.min_length + 1,
         )
         pairs = pair_up(sources, prefixes)
-        found = self._in_windows(pairs, pace or Pace(), task)
+        found = self._in_windows(pairs, pace or Pace(), task, config.bad_words)
         return (with_best(each, config.num_best) for each in found)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.
 
-        Empty texts have none, and are left out.
+        Empty texts have none, and are left out. Raises `RequestError` for a word
+        outside a vocabulary of words, whose token is that of all unknown words.
         """
         require_lists(texts)
-        return [ids for ids in self.tokenizer.encode_targets(list(texts)) if ids]
+        found = self.tokenizer.encode_targets(list(texts))
+        if isinstance(self.tokenizer, WordTokenizer):
+            for text, ids in zip(texts, found, strict=True):
+                if not set(UNKNOWN_IDS).isdisjoint(ids):
+                    raise RequestError(
+                        "Bad words (--bad-words) must be in the model's vocabulary, "
+                        f"but {text!r} has a word outside it; leave it out."
+                    )
+        return [ids for ids in found if ids]
 
     def _require_known(self, words: Iterable[Sequence[int]]) -> None:
         """Raise `ConfigError` if a token id is outside the vocabulary."""
@@ -720,6 +729,7 @@ class Translator:
         pairs: Iterable[tuple[str, str]],
         pace: Pace,
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
         numbered = zip(
@@ -731,27 +741,29 @@ class Translator:
                 window, self.tokenizer, self.source_language, self.corpus_tag
             )
             parts = list(chain.from_iterable(lines))
-            yield from join_lines(
-                lines, self._translations(parts, task, pace.on_step), pace.on_line
-            )
+            found = self._translations(parts, task, pace.on_step, bad_words)
+            yield from join_lines(lines, found, pace.on_line)
 
     def _translations(
         self,
         parts: Sequence[Part],
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
         on_step: Callable[[], object] | None,
+        bad_words: Sequence[Sequence[int]],
     ) -> Iterator[tuple[int, Translation]]:
         """Yield the number and the translation of each part as soon as it is done."""
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         for found in self._run(task([parts[i] for i in filled]), on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
-            replaced = self._replaced_texts(several)
+            replaced = self._replaced_texts(several, bad_words)
             for (i, hypotheses), texts in zip(found, replaced, strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 
     def _replaced_texts(
-        self, found: Sequence[tuple[Part, Sequence[Hypothesis]]]
+        self,
+        found: Sequence[tuple[Part, Sequence[Hypothesis]]],
+        bad_words: Sequence[Sequence[int]],
     ) -> Sequence[Sequence[str] | None]:
         """Return the texts of hypotheses in which unknown words are replaced.
 
@@ -768,7 +780,7 @@ class Translator:
         if attention is None:
             return [None] * len(found)
         dictionary = self._checkpoints[0].dictionary
-        return replaced_texts(found, self.tokenizer, dictionary, attention)
+        return replaced_texts(found, self.tokenizer, dictionary, attention, bad_words)
 
     def _task(
         self,

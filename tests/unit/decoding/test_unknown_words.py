@@ -12,6 +12,7 @@ from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part, encode_lines, replaced_texts
 from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.serving.served_models import attended_links
@@ -146,6 +147,38 @@ def test_each_hypothesis_of_each_part_is_replaced() -> None:
     ]
     replaced = texts(*found, dictionary=DICTIONARY)
     assert replaced == [["dog", "The", "dog , dog"], ["sleeps dog"]]
+
+
+@pytest.mark.parametrize(
+    ("bad_words", "expected"),
+    [
+        (["dog"], "The Hund sleeps"),
+        (["The dog"], "The Hund sleeps"),
+        (["dog ,", "a dog"], "The dog sleeps"),
+        (["dog", "Hund"], "The <unk> sleeps"),
+    ],
+)
+def test_no_unknown_word_is_replaced_by_a_bad_word(
+    bad_words: list[str], expected: str
+) -> None:
+    known = learn_tokenizer(
+        [*CORPUS, "dog Hund"], TokenizerConfig(kind="word", vocab_size=100)
+    )
+    assert isinstance(known, WordTokenizer)
+    [[source]] = encode_lines([(0, ("Der Hund schläft", ""))], known)
+    ids = tuple(known.encode("The x y"))
+    unknown = Hypothesis(ids, -1.0, (-1.0,) * 4, -1.0)
+    forbidden = known.encode_targets(bad_words)
+    found = replaced_texts(
+        [(source, [unknown])], known, DICTIONARY, attention, forbidden
+    )
+    assert found == [[expected]]
+
+
+def test_a_word_outside_a_vocabulary_of_words_is_no_bad_word() -> None:
+    translator = Translator(checkpoint(TRANSFORMER), "cpu")
+    with pytest.raises(RequestError, match="but 'The zebra' has a word outside it"):
+        translator.token_ids(["The", "The zebra"])
 
 
 def checkpoint(config: ArchitectureConfig) -> Checkpoint:
