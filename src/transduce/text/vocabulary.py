@@ -74,8 +74,9 @@ class TokenizerConfig:
 
 CORPUS_TAG = re.compile(r"<[^\W\d_][\w-]*>")
 """Pattern of a corpus's tag."""
-LANGUAGE_TAG = re.compile(">>.*?<<", re.DOTALL)
-"""Pattern of a target language's tag."""
+LANGUAGE_TAG = re.compile(r">>[^\W\d_][^<>\s]*<<")
+"""Pattern of a target language's tag. Its letter distinguishes it from the learned
+pieces of signs, such as >>|<<."""
 TAG_IN_TEXT = re.compile(r">>[^<>\s]+<<|<[^<>\s]+>")
 """Pattern of a tag within a text: of a language, of a corpus, or of markup."""
 MAX_NAMED = 30

@@ -100,6 +100,18 @@ def test_a_tag_that_is_no_name_or_another_token_is_refused(name: str):
         corpus_tag(name)
 
 
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("signs", [">><<", ">>|<<", ">>*<<<"])
+def test_learned_pieces_of_signs_are_no_tags(kind: TokenizerKind, signs: str):
+    config = TokenizerConfig(kind=kind, vocab_size=SIZES[kind])
+    lines = [f"previous{signs}next", f"{signs} top"] * 9
+    plain = learn_tokenizer(lines, config)
+    if kind != "character":
+        assert signs in plain.pieces(range(plain.vocab_size))
+    assert plain.language_tags == plain.corpus_tags == ()
+    assert learn_tokenizer(lines, config, TAGS).language_tags == (">>de<<", ">>pt-BR<<")
+
+
 def test_special_tokens_are_no_tags():
     assert not any(map(is_tag, ("<s>", "</s>", "<pad>", "<unk>", " <unk>", "a", "<")))
 
