@@ -123,6 +123,7 @@ def test_a_start_that_is_better_stays_the_model(
         (("../news", "news.en", "news.de"), "The name of a dev set must be 1 to 40"),
         (("news", "nowhere", "news.de"), "nowhere: the file"),
         (("news", "news.en", "empty"), "empty:1: source and target"),
+        (("news", "news.en", "blank"), "news.en: a dev set must have a pair with text"),
         (
             ("news", "news.en", "news.de", "news", "news.en", "news.de"),
             "Each dev set must have a name of its own, but two are news",
@@ -135,6 +136,8 @@ def test_a_faulty_dev_set_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
+    lines = len(Path("news.en").read_text().splitlines())
+    Path("blank").write_text(" \n" * lines)
     assert refusal in refuses("train", *options, "--dev", *words)
     assert not options[-1].exists()
 

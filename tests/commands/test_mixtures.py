@@ -9,6 +9,7 @@ import transduce
 from transduce.cli import main
 from transduce.cli.train import command_of
 from transduce.data.batches import open_dataset
+from transduce.experiments.run_folder import RunFolder, dev_languages
 
 STEPS = (
     *("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--set"),
@@ -263,6 +264,43 @@ def test_a_dev_corpus_has_the_tag_of_its_language(several, succeeds, tmp_path):
     assert dataset.source[0][0] == tokenizer.tag_id(">>fr<<")
     config = json.loads((tmp_path / "run/averaged/config.json").read_text())
     assert config["target_language"] == "fr"
+
+
+def test_a_dev_corpus_keeps_its_language_beside_another_default(
+    several, succeeds, tmp_path
+):
+    lines = "".join(f"man {i}\n" for i in range(400))
+    (tmp_path / "de.en").write_text(lines)
+    (tmp_path / "de.de").write_text(lines.replace("man", "Mann"))
+    given = ["--corpus", "de", tmp_path / "de.en", tmp_path / "de.de", "--corpus"]
+    given += ["fr", several / "fr.en", several / "fr.fr", "--target-language", "fr"]
+    named = ("--dev", "home", several / "de.en", several / "de.de")
+    for run, dev in (("held-out", ()), ("named", named)):
+        few = (*STEPS[:-4], "training.steps=1", "--out", tmp_path / run)
+        succeeds("train", *given, *dev, *few)
+        translator = transduce.load(tmp_path / run, device="cpu")
+        assert translator.target_language == "fr"
+        dataset = open_dataset(tmp_path / run / "corpus/dev")
+        assert dataset.source[0][0] == translator.tokenizer.tag_id(">>de<<")
+        folder, config = RunFolder.open(tmp_path / run)
+        assert dev_languages(config, folder.files(), has_tags=True) == ["de"]
+
+
+def test_languages_that_no_corpus_has_are_refused_before_any_work(
+    several, refuses, tmp_path
+):
+    given = []
+    for name in ("de", "fr"):
+        files = (f"{several}/{name}.en", f"{several}/{name}.{name}")
+        given += ["--corpus", name, *files]
+    options = (*given, *STEPS, "--out", tmp_path / "run")
+    message = refuses("train", *options, "--target-language", "es", "--no-dev")
+    assert "must be one of the model's, but is 'es'; it has de" in message
+    (tmp_path / "dev.es").write_text((several / "de.de").read_text())
+    dev = ("--dev", "es", several / "de.en", tmp_path / "dev.es")
+    for sets in (dev, ("--dev", "de", several / "de.en", several / "de.de", *dev)):
+        message = refuses("train", *options, "--target-language", "de", *sets)
+        assert f"{tmp_path}/dev.es: the target language of a dev set must" in message
 
 
 def test_a_dev_set_is_scored_by_the_tokens_of_its_own_language(

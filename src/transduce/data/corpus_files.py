@@ -77,6 +77,8 @@ class CorpusFiles:
     corpora: tuple[CorpusConfig, ...] = ()
     """Corpora of a mixture, whose files `source` and `target` list; empty without
     one."""
+    dev_language: str | None = None
+    """Target language of the dev corpus; None if it is that of the run."""
     dev_name: str = MAIN_DEV
     """Name of the dev set that chooses the best checkpoint."""
     dev_sets: tuple[DevSet, ...] = ()

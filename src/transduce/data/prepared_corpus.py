@@ -49,7 +49,6 @@ from transduce.text.alignment import (
     learn_dictionary,
 )
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
-from transduce.text.languages import guess
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
@@ -230,8 +229,8 @@ def prepare(
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
     A tokenizer given in place of its settings is used as it is. `symbols` is a parser's
-    target vocabulary. `target_language` is that of the dev corpus, and of the only
-    training corpus; a tokenizer with tags of languages puts its tag before the sources.
+    target vocabulary. `target_language` is that of corpora without one of their own; a
+    tokenizer with tags of languages puts its tag before the sources.
     If one of `sibling_runs` was prepared from the same input, its files are shared. All
     files are read through before anything is written. Raises `DataError` if one cannot
     be used, or no pair is left to train on, and `ConfigError` or `RequestError` if a
@@ -248,6 +247,7 @@ def prepare(
         corpora=files.corpora,
         sizes=sizes,
         target_language=target_language,
+        dev_language=files.dev_language or target_language,
     )
     for sibling in sibling_runs:
         if _share(sibling, folder, key):
@@ -294,7 +294,9 @@ class _CorpusKey:
     sizes: tuple[int, ...]
     """Number of pairs of each corpus in its files."""
     target_language: str | None
-    """Language of the dev corpus, and of the only training corpus."""
+    """Target language of training corpora without one of their own."""
+    dev_language: str | None
+    """Target language of the dev corpus."""
 
     @property
     def target_vocab_size(self) -> int | None:
@@ -327,7 +329,7 @@ class _CorpusKey:
             "dev": self.dev and self.dev.digest,
             **({"symbols": asdict(self.symbols)} if self.symbols else {}),
             **({"corpora": self._corpora()} if self.corpora else {}),
-            **({"language": self.target_language} if self._has_languages else {}),
+            **self._language_parts(),
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -336,6 +338,14 @@ class _CorpusKey:
             kind = self.tokenizer.kind
             return {"tokenizer": asdict(self.tokenizer), "words": word_pattern(kind)}
         return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
+
+    def _language_parts(self) -> dict[str, object]:
+        if not self._has_languages:
+            return {}
+        parts: dict[str, object] = {"language": self.target_language}
+        if self.dev is not None and self.dev_language != self.target_language:
+            parts["dev_language"] = self.dev_language
+        return parts
 
     @property
     def _has_languages(self) -> bool:
@@ -356,7 +366,7 @@ class _CorpusKey:
     def encoders(self, tokenizer: Tokenizer) -> list[PairEncoder]:
         """Return the encoder of each corpus; `ConfigError` if a tag is missing."""
         if not self.corpora:
-            return [self.plain_encoder(tokenizer)]
+            return [self._plain_encoder(tokenizer, self.target_language)]
         return [
             PairEncoder(
                 tokenizer=tokenizer,
@@ -373,13 +383,15 @@ class _CorpusKey:
         common = self.target_language if self._has_languages else None
         return [corpus.target_language or common for corpus in self.corpora]
 
-    def plain_encoder(self, tokenizer: Tokenizer) -> PairEncoder:
-        """Return the encoder of the dev corpus, or of the only training corpus."""
-        language = self.target_language if self._has_languages else None
+    def dev_encoder(self, tokenizer: Tokenizer) -> PairEncoder:
+        """Return the encoder of the dev corpus."""
+        return self._plain_encoder(tokenizer, self.dev_language)
+
+    def _plain_encoder(self, tokenizer: Tokenizer, language: str | None) -> PairEncoder:
         return PairEncoder(
             tokenizer=tokenizer,
             symbols=self.symbols,
-            language=_language_id(tokenizer, language),
+            language=_language_id(tokenizer, language if self._has_languages else None),
         )
 
 
@@ -439,7 +451,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     return PreparedCorpus(
         key=key.digest,
         training=_total(counts),
-        dev=_make_dev(files, key, key.plain_encoder(tokenizer), folder / DEV),
+        dev=_make_dev(files, key, key.dev_encoder(tokenizer), folder / DEV),
         vocab_size=tokenizer.vocab_size,
         target_vocab_size=key.target_vocab_size,
         corpora=dict(zip(names, counts, strict=False)),
@@ -477,17 +489,16 @@ def _make_dev(
 def prepare_dev_set(
     dev: DevSet,
     tokenizer: Tokenizer,
-    target_language: str | None,
+    language: str | None,
     max_length: int,
     folder: Path,
 ) -> PairCounts:
     """Write a further dev set into a folder; `DataError` if no pair is left.
 
-    Its target language is that of its file's ending, or else the given one. If the
-    tokenizer has tags of languages, the tag precedes each source that is not blank.
+    If the tokenizer has tags of languages, the tag of the set's target language
+    precedes each source that is not blank.
     """
     pairs = list(CorpusStatistics().pairs((dev.source,), (dev.target,)))
-    language = guess(dev.target) or target_language
     if language is not None and tokenizer.language_tags:
         tag = find_language_tag(language, tokenizer.language_tags)
         pairs = [

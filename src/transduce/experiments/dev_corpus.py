@@ -7,7 +7,7 @@ are.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -26,7 +26,7 @@ from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import LENGTHENED, RunFolder
+from transduce.experiments.run_folder import LENGTHENED, RunFolder, dev_languages
 from transduce.files import reason, require_file
 from transduce.metrics.comparison import Trials, paired_scores
 from transduce.metrics.scores import (
@@ -39,7 +39,6 @@ from transduce.metrics.scores import (
 from transduce.model_folder import BEST
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
-from transduce.text.languages import guess
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.config import BestBy
 from transduce.training.trainer import Trainer
@@ -263,7 +262,10 @@ class DevCorpus:
     ) -> list["DevCorpus"]:
         """Open the dev sets of a run, that which chooses the best checkpoint first."""
         paths = folder.dev_corpora
-        languages = _target_languages(folder, config, paths)
+        if not paths:
+            return []
+        tags = load_tokenizer(folder.path / TOKENIZER_FILE).language_tags
+        languages = dev_languages(config, folder.files(), has_tags=bool(tags))
         return [
             cls._open(name, path, folder, config, device, language, is_main=number == 0)
             for number, ((name, path), language) in enumerate(
@@ -311,22 +313,6 @@ class DevCorpus:
             name=self.name,
             is_main=self.is_main,
         )
-
-
-def _target_languages(
-    folder: RunFolder, config: RunConfig, names: Collection[str]
-) -> list[str | None]:
-    """Return the target language of each dev set, the main one first.
-
-    If the model has several, the further dev sets are in those of their files' endings.
-    """
-    main = config.languages.target
-    languages = [main] * len(names)
-    tokenizer = folder.path / TOKENIZER_FILE
-    if len(names) > 1 and load_tokenizer(tokenizer).language_tags:
-        targets = folder.files()["dev_sets"][1::2]
-        languages[1:] = [guess(path) or main for path in targets]
-    return languages
 
 
 def _dev_text(folder: Path) -> tuple[list[str], list[str]]:

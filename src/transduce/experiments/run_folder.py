@@ -38,7 +38,7 @@ from transduce.data.treebank import (
     TreebankFiles,
     prepare_treebank,
 )
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import CheckpointError, ConfigError, DataError, VersionError
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.files import (
     LEFTOVERS,
@@ -61,8 +61,10 @@ from transduce.model_folder import (
 )
 from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE
-from transduce.text.languages import LanguagesConfig, guess_all
+from transduce.text.corpus import read_pairs
+from transduce.text.languages import LanguagesConfig, guess, guess_all
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
+from transduce.text.vocabulary import find_language_tag, language_tags
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
@@ -494,13 +496,19 @@ def _prepare(
             sibling_runs,
             seed,
         )
-    for dev in files.dev_sets:  # find faults before any work
-        read_through((dev.source,), (dev.target,))
+    tags = language_tags(files.tags)
+    if encoder is not None:
+        tags = encoder.tokenizer.language_tags
+    languages = dev_languages(config, files.absolute_names(), has_tags=bool(tags))
+    # Find faults before any work.
+    if tags and config.languages.target is not None:
+        find_language_tag(config.languages.target, tags)
+    _require_dev_sets(files, languages, tags)
     parts = None
     if seed is not None:
         parts = hold_out_pairs(files, folder / "text", seed)
     corpus = prepare(
-        parts or files,
+        replace(parts or files, dev_language=languages[0]),
         tokenizer,
         max_length,
         folder,
@@ -511,14 +519,54 @@ def _prepare(
         shutil.rmtree(folder / "text")
         corpus = replace(corpus, is_held_out=True)
     learned = load_tokenizer(folder / TOKENIZER_FILE)
-    language = config.languages.target
     dev_sets = {
         dev.name: prepare_dev_set(
             dev, learned, language, max_length, folder / DEV_SETS / dev.name
         )
-        for dev in files.dev_sets
+        for dev, language in zip(files.dev_sets, languages[1:], strict=True)
     }
     return replace(corpus, dev_name=files.dev_name, dev_sets=dev_sets)
+
+
+def dev_languages(
+    config: RunConfig, files: Mapping[str, Sequence[str]], *, has_tags: bool
+) -> list[str | None]:
+    """Return the target language of each dev set, the main one first.
+
+    `files` are those of the run as it records them. If the model has tags of several
+    languages, a dev set is in that of its file's ending, and a held-out one in that of
+    the first corpus; otherwise all are in the run's.
+    """
+    usual, further = config.languages.target, files.get("dev_sets", [])[1::2]
+    if not has_tags:
+        return [usual] * (1 + len(further))
+    if given := files.get("dev_target"):
+        main = guess_all(given)
+    else:
+        main = config.corpora[0].target_language if config.corpora else None
+    return [language or usual for language in (main, *map(guess, further))]
+
+
+def _require_dev_sets(
+    files: CorpusFiles, languages: Sequence[str | None], tags: Sequence[str]
+) -> None:
+    """Raise an error if a dev set has no text, or a language that the model lacks."""
+    main = (files.dev_source, files.dev_target)
+    further = [((dev.source,), (dev.target,)) for dev in files.dev_sets]
+    for (source, target), language in zip((main, *further), languages, strict=True):
+        if not (source or target):  # held out, or none
+            continue
+        read_through(source, target)
+        if not any(
+            p.source.strip() and p.target.strip() for p in read_pairs(source, target)
+        ):
+            raise DataError(
+                f"{source[0]}: a dev set must have a pair with text on both sides, but "
+                "all are blank."
+            )
+        if tags and language is not None:
+            what = f"{target[0]}: the target language of a dev set"
+            find_language_tag(language, tags, what)
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:

@@ -41,6 +41,7 @@ from transduce.text.languages import (
     best_match,
     english_name,
     guess,
+    guess_all,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
@@ -376,8 +377,9 @@ def refuse_unknown_targets(
 def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
     """Raise `ConfigError` if a source does not begin with a tag of a language."""
     tokenizer = start.model.tokenizer
+    dev = files.dev_source if guess_all(files.dev_target) is None else ()
     further = (each.source for each in files.dev_sets if guess(each.target) is None)
-    for path in (*files.source, *files.dev_source, *further):
+    for path in (*files.source, *dev, *further):
         for line in read_text([path]):
             if line.strip() and tokenizer.tag_id(tokenizer.language(line)) is None:
                 tag = tokenizer.language_tags[0]

@@ -134,7 +134,7 @@ def test_blank_sources_of_a_further_dev_set_stay_blank_under_a_tag(
     [source] = write(tmp_path / "news.en", ["one", " ", ">>de<< one"])
     [target] = write(tmp_path / "news.de", ["eins", "zwei", "drei"])
     dev = DevSet(name="news", source=source, target=target)
-    counts = prepare_dev_set(dev, tokenizer, None, MAX_LENGTH, tmp_path / "news")
+    counts = prepare_dev_set(dev, tokenizer, "de", MAX_LENGTH, tmp_path / "news")
     assert counts == PairCounts(kept=2, empty=1, overlong=0)
     written = (tmp_path / "news" / "source.txt").read_text(encoding="utf-8")
     assert written == ">>de<< one\n \n>>de<< one\n"
