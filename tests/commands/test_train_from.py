@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 
 import transduce
 from transduce.checkpoint import load_model
+from transduce.decoding.translator import Translator
 from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.metrics.scores import corpus_bleu
 
 
 @pytest.fixture(autouse=True)
@@ -303,3 +306,31 @@ def test_a_start_with_a_shortlist_is_compared_without_it(
     assert result.dev is not None
     [before] = result.before
     assert before.quality.score == result.dev.quality.score
+
+
+def test_the_start_is_scored_with_the_settings_of_the_run(
+    corpus_files, model: Path, tmp_path: Path
+) -> None:
+    source, target = ([path, *[path] * 4] for path in corpus_files)
+    result = transduce.train(
+        source, target, tmp_path / "new", start=model, device="cpu",
+        dev_sets={"home": corpus_files},
+        settings={"training.steps": 2, "training.checkpoint_steps": 2,
+                  "model.neighbourhood": 1},
+    )  # fmt: skip
+    [before] = result.before
+    start = load_model(model)
+    narrow = replace(start, config=replace(start.config, neighbourhood=1))
+    lines, references = (path.read_text().splitlines() for path in corpus_files)
+    scores = [
+        corpus_bleu(
+            [
+                each.text
+                for each in Translator(checkpoint, "cpu").translate_stream(lines)
+            ],
+            references,
+        ).score
+        for checkpoint in (start, narrow)
+    ]
+    assert before.quality.score == pytest.approx(scores[1])
+    assert before.quality.score < scores[0] - 1

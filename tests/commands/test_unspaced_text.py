@@ -63,3 +63,19 @@ def test_a_missing_package_is_reported_before_training(
     said = refuses(*TINY, *options(tmp_path, "ja", ".ja"))
     assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_a_further_dev_set_needs_is_reported_before_training(
+    refuses: Callable[..., str],
+    tmp_path: Path,
+    import_anew: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    german = options(tmp_path, "th", ".de")
+    japanese = tmp_path / "other.ja"
+    japanese.write_text("\n".join(TEXTS["ja"]), encoding="utf-8")
+    said = refuses(*TINY, *german, "--dev", "ja", tmp_path / "text.en", japanese)
+    assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
+    assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from threading import Barrier
 from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,8 @@ from transduce.errors import ConfigError
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.model_folder import find_model, write_search
+from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import Processes
 from transduce.training.trainer import TrainingStoppedError
@@ -149,6 +152,32 @@ def test_another_number_of_updates_is_warned_of(run, tmp_path, capsys) -> None:
     main(["train", "--out", str(run), "--resume", "--config", str(settings)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "updates of the run (`training.steps`) changes from 10 to 11." in printed
+
+
+def test_the_average_of_the_end_before_is_kept_but_no_longer_the_model(
+    run: Path,
+) -> None:
+    tuned = SearchConfig(beam_size=7)
+    write_search(run / "averaged", tuned)
+    stopped = Warnings(stop_at=17)
+    with pytest.raises(TrainingStoppedError):
+        resume(run, CPU, stopped, steps=20)
+    assert load_model(run / "averaged-00000010").step == 10
+    assert find_model(run) == run / "best"
+    resume(run, CPU, Warnings())
+    assert find_model(run) == run / "averaged"
+    found = load_model(run / "averaged")
+    assert (found.step, found.search) == (20, tuned)
+
+
+def test_another_number_of_updates_has_the_type_of_a_number(run: Path) -> None:
+    before = (run / "config.json").read_bytes()
+    message = r"`training.steps` must be a whole number, but is 30\.0"
+    with pytest.raises(ConfigError, match=message):
+        transduce.resume(run, steps=30.0)  # type: ignore[arg-type]
+    assert (run / "config.json").read_bytes() == before
+    transduce.resume(run, steps=np.int64(15))  # type: ignore[arg-type]
+    assert settings_of(run).training.steps == 15
 
 
 def test_all_scores_at_the_end_are_renamed_when_a_run_is_trained_longer(run) -> None:

@@ -5,9 +5,10 @@ the first step, not hours later at a checkpoint. A setting without effect only c
 warning.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -41,6 +42,7 @@ from transduce.metrics.scores import choose_tokenization
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.corpus import read_text
+from transduce.text.languages import guess
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.memory import require_memory
@@ -102,9 +104,14 @@ def _require_consistent(files: RunFiles, config: RunConfig) -> None:
     will_have_dev = files.has_dev or config.evaluation.hold_out
     if isinstance(files, CorpusFiles) and will_have_dev:
         # Find missing packages of scoring now, not at the first checkpoint.
-        references = islice(read_text(files.dev_target or files.target), MAX_HELD_OUT)
-        language = config.languages.target
-        choose_tokenization(config.evaluation.tokenize, language, references)
+        main = config.languages.target
+        texts: list[tuple[Sequence[Path], str | None]] = [
+            (files.dev_target or files.target, main),
+            *(((dev.target,), guess(dev.target) or main) for dev in files.dev_sets),
+        ]
+        for paths, language in texts:
+            references = islice(read_text(paths), MAX_HELD_OUT)
+            choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:

@@ -97,6 +97,7 @@ from transduce.model_folder import (
 )
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
+from transduce.settings import require_types
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
@@ -314,6 +315,9 @@ def resume(
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
+    if steps is not None:
+        require_types(replace(config.training, steps=steps), "training.")
+        steps = int(steps)  # it may be NumPy's
     with _locked(folder, processes):
         if steps is not None:
             processes.barrier()  # until all have read the record that may change
@@ -896,7 +900,7 @@ class _Run:
         updates by reward, both are of that phase. The run's model before, if there is
         one, passes on its search and its shortlist.
         """
-        averaged = self._folder.path / AVERAGED
+        averaged, older = self._folder.path / AVERAGED, self._folder.newest_average
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
         model, folder, scoring = average(members), AVERAGED, self._scoring
@@ -911,13 +915,14 @@ class _Run:
             folder, dev = BEST, best
             model = load_model(self._folder.path / BEST)
             scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
+            if older is not None:
+                save_model(with_additions(model, older), self._folder.path / BEST)
             if averaged.exists():
-                save_model(with_additions(model, averaged), self._folder.path / BEST)
                 remove_folder(averaged)
         else:
             if dev and best and scoring.is_ahead(best, dev):
                 self._warn(dev.kept_despite(best))
-            older = averaged if averaged.exists() else self._folder.path / BEST
+            older = older or self._folder.path / BEST
             save_model(with_additions(model, older), averaged)
         # Resuming a finished run reports its result again, but does not log it again.
         before = self._scores_of_start(trainer)
@@ -940,7 +945,10 @@ class _Run:
         )
 
     def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
-        """Score the model that the run started from by beam search, if there is one."""
+        """Score the model that the run started from by beam search, if there is one.
+
+        It has the run's settings, as its loss has.
+        """
         if not self._folder.start or not self._scoring.dev_sets:
             return []
         try:
@@ -948,9 +956,10 @@ class _Run:
         except CheckpointError as error:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
+        config = self._config.model
+        weights = first_weights(start, config)
         # Without a shortlist, as the run's own models have none to be compared with.
-        weights = first_weights(start, start.config)
-        model = replace(start, step=0, weights=weights, shortlist=None)
+        model = replace(start, step=0, config=config, weights=weights, shortlist=None)
         return self._scoring.search(trainer, model, self._scoring.dev_sets)
 
     def _best_alone(

@@ -49,6 +49,7 @@ from transduce.files import (
     path_lock,
     read_json,
     real_path,
+    remove_folder,
     require_place,
 )
 from transduce.machine import Precision
@@ -77,6 +78,8 @@ ENTRIES = {
     *(CORPUS, CHECKPOINTS, STOPPED, AVERAGED, BEST, START, TENSORBOARD),
 }
 """Names of everything that a run keeps in its folder."""
+EARLIER_AVERAGES = f"{AVERAGED}-[0-9]*"
+"""Averages of earlier ends, in a run that was trained longer."""
 FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
 """Kinds of log entries with the scores at the end: of the run's model on the main dev
 set and on further ones, and of the model that the run started from."""
@@ -359,7 +362,9 @@ class RunFolder:
     def lengthen(self, made: int, before: RunConfig, config: RunConfig) -> None:
         """Record another number of updates, after the updates `made`.
 
-        Results that were final before are renamed in the log.
+        Results that were final before are renamed in the log, and the average of the
+        end before is kept as `averaged-STEPS`: commands that are given the run would
+        take it for the newest model.
         """
         entries = [
             {**entry, "kind": f"{EARLIER} {kind}"} if kind in RESULTS else entry
@@ -373,6 +378,17 @@ class RunFolder:
         record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
         with atomic_file(self.path / RUN_CONFIG) as new:
             new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if (self.path / AVERAGED).is_dir():
+            earlier = self.path / f"{AVERAGED}-{before.training.steps:08d}"
+            if earlier.is_dir():
+                remove_folder(earlier)
+            (self.path / AVERAGED).rename(earlier)
+
+    @property
+    def newest_average(self) -> Path | None:
+        """The run's average, or else that of its last earlier end, if there is one."""
+        averages = [*sorted(self.path.glob(EARLIER_AVERAGES)), self.path / AVERAGED]
+        return next((path for path in reversed(averages) if path.is_dir()), None)
 
     def _write_log(self, entries: Iterable[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(entry) + "\n" for entry in entries)
@@ -458,7 +474,10 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
-    own = ENTRIES.union(each.name for each in path.glob(LEFTOVERS))
+    kept = (
+        each.name for glob in (LEFTOVERS, EARLIER_AVERAGES) for each in path.glob(glob)
+    )
+    own = ENTRIES.union(kept)
     if others := sorted({each.name for each in path.iterdir()} - own):
         raise ConfigError(
             f"{path}: only the files of a run can be overwritten by another, but the "
