@@ -283,6 +283,20 @@ def test_other_settings_are_refused_and_lose_nothing(refuses, succeeds, teacher,
     assert Path("out/translations.jsonl").read_text().count("\n") == 1
 
 
+def test_old_pairs_are_removed_when_a_command_starts_over(
+    refuses, succeeds, teacher, mono, monkeypatch
+) -> None:
+    arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
+    succeeds(*arguments)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Translator, "translate_stream", stopped)
+    assert refuses(*arguments, "--beam-size", 2, "--force").startswith("Interrupted.")
+    assert sorted(os.listdir("out")) == ["settings.json", "translations.jsonl"]
+
+
 def test_a_folder_with_other_content_is_refused(refuses, teacher, mono) -> None:
     Path("out").mkdir()
     Path("out/thesis.txt").write_text("precious")

@@ -345,6 +345,19 @@ def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
     assert pairs["low-score"] > 0
 
 
+def test_pairs_are_written_anew_for_another_language(
+    succeeds, teacher, finished
+) -> None:
+    shutil.copytree(finished, "out")
+    language = ("languages.target=de-AT",)
+    succeeds(*arguments(teacher, "out", "--force"), *language)
+    names = {each.name for each in Path("out").glob("distilled.*")}
+    assert names == {"distilled.en", "distilled.de-AT"}
+    written = Path("out/distilled.de-AT").read_bytes()
+    assert written == (finished / "distilled.de").read_bytes()
+    assert load_model(Path("out/student")).target_language == "de-AT"
+
+
 def test_teachers_with_different_vocabularies_are_refused(
     refuses, teacher, trained_checkpoint, corpus
 ) -> None:

@@ -76,7 +76,7 @@ from transduce.text.tokenizer import Tokenizer, without_tags
 Vocabulary = Literal["teacher", "new"]
 
 STUDENT_TINY = "student-tiny"
-HELD_OUT, PAIRS = "text", "pairs.json"
+HELD_OUT, PAIRS, DISTILLED = "text", "pairs.json", "distilled"
 REPORT_FOLDER = "report"
 NUM_BEST = 8
 """Default number of hypotheses that are compared with the reference."""
@@ -512,7 +512,9 @@ def _discard(out: Path, step: str) -> None:
         case "translation":
             (out / TRANSLATIONS).unlink(missing_ok=True)
         case "pairs":
-            (out / PAIRS).unlink(missing_ok=True)
+            # Those of other languages have other names.
+            for path in (out / PAIRS, *out.glob(f"{DISTILLED}.*")):
+                path.unlink(missing_ok=True)
         case "student":
             for name in (STUDENT, REPORT_FOLDER):
                 if (out / name).exists():
@@ -565,10 +567,11 @@ def _select(
 ) -> tuple[Path, Path]:
     """Write the pairs to learn from, unless an earlier call has done it."""
     languages = plan.student.languages
-    source = out / f"distilled.{languages.source or 'source'}"
-    target = out / f"distilled.{languages.target or 'target'}"
+    source = out / f"{DISTILLED}.{languages.source or 'source'}"
+    target = out / f"{DISTILLED}.{languages.target or 'target'}"
     record = out / PAIRS
-    if not record.is_file():
+    if not all(path.is_file() for path in (record, source, target)):
+        _discard(out, "pairs")
         pairs = write_kept(out / TRANSLATIONS, source, target, plan.drop_worst)
         with atomic_file(record) as new:
             new.write_text(json.dumps(pairs, indent=2) + "\n", encoding="utf-8")

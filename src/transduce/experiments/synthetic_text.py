@@ -56,6 +56,8 @@ FORMAT = 1
 BEGUN_BY = "begun by"
 """Key of the format, and of the version of transduce, in the record of settings."""
 SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
+BACK_TRANSLATED = "back-translated"
+"""Name of the files of pairs, before their languages."""
 KEY_BYTES = 8
 """Size of the hash of a line, by which repeated lines are recognised."""
 MAX_RATIO = 3.0
@@ -657,8 +659,9 @@ def _back_translate(
     }
 
     def discard(_step: str) -> None:
-        (folder / REPORT).unlink(missing_ok=True)
-        (folder / TRANSLATIONS).unlink(missing_ok=True)
+        pairs = folder.glob(f"{BACK_TRANSLATED}.*")  # in whatever languages
+        for path in (folder / REPORT, *pairs, folder / TRANSLATIONS):
+            path.unlink(missing_ok=True)
 
     with locked_folder(folder, settings):
         record_settings(folder, settings, discard, overwrite=overwrite)
@@ -715,4 +718,5 @@ def synthetic_paths(
     other = translator.target_language
     if language is None or other is None or language == other:
         other, language = "source", "target"
-    return folder / f"back-translated.{other}", folder / f"back-translated.{language}"
+    source, target = (f"{BACK_TRANSLATED}.{each}" for each in (other, language))
+    return folder / source, folder / target
