@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,16 @@ def require_place(out: Path) -> None:
             f"{out}: the output must be in a folder that can be written, but {parent} "
             "cannot be; choose another, or change its permissions."
         )
+
+
+def require_without(out: Path, inputs: Iterable[Path]) -> None:
+    """Raise `ConfigError` if the output would replace a folder that holds an input."""
+    for path in inputs:
+        if real_path(out) in real_path(path).parents:
+            raise ConfigError(
+                f"{out}: the output must be a folder without the input in it, but "
+                f"holds {path}, which it would replace; choose another."
+            )
 
 
 def _described(maker: str | None) -> str:

@@ -292,6 +292,8 @@ def test_old_pairs_are_removed_when_a_command_starts_over(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    old = ("--input", "out/back-translated.en", "--out", "out", "--force")
+    assert "holds out/back-trans" in refuses("back-translate", teacher, *old)
     monkeypatch.setattr(Translator, "translate_stream", stopped)
     assert refuses(*arguments, "--beam-size", 2, "--force").startswith("Interrupted.")
     assert sorted(os.listdir("out")) == ["settings.json", "translations.jsonl"]

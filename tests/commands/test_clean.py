@@ -323,7 +323,7 @@ def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
     assert not (out / "old").exists()
     inside = ("clean", "--source", out / "my.en", "--target", out / "my.de")
     said = refuses(*inside, "--out", out, "--force")
-    assert "a folder without the corpus in it" in said
+    assert "a folder without the input in it" in said
     assert (out / "my.en").exists()
     (out / ".made-by").write_text("split\n")
     said = refuses(*call, "--force")

@@ -324,7 +324,10 @@ def test_a_run_is_not_overwritten_together_with_other_files(refuses, run) -> Non
     shutil.copytree(run, "run")
     Path("link.en").symlink_to("run/corpus/dev/source.txt")
     said = training(source="link.en", target="text/my.de")
-    assert said.startswith("run: the new run must be in another folder than link.en, ")
+    assert said == (
+        "run: the output must be a folder without the input in it, but holds link.en, "
+        "which it would replace; choose another."
+    )
     shutil.copytree("text", "run/data")
     for folder in ("run/data", "text"):
         said = training(source=f"{folder}/my.en", target=f"{folder}/my.de")

@@ -78,7 +78,7 @@ def test_the_corpus_itself_is_not_replaced(
     said = refuses(
         "split", *files(my_corpus), "--dev", 40, "--out", tmp_path, "--force"
     )
-    assert "must be a folder without the corpus in it" in said
+    assert "must be a folder without the input in it" in said
     assert my_corpus[0].exists()
 
 

@@ -11,7 +11,7 @@ from transduce.data.corpus_files import (
     write_split,
 )
 from transduce.errors import ConfigError, counted
-from transduce.files import atomic_directory, real_path
+from transduce.files import atomic_directory, require_without
 from transduce.text.corpus import aligned_lines
 from transduce.text.languages import guess_all
 
@@ -58,7 +58,8 @@ def split(
     if not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     refuse_trees(*source, *target)
-    _require_replaceable(out, (*source, *target), force=force)
+    require_without(out, (*source, *target))
+    require_new_folder(out, force=force, made_by="split")
     read_through(source, target)
     sizes = [_usual(source, target) if dev is None else dev]
     sizes += [] if test is None else [test]
@@ -100,13 +101,3 @@ def _usual(source: Files, target: Files) -> int:
             "size of the development text; give --dev NUMBER."
         )
     return number
-
-
-def _require_replaceable(out: Path, files: Files, *, force: bool) -> None:
-    """Raise `ConfigError` if the output exists, or holds the corpus itself."""
-    if any(real_path(out) in real_path(file).parents for file in files):
-        raise ConfigError(
-            f"{out}: the output must be a folder without the corpus in it, but is not; "
-            "choose another."
-        )
-    require_new_folder(out, force=force, made_by="split")

@@ -15,7 +15,7 @@ from transduce.data.cleaning_rules import CleaningConfig
 from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
-from transduce.files import real_path, require_new_folder
+from transduce.files import require_new_folder, require_without
 from transduce.settings import require_between
 from transduce.text.languages import LanguagesConfig, require_language
 
@@ -102,7 +102,8 @@ def clean(
     )
     if not files.source or not files.target:
         raise ConfigError("Both sides of a corpus must be given, but are not.")
-    _require_replaceable(Path(out), files, overwrite=overwrite)
+    require_new_folder(Path(out), force=overwrite, made_by="clean")
+    require_without(Path(out), files.paths)
     if worst and config is not None and not config.has("low-score"):
         raise ConfigError(
             "The rule low-score must be applied to drop a share of the worst scores, "
@@ -121,17 +122,6 @@ def clean(
         overwrite=overwrite,
         on_pairs=on_pairs,
     )
-
-
-def _require_replaceable(out: Path, files: CorpusFiles, *, overwrite: bool) -> None:
-    """Raise `ConfigError` if the folder holds files that would be lost."""
-    require_new_folder(out, force=overwrite, made_by="clean")
-    for path in (*files.source, *files.target, *files.dev_source):
-        if real_path(out) in real_path(path).parents:
-            raise ConfigError(
-                f"{out}: the output must be a folder without the corpus in it, but is "
-                "not; choose another."
-            )
 
 
 def _scoring(

@@ -60,7 +60,7 @@ from transduce.experiments.synthetic_text import (
     write_kept,
 )
 from transduce.experiments.train import with_settings
-from transduce.files import atomic_file, read_json, remove_folder
+from transduce.files import atomic_file, read_json, remove_folder, require_without
 from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
@@ -138,6 +138,13 @@ class DistillationPlan:
                 "have no effect; leave them out."
             )
         require_different_names(self.tests)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of text."""
+        sides = (self.source, self.reference, self.dev_source, self.dev_target)
+        tests = [(test.source, test.reference) for test in self.tests]
+        return [path for side in (*sides, *tests) for path in side]
 
     @property
     def holds_out(self) -> bool:
@@ -324,6 +331,8 @@ def distill_in(
     `teacher` loads the teachers. The student is trained on the given hardware. Raises
     the exceptions of `distill`.
     """
+    if overwrite:
+        require_without(out, plan.files)
     for test in plan.tests:
         test.read_through()
     if plan.dev_source:

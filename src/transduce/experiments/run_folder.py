@@ -48,9 +48,9 @@ from transduce.files import (
     named_errors,
     path_lock,
     read_json,
-    real_path,
     remove_folder,
     require_place,
+    require_without,
 )
 from transduce.machine import Precision
 from transduce.model_folder import (
@@ -483,12 +483,7 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
             f"{path}: only the files of a run can be overwritten by another, but the "
             f"folder also holds {others[0]}; move it, or choose another folder."
         )
-    for file in files.paths:
-        if real_path(path) in real_path(file).parents:
-            raise ConfigError(
-                f"{path}: the new run must be in another folder than {file}, which it "
-                "is trained on and would replace; choose another folder."
-            )
+    require_without(path, files.paths)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 

@@ -42,6 +42,7 @@ from transduce.files import (
     named_errors,
     path_lock,
     read_json,
+    require_without,
     write_all,
 )
 from transduce.metrics.scores import sentence_gleu
@@ -649,6 +650,8 @@ def _back_translate(
     language = translator.source_language
     require_language_of_files(models[0], "source", language, text.paths)
     generation = Generation(decoding=decoding, max_ratio=max_ratio)
+    if overwrite:
+        require_without(folder, text.paths)
     figures = text.figures()
     settings = {
         "back-translation": {
