@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
@@ -312,9 +312,9 @@ class Endpoints:
         queue = model.queue
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline)
-        with packages_for("/v1/attention"):
-            from transduce.analysis.sentence_attention import attend
         translator = _with_tag(model, message.tag)
+        # The first import of PyTorch takes seconds, and would block the event loop.
+        attend = await in_thread(deadline, _attend)
         work = partial(attend, translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
@@ -350,6 +350,13 @@ def _shaped(
 
 def _named(code: str) -> messages.NamedLanguage:
     return messages.NamedLanguage(code=code, name=language_name(code))
+
+
+def _attend() -> "Callable[[Translator, str, str], PairAttention]":
+    """Return the function that reads attention; it needs PyTorch."""
+    with packages_for("/v1/attention"):
+        from transduce.analysis.sentence_attention import attend
+    return attend
 
 
 def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:

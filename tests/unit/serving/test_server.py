@@ -1,5 +1,7 @@
 import json
 import re
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -294,6 +296,30 @@ def test_attention_is_answered_by_layer_head_query_and_key(http: RunningServer) 
     [heads] = answer["weights"]
     assert [len(head) for head in heads] == [len(answer["queries"])] * 4
     assert sum(heads[0][0]) == pytest.approx(1, abs=1e-3)
+
+
+class Missing:
+    """Finder that lacks a module, and records the threads that import it."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.threads: list[str] = []
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == self.module:
+            self.threads.append(threading.current_thread().name)
+            raise ModuleNotFoundError(name="torch")
+
+
+def test_pytorch_is_imported_outside_the_event_loop(
+    http: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder = Missing("transduce.analysis.sentence_attention")
+    monkeypatch.delitem(sys.modules, finder.module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    body = {"source": "one two", "target": "eins", "model": "en-de"}
+    assert "torch" in http.post("/v1/attention", body).json["error"]
+    assert [each.partition("_")[0] for each in finder.threads] == ["asyncio"]
 
 
 def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None:
