@@ -99,9 +99,10 @@ def running(
     config: AdmissionConfig | None = None,
     access: AccessConfig | None = None,
     taking: ServerConfig | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[RunningServer]:
-    """Run a server until the end of the block."""
-    with listen("127.0.0.1", 0) as listener:
+    """Run a server until the end of the block; clients use IPv4 whatever the host."""
+    with listen(host, 0) as listener:
         server = http_server(create_app(models, config, access), taking)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

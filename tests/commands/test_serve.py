@@ -124,6 +124,8 @@ def test_a_port_in_use_is_refused(
             "must be from 0 to 65535, but is 99999",
         ),
         (("missing", "--host", "no.such.invalid"), "no.such.invalid:0 must be free"),
+        (("missing", "--host", "127..0.0.1"), "or an address, but is '127..0.0.1'"),
+        (("missing", "--host", "a" * 64), "must be a name or an address, but is 'aaa"),
         (("missing", "--max-waiting", "0"), "`max_waiting` must be at least 1"),
         (("missing", "--timeout", "nan"), "The timeout must be above 0 seconds"),
         (("missing", "--max-characters", "0"), "`max_characters` must be at least 1"),

@@ -280,6 +280,8 @@ BACKLOG = 512
 """Connections that the system queues until they are accepted, at most."""
 SPARE = 16
 """Open files reserved for other purposes than connections."""
+MAPPED_BITS = 96
+"""Prefix bits of an IPv4 address that is written as one of IPv6."""
 GRACE_S = 5.0
 """Seconds to send answers after the last deadline."""
 
@@ -363,6 +365,11 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
+    except UnicodeError:  # of the codec for international names
+        raise RequestError(
+            f"The host must be a name or an address, but is {host!r}; choose another "
+            "by --host."
+        ) from None
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise RequestError(
@@ -389,10 +396,23 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
         log_level="error",  # below, each malformed request logs a line
         server_header=False,
         proxy_headers=bool(config.trusted_proxies),
-        forwarded_allow_ips=list(config.trusted_proxies),
+        forwarded_allow_ips=_with_mapped(config.trusted_proxies),
         timeout_graceful_shutdown=math.ceil(config.answer_within_s + GRACE_S),
     )
     return uvicorn.Server(settings)
+
+
+def _with_mapped(proxies: Sequence[str]) -> list[str]:
+    """Add the form of IPv4 proxies that a socket listening on `::` reports."""
+    networks = map(ipaddress.ip_network, proxies)
+    return [
+        *proxies,
+        *(
+            f"::ffff:{each.network_address}/{MAPPED_BITS + each.prefixlen}"
+            for each in networks
+            if isinstance(each, ipaddress.IPv4Network)
+        ),
+    ]
 
 
 def serve(

@@ -186,6 +186,18 @@ def statuses(server: RunningServer, forwarded: Sequence[str]) -> list[int]:
     ]
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_a_server_on_all_addresses_trusts_a_proxy_of_ipv4(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    config = AdmissionConfig(requests_per_minute=1)
+    taking = ServerConfig(trusted_proxies=("127.0.0.0/8", "10.0.0.1"))
+    models = [served(trained_checkpoint, "en-de")]
+    with running(models, config, None, taking, "::") as server:
+        told = ["1.1.1.1", "2.2.2.2", "9.9.9.9, 1.1.1.1, 10.0.0.1"]
+        assert statuses(server, told) == [200, 200, 429]
+
+
 def test_a_client_cannot_forge_its_address(trained_checkpoint: Checkpoint) -> None:
     config = AdmissionConfig(requests_per_minute=2)
     others = ["1.1.1.1", "2.2.2.2", "3.3.3.3, 127.0.0.1"]
