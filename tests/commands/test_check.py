@@ -15,6 +15,8 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.experiments.corpus_check import advise, check_corpus
 from transduce.experiments.presets import PRESETS
 
+A_ALONE = ("--source", "a", "--target", "a")
+
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> tuple[str, str]:
@@ -164,6 +166,22 @@ def test_settings_decide_what_is_kept(
         (["--source", "a", "--target", "b"], "corpus: 0 of 1"),
         (["--source", "b", "--target", "b"], "corpus: 0 of 1"),
         (["--source", "gz", "--target", "a"], "damaged or cut short"),
+        (
+            [*A_ALONE, "--set", "training.schedule=plateau"],
+            '`training.schedule` is "plateau", which needs a learning rate',
+        ),
+        (
+            [*A_ALONE, "--set", "tokenizer.kind=word", "augmentation.typos=0.1"],
+            "`augmentation.typos` needs a vocabulary of sub-words",
+        ),
+        (
+            ["--corpus", "a", "a", "a", "1", "--corpus", "b", "a", "a"],
+            "All corpora must have a weight, or none, but b has none",
+        ),
+        (
+            ["--corpus", "a", "a", "a", "--corpus", "b", "b", "b"],
+            "usable pairs of the corpus b: 0; give files with text on both sides",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(

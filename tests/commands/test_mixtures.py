@@ -462,3 +462,5 @@ def test_the_report_on_a_corpus_takes_all_corpora_of_a_mixture(texts, succeeds):
     given = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1")]
     report = json.loads(succeeds("check", *given, "--preset", "tiny", "--json"))
     assert report["training"]["pairs"]["kept"] == 560
+    assert report["epoch"]["is_weighted"]
+    assert report["useless_corpora"] == []

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -20,8 +20,11 @@ from transduce.cli.options import (
     text_files,
 )
 from transduce.cli.terminal import BoundedConsole, Files, error_console
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import DataError, counted
+from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.corpus_check import (
     Advice,
     CorpusReport,
@@ -37,7 +40,8 @@ from transduce.experiments.corpus_check import (
     preset_for,
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
-from transduce.experiments.presets import require_task
+from transduce.experiments.presets import RunConfig, require_task
+from transduce.experiments.run_folder import RunFiles, known_languages
 
 WIDTH = 80
 """Columns of the report without a terminal, so that output is the same everywhere."""
@@ -106,7 +110,8 @@ def check(
     report: CorpusReport | TreebankReport
     with error_console().status("Reading the corpus..."):
         name = preset or preset_for(files)
-        run = run_config(name, config, settings)
+        run = _resolved(run_config(name, config, settings), files)
+        refuse_contradictions(run, files)
         if isinstance(files, TreebankFiles):
             report = check_treebank(files, run)
             advice = advise_on_treebank(report)
@@ -121,6 +126,13 @@ def check(
         label = name if preset else f"{name}, which fits a corpus of this size"
         CorpusDisplay(console, label).show(report, advice)
     refuse(advice)
+
+
+def _resolved(run: RunConfig, files: RunFiles) -> RunConfig:
+    """Return the settings with corpora and languages, as a run would have them."""
+    if isinstance(files, CorpusFiles):
+        run = replace(run, corpora=with_target_languages(files.corpora))
+    return replace(run, languages=known_languages(run.languages, files))
 
 
 def as_json(

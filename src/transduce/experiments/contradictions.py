@@ -5,10 +5,7 @@ the first step, not hours later at a checkpoint. A setting without effect only c
 warning.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterator
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -19,33 +16,16 @@ from transduce.architectures.config import (
     RecurrentConfig,
 )
 from transduce.data.augmentation import require_suitable
-from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.corpus_mixture import require_mixture
-from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
-from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import (
-    NO_DEV,
-    RunFiles,
-    known_languages,
-    without_default_patience,
-)
-from transduce.experiments.start_model import (
-    StartModel,
-    languages_from,
-    refuse_misfit,
-    refuse_unknown_targets,
-)
-from transduce.metrics.scores import choose_tokenization
+from transduce.experiments.run_folder import NO_DEV, RunFiles
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
-from transduce.text.corpus import read_text
-from transduce.text.languages import guess
 from transduce.text.pair_changes import TextAugmentationConfig
+from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
-from transduce.training.memory import require_memory
 
 DROPOUT_RATES = ("dropout", "attention_dropout", "relu_dropout")
 """Settings of a model that make two passes over a batch differ."""
@@ -61,65 +41,19 @@ SETTINGS_OF_SCHEDULES = {
 """Settings that only one schedule has, and that schedule."""
 
 
-def resolved(
-    config: RunConfig,
-    files: RunFiles,
-    hardware: Hardware,
-    start: StartModel | None,
-    encoder: PairEncoder | None,
-) -> RunConfig:
-    """Settings with the languages of the run; `ConfigError` if something misfits."""
-    languages, model = config.languages, config.model
-    if start is None:
-        config = replace(config, languages=known_languages(languages, files))
-        model = replace(model, vocab_size=config.tokenizer.vocab_size)
-    else:
-        refuse_misfit(start, config, files)
-        config = replace(config, languages=languages_from(start, languages, files))
-        refuse_unknown_targets(start, config, files)
-        if not (files.has_dev or config.evaluation.hold_out):
-            config = without_default_patience(config)
-    require_memory(model, hardware)
-    _require_consistent(files, config)
-    _require_dev_language(files, config)
-    if config.augmentation.used:
-        tokenizer = encoder.tokenizer if encoder else config.tokenizer
-        require_suitable(config.augmentation, tokenizer)
-    return config
+def refuse_contradictions(
+    config: RunConfig, files: RunFiles, tokenizer: Tokenizer | None = None
+) -> None:
+    """Raise `ConfigError` if settings contradict each other, or the files.
 
-
-def _require_dev_language(files: RunFiles, config: RunConfig) -> None:
-    """Raise `ConfigError` if the dev corpus is in an unknown one of several targets."""
-    has_several = any(corpus.target_language for corpus in config.corpora)
-    if has_several and files.has_dev and config.languages.target is None:
-        raise ConfigError(
-            "The target language of the dev corpus must be known, as the corpora have "
-            "several; name it by --target-language."
-        )
-
-
-def _require_consistent(files: RunFiles, config: RunConfig) -> None:
-    """Raise `ConfigError` if settings contradict each other, or the corpus."""
-    refuse_contradictions(config, files)
-    will_have_dev = files.has_dev or config.evaluation.hold_out
-    if isinstance(files, CorpusFiles) and will_have_dev:
-        # Find missing packages of scoring now, not at the first checkpoint.
-        main = config.languages.target
-        texts: list[tuple[Sequence[Path], str | None]] = [
-            (files.dev_target or files.target, main),
-            *(((dev.target,), guess(dev.target) or main) for dev in files.dev_sets),
-        ]
-        for paths, language in texts:
-            references = islice(read_text(paths), MAX_HELD_OUT)
-            choose_tokenization(config.evaluation.tokenize, language, references)
-
-
-def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
-    """Raise `ConfigError` if settings contradict each other, or the files."""
+    The languages must be those of the run. A tokenizer is given if none is learned.
+    """
     for message in _contradictions(config, files):
         raise ConfigError(message)
     if config.corpora or config.stages:
         require_mixture(config.corpora, config.stages, config.training.steps)
+    if config.augmentation.used:
+        require_suitable(config.augmentation, tokenizer or config.tokenizer)
 
 
 def settings_without_effect(
@@ -169,6 +103,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             "this run trains on trees; leave it out, or set "
             "`treebank.augmentation.copies` for variants of the trees."
         )
+    yield from _contradictions_of_languages(config, files)
     yield from _contradictions_of_schedule(training)
     yield from _contradictions_of_plateau(training)
     yield from _contradictions_of_optimizer(training)
@@ -176,6 +111,15 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
     yield from _contradictions_of_architecture(config, is_parser)
+
+
+def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator[str]:
+    has_several = any(corpus.target_language for corpus in config.corpora)
+    if has_several and files.has_dev and config.languages.target is None:
+        yield (
+            "The target language of the dev corpus must be known, as the corpora have "
+            "several; name it by --target-language."
+        )
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:

@@ -173,6 +173,8 @@ class CorpusReport:
     """Size of the learned vocabulary."""
     asked_vocab_size: int
     """Size by the setting `tokenizer.vocab_size`."""
+    useless_corpora: tuple[str, ...] = ()
+    """Names of the corpora of a mixture of which no pair is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,20 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         epoch=_epoch_report(training.kept(), config, "translation"),
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
+        useless_corpora=_useless_corpora(files, training.kept()),
     )
+
+
+def _useless_corpora(files: CorpusFiles, kept: Survey) -> tuple[str, ...]:
+    """Names of the corpora of a mixture of which no pair is kept."""
+    starts = [file.position for file in kept.files]
+    used = np.searchsorted(starts, kept.rows["position"], side="right") - 1
+    numbers = np.bincount(used, minlength=len(starts)).tolist()
+    names = list[str]()
+    for corpus in files.corpora:
+        own = [numbers.pop(0) for _ in corpus.source_files]
+        names += [] if any(own) else [corpus.name]
+    return tuple(names)
 
 
 def preset_for(files: CorpusFiles | TreebankFiles) -> str:
@@ -380,6 +395,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     named = [(name, split) for name, split in splits.items() if split is not None]
     return (
         *(advice for name, split in named for advice in _refusals(name, split)),
+        *(_useless_advice(name) for name in report.useless_corpora),
         *(_overlap_advice(report.overlap) if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_word_advice("source", report.training.source),
@@ -558,6 +574,14 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
             remedy="give files with text on both sides, or raise batching.max_length",
             is_refusal=True,
         )
+
+
+def _useless_advice(corpus: str) -> Advice:
+    return Advice(
+        problem=f"usable pairs of the corpus {corpus}: 0",
+        remedy="give files with text on both sides, or leave the corpus out",
+        is_refusal=True,
+    )
 
 
 def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:

@@ -30,7 +30,6 @@ from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.contradictions import resolved
 from transduce.experiments.distillation_report import (
     STUDENT,
     TEACHER,
@@ -39,7 +38,7 @@ from transduce.experiments.distillation_report import (
     measure_models,
     write_report,
 )
-from transduce.experiments.pipeline import RunObserver, resume
+from transduce.experiments.pipeline import RunObserver, resolved, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -36,7 +37,7 @@ from transduce.data.batches import (
     open_dataset,
     require_ids_below,
 )
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
 from transduce.data.corpus_mixture import (
     CorpusMixture,
     with_absolute_files,
@@ -47,7 +48,7 @@ from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware
 from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
 from transduce.experiments.contradictions import (
-    resolved,
+    refuse_contradictions,
     settings_without_effect,
 )
 from transduce.experiments.corpus_check import (
@@ -76,18 +77,24 @@ from transduce.experiments.run_folder import (
     WENT_BACK,
     RunFiles,
     RunFolder,
+    known_languages,
     refuse_changed_precision,
+    without_default_patience,
 )
 from transduce.experiments.start_model import (
     StartModel,
     changed_functions,
     coverage_advice,
     first_weights,
+    languages_from,
     new_languages,
+    refuse_misfit,
     refuse_replacing,
+    refuse_unknown_targets,
 )
 from transduce.files import remove_folder
 from transduce.machine import WaitingMeter, keep_freed_memory, use_one_arena
+from transduce.metrics.scores import choose_tokenization
 from transduce.model_folder import (
     AVERAGED,
     BEST,
@@ -98,6 +105,8 @@ from transduce.model_folder import (
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.settings import require_types
+from transduce.text.corpus import read_text
+from transduce.text.languages import guess
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
@@ -107,7 +116,7 @@ from transduce.training.loss import (
     Refinement,
     word_beginnings,
 )
-from transduce.training.memory import MicroBatchSize
+from transduce.training.memory import MicroBatchSize, require_memory
 from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
     DivergedError,
@@ -298,6 +307,46 @@ def train(
         if processes.is_first:
             remove_folder(out)
         raise
+
+
+def resolved(
+    config: RunConfig,
+    files: RunFiles,
+    hardware: Hardware,
+    start: StartModel | None,
+    encoder: PairEncoder | None,
+) -> RunConfig:
+    """Settings with the languages of the run; `ConfigError` if something misfits."""
+    languages, model = config.languages, config.model
+    if start is None:
+        config = replace(config, languages=known_languages(languages, files))
+        model = replace(model, vocab_size=config.tokenizer.vocab_size)
+    else:
+        refuse_misfit(start, config, files)
+        config = replace(config, languages=languages_from(start, languages, files))
+        refuse_unknown_targets(start, config, files)
+        if not (files.has_dev or config.evaluation.hold_out):
+            config = without_default_patience(config)
+    require_memory(model, hardware)
+    tokenizer = encoder.tokenizer if encoder else None
+    refuse_contradictions(config, files, tokenizer)
+    if isinstance(files, CorpusFiles):
+        _require_scoring(files, config)
+    return config
+
+
+def _require_scoring(files: CorpusFiles, config: RunConfig) -> None:
+    """Find missing packages of scoring now, not at the first checkpoint."""
+    if not (files.has_dev or config.evaluation.hold_out):
+        return
+    main = config.languages.target
+    texts: list[tuple[Sequence[Path], str | None]] = [
+        (files.dev_target or files.target, main),
+        *(((dev.target,), guess(dev.target) or main) for dev in files.dev_sets),
+    ]
+    for paths, language in texts:
+        references = islice(read_text(paths), MAX_HELD_OUT)
+        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def resume(
