@@ -5,9 +5,9 @@ A document is split into sentences, translated, and joined.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -36,7 +36,7 @@ from transduce.text.splitting import (
     split_text,
 )
 from transduce.text.tokenizer import WordTokenizer, tagged
-from transduce.text.vocabulary import EOS, find_language_tag
+from transduce.text.vocabulary import EOS, find_language_tag, languages_of
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
@@ -114,8 +114,8 @@ class ServedModel:
     """BCP 47 tag of the language, or a placeholder if it is unknown."""
     target: str
     queue: RequestQueue
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """Tags of several target languages, by BCP 47 tag; empty for one."""
+    tags: tuple[str, ...] = ()
+    """Tags of several target languages, such as >>de<<; empty for one language."""
 
     @classmethod
     def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
@@ -127,23 +127,20 @@ class ServedModel:
             translator.source_language or name.guessed[0],
             translator.target_language or name.guessed[1],
         )
-        tags = dict(
-            zip(
-                translator.target_languages,
-                translator.tokenizer.language_tags,
-                strict=True,
-            )
-        )
+        tags = tuple(translator.tokenizer.language_tags)
         if tags and name.stated:  # only into this one
-            tags = {target: find_language_tag(target, list(tags.values()))}
-        if tags and target not in tags:
-            target = next(iter(tags))
+            tags = (find_language_tag(target, tags),)
+        elif tags:
+            target = best_match(target, known := languages_of(tags)) or known[0]
         return cls(name=name.name, source=source, target=target, queue=queue, tags=tags)
 
     @property
     def targets(self) -> list[str]:
         """Target languages: one, or those of the model's tags."""
-        return list(self.tags) or [self.target]
+        if len(self.tags) < 2:
+            return [self.target]
+        # Several tags may be of one language, such as >>cmn<< and >>zho<<.
+        return list(dict.fromkeys(languages_of(self.tags)))
 
     def require_target(self, language: str | None, field: str) -> None:
         """Raise `RequestError` if a field of a request has another target language."""
@@ -153,10 +150,9 @@ class ServedModel:
                 f"({', '.join(self.targets)}), but is {_shown(language)}."
             )
 
-    def tag_for(self, target: str | None) -> str:
+    def tag_for(self, target: str) -> str:
         """Return the tag of a target language; empty for a model of one language."""
-        best = None if target is None else best_match(target, list(self.tags))
-        return "" if best is None else self.tags[best]
+        return find_language_tag(target, self.tags) if self.tags else ""
 
     @property
     def language(self) -> str | None:

@@ -105,6 +105,49 @@ def test_scores_have_the_language_of_the_model_unless_another_is_given(
         assert found["log_probability"] == pytest.approx(expected.log_probability)
 
 
+def with_tags(checkpoint: Checkpoint, own: str | None, *tags: str) -> Checkpoint:
+    """Untrained model with other target languages, of which one may be its own."""
+    config = TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(TEXT * 5, config, tags)
+    model = Transformer(replace(checkpoint.config, vocab_size=tokenizer.vocab_size))
+    return replace(
+        checkpoint,
+        config=model.config,
+        weights=model.state_dict(),
+        tokenizer=tokenizer,
+        target_language=own,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "language", "expected"),
+    [
+        ((">>fas<<", ">>prs<<", ">>de<<"), "fa", ">>fas<<"),
+        ((">>fas<<", ">>prs<<", ">>de<<"), "prs", ">>prs<<"),
+        ((">>cmn<<", ">>zho<<"), "zh", ">>cmn<<"),
+        ((">>pt_BR<<", ">>pt<<"), "pt-BR", ">>pt_BR<<"),
+    ],
+)
+def test_a_server_chooses_the_tag_that_a_translator_chooses(
+    checkpoint: Checkpoint, tags: tuple[str, ...], language: str, expected: str
+) -> None:
+    translator = Translator(with_tags(checkpoint, None, *tags), "cpu")
+    with RequestQueue(translator) as queue:
+        model = ServedModel.of(ModelName.parse("m"), queue)
+    assert model.tag_for(language) == expected
+    assert translator.into(language).language_tag == expected
+    assert len(set(model.targets)) == len(model.targets)
+
+
+def test_the_own_language_of_a_model_is_the_best_match_of_its_targets(
+    checkpoint: Checkpoint,
+) -> None:
+    other = with_tags(checkpoint, "pt", ">>es<<", ">>pt_BR<<")
+    with RequestQueue(Translator(other, "cpu")) as queue:
+        model = ServedModel.of(ModelName.parse("m"), queue)
+    assert (model.target, model.tag_for(model.target)) == ("pt-BR", ">>pt_BR<<")
+
+
 def test_languages_stated_with_the_name_leave_one_target(
     checkpoint: Checkpoint,
 ) -> None:
@@ -113,6 +156,10 @@ def test_languages_stated_with_the_name_leave_one_target(
         assert (model.targets, model.tag_for("fr")) == (["fr"], ">>fr<<")
         with pytest.raises(RequestError, match="has de"):
             ServedModel.of(ModelName.parse("en:nl=m"), queue)
+    brazilian = with_tags(checkpoint, None, ">>es<<", ">>pt_BR<<")
+    with RequestQueue(Translator(brazilian, "cpu")) as queue:
+        model = ServedModel.of(ModelName.parse("en:pt=m"), queue)
+        assert (model.targets, model.tag_for("pt")) == (["pt"], ">>pt_BR<<")
     other = replace(checkpoint, target_language=None)
     with RequestQueue(Translator(other, "cpu")) as queue:
         model = ServedModel.of(ModelName.parse("m"), queue)
