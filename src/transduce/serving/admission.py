@@ -268,7 +268,7 @@ MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
 MAX_REFUSED_PER_MINUTE = 600
 """Limit on refused requests per minute and address, unless another limit is set."""
-BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+BEARER = re.compile("bearer +(.+)", re.IGNORECASE)
 NETWORK_BITS = 64
 """Prefix bits of an IPv6 address that identify one customer of a provider."""
 MAX_CLIENT_TIMEOUT_S = 86_400.0
@@ -391,7 +391,8 @@ class Admission:
         """Identity that a client's requests count for: its key, or else its address."""
         if not self.config.api_keys:
             return address
-        bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
+        header = _decoded(request.headers.get("authorization", ""))
+        bearer = BEARER.fullmatch(header.strip())
         key = message.api_key or (bearer[1] if bearer else "")
         if not is_accepted(key, self.config.api_keys):
             raise RefusedError(
@@ -430,6 +431,14 @@ def address_of(request: Request) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((int(address), NETWORK_BITS), strict=False))
+
+
+def _decoded(header: str) -> str:
+    """Return the text of a header, which is UTF-8, or Latin-1 as browsers send it."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return header
 
 
 def _parsed(

@@ -307,6 +307,19 @@ def test_only_requests_with_a_known_key_are_admitted(
         assert server.get("/health").status == 200
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "alice 1234", "voilà"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_any_key_may_stand_in_the_header(
+    trained_checkpoint: Checkpoint, key: str, encoding: str
+) -> None:
+    config = AdmissionConfig(api_keys=(key,))
+    sent = key.encode(encoding).decode("latin-1")
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        for header, status in ((f"Bearer {sent} ", 200), (f"bearer {sent[:-1]}", 403)):
+            answer = server.post("/translate", BODY, authorization=header)
+            assert answer.status == status
+
+
 def test_a_client_above_its_rate_gets_a_retry_time(
     trained_checkpoint: Checkpoint,
 ) -> None:
