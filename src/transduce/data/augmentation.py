@@ -39,7 +39,7 @@ from transduce.text.pair_changes import (
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
-from transduce.text.vocabulary import TokenizerConfig, is_tag
+from transduce.text.vocabulary import TokenizerConfig, is_tag, languages_of
 
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
@@ -135,6 +135,11 @@ class PairAugmenter:
         self.max_length = max_length
         pieces = enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))
         self._tags = {i for i, piece in pieces if is_tag(piece)}
+        tags = tokenizer.language_tags
+        self._language_of = dict(
+            zip(map(tokenizer.tag_id, tags), languages_of(tags), strict=True)
+        )
+        """Target language by the id of its tag."""
         sides = config.subword_sides
         self._source_sampler = self._sampler("source") if sides != "target" else None
         self._target_sampler = self._sampler("target") if sides != "source" else None
@@ -190,7 +195,15 @@ class PairAugmenter:
         changes = _draw_changes(tags, self._config, random)
         pairs = self._restored(part, changes, tags)
         draw = Random(int(random.integers(2**63)))
-        drafts = [(each, self._changed(each, pairs, draw)) for each in changes]
+        drafts = [
+            (
+                each,
+                self._changed(
+                    each, pairs, self._target_language(tags[each.first]), draw
+                ),
+            )
+            for each in changes
+        ]
         done = [(change, pair) for change, pair in drafts if pair is not None]
         sources, targets = self._encode([pair for _, pair in done])
         sources = [
@@ -214,6 +227,11 @@ class PairAugmenter:
     def _tags_before(self, source: list[int]) -> Ids:
         """Return the tags before a source that are tokens of their own."""
         return tuple(takewhile(self._tags.__contains__, source))
+
+    def _target_language(self, tags: Ids) -> str | None:
+        """Return the language that a pair's tags name, or else that of the run."""
+        named = (self._language_of[tag] for tag in tags if tag in self._language_of)
+        return next(named, self._languages.target)
 
     def _restored(
         self, part: Dataset, changes: Sequence["_Change"], tags: Sequence[Ids]
@@ -245,7 +263,11 @@ class PairAugmenter:
         )
 
     def _changed(
-        self, change: "_Change", pairs: Mapping[int, SentencePair], draw: Random
+        self,
+        change: "_Change",
+        pairs: Mapping[int, SentencePair],
+        target_language: str | None,
+        draw: Random,
     ) -> SentencePair | None:
         """Make a change; None if a pair cannot be decoded, or two cannot be joined."""
         found = [pairs[i] for i in change.pairs if i in pairs]
@@ -255,10 +277,9 @@ class PairAugmenter:
         if pair is None:
             return None
         if change.case is not None:
-            languages = self._languages
             pair = SentencePair(
-                source=in_case(pair.source, change.case, languages.source),
-                target=in_case(pair.target, change.case, languages.target),
+                source=in_case(pair.source, change.case, self._languages.source),
+                target=in_case(pair.target, change.case, target_language),
             )
         if change.loses_end:
             pair = without_end(pair)

@@ -273,6 +273,23 @@ def test_tags_stay_before_changed_sources(make, sampling, make_dataset):
         assert "unk" not in tokenizer.decode(source)
 
 
+def test_a_target_changes_its_case_by_the_rules_of_its_own_language(make_dataset):
+    lines = ["it is IT IS İ I ı"] * 3
+    config = TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(lines, config, tags=[">>tr<<", ">>de<<"])
+    turkish, german = map(tokenizer.tag_id, (">>tr<<", ">>de<<"))
+    [text] = tokenizer.encode_sources(["it is"])
+    tags = [(turkish,), (german,), ()]
+    dataset = make_dataset([([*each, *text], text) for each in tags])
+    languages = LanguagesConfig(source="en", target="tr")
+    augment = PairAugmenter(
+        TextAugmentationConfig(upper=1.0), tokenizer, languages, max_length=100
+    )
+    changed = texts(augment(dataset, SEED).pairs, tokenizer)
+    assert [pair.target for pair in changed] == ["İT İS", "IT IS", "İT İS"]
+    assert {pair.source.split(maxsplit=1)[-1] for pair in changed[:2]} == {"IT IS"}
+
+
 def test_unknown_words_of_an_imported_tokenizer_keep_a_pair_as_it_is(make_dataset):
     tokenizer = imported()
     [known, unknown] = tokenizer.encode_sources(["ab cd.", "ab xyz cd."])
