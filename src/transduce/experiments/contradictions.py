@@ -20,7 +20,7 @@ from transduce.data.corpus_mixture import require_mixture
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import NO_DEV, RunFiles
+from transduce.experiments.run_folder import RunFiles, needs_of_dev
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.pair_changes import TextAugmentationConfig
@@ -67,25 +67,14 @@ def settings_without_effect(
 def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     training, is_parser = config.training, isinstance(files, TreebankFiles)
     will_have_dev = files.has_dev or config.evaluation.hold_out
-    if training.patience is not None and not will_have_dev:
-        yield NO_DEV
+    if not will_have_dev:
+        yield from needs_of_dev(training)
     metrics = ("auto", *files.metrics, "loss")
     if will_have_dev and training.best_by not in metrics:
         known = ", ".join(f'"{metric}"' for metric in metrics)
         yield (
             f"`training.best_by` must be one of {known} on this dev corpus, but is "
             f'"{training.best_by}".'
-        )
-    if training.best_by == "loss" and not will_have_dev:
-        yield (
-            '`training.best_by` is "loss", which needs a dev corpus, but there is none;'
-            " add --dev-source and --dev-target, or --dev-trees, or leave it out."
-        )
-    if training.schedule == "plateau" and not will_have_dev:
-        yield (
-            '`training.schedule` is "plateau", which needs a dev corpus, but there is '
-            "none; add --dev-source and --dev-target, or --dev-trees, or choose "
-            "another schedule."
         )
     if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
         yield (

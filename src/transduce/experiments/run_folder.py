@@ -66,6 +66,7 @@ from transduce.text.corpus import read_pairs
 from transduce.text.languages import LanguagesConfig, guess, guess_all
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.text.vocabulary import find_language_tag, language_tags
+from transduce.training.config import TrainingConfig
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
@@ -90,11 +91,6 @@ scores at the end before."""
 WENT_BACK = "went back"
 """Kind of log entry of a run that went back to a checkpoint after its loss diverged."""
 Value = TypeVar("Value", str, dict[str, Any])
-
-NO_DEV = (
-    "`training.patience` needs a dev corpus, but there is none; add --dev-source and "
-    "--dev-target, or --dev-trees."
-)
 
 RunFiles = CorpusFiles | TreebankFiles
 """Files that a run is trained on."""
@@ -139,10 +135,10 @@ class RunFolder:
         with atomic_directory(path) as new:
             _require_new_run(path, files, overwrite=overwrite)
             corpus = _prepare(files, config, new, sibling_runs, encoder)
-            if config.training.patience is not None and corpus.dev is None:
-                config = without_default_patience(config)
-                if start is None or config.training.patience is not None:
-                    raise ConfigError(NO_DEV)
+            if corpus.dev is None:  # there may be too few pairs to hold one out
+                config = config if start is None else without_default_patience(config)
+                for message in needs_of_dev(config.training):
+                    raise ConfigError(message)
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,
@@ -444,6 +440,26 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 def _is_number(value: object, *kinds: type) -> bool:
     return type(value) in kinds and abs(value) < LARGEST  # type: ignore[arg-type] # a number
+
+
+def needs_of_dev(training: TrainingConfig) -> Iterator[str]:
+    """Yield refusals of the settings that need a dev corpus, if there is none."""
+    if training.patience is not None:
+        yield (
+            "`training.patience` needs a dev corpus, but there is none; add "
+            "--dev-source and --dev-target, or --dev-trees."
+        )
+    if training.best_by == "loss":
+        yield (
+            '`training.best_by` is "loss", which needs a dev corpus, but there is none;'
+            " add --dev-source and --dev-target, or --dev-trees, or leave it out."
+        )
+    if training.schedule == "plateau":
+        yield (
+            '`training.schedule` is "plateau", which needs a dev corpus, but there is '
+            "none; add --dev-source and --dev-target, or --dev-trees, or choose "
+            "another schedule."
+        )
 
 
 def without_default_patience(config: RunConfig) -> RunConfig:

@@ -9,6 +9,7 @@ from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_precision
+from transduce.settings import apply_assignments
 
 TINY = PRESETS["tiny"]
 
@@ -142,6 +143,27 @@ def test_a_record_of_unknown_settings_is_refused(run: RunFolder) -> None:
     change_record(run, settings={"model": {"d_modl": 3}})
     with pytest.raises(ConfigError, match=r"config\.json: .*did you mean `model\.d_mo"):
         RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["training.patience=5"],
+        ['training.best_by="loss"'],
+        ['training.schedule="plateau"', "training.learning_rate=1e-3"],
+    ],
+    ids=lambda assignments: assignments[0],
+)
+def test_settings_that_need_a_dev_corpus_are_refused_if_pairs_are_too_few_for_one(
+    tmp_path: Path, files: CorpusFiles, assignments: list[str]
+) -> None:
+    config = apply_assignments(TINY, assignments)
+    assert config.evaluation.hold_out
+    name = assignments[0].partition("=")[0]
+    message = f"`{name}` .*needs a dev corpus, but there is none"
+    with pytest.raises(ConfigError, match=message):
+        create(tmp_path / "run", files, config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_dev_text_has_no_dev_corpus(run: RunFolder) -> None:
