@@ -555,20 +555,25 @@ def test_a_student_of_one_of_several_languages_has_no_tags(
     assert student.into("fr") is student
 
 
+@pytest.mark.parametrize("vocabulary", ["teacher", "new"])
 def test_a_student_learns_the_languages_that_its_text_names(
-    succeeds, multilingual
+    succeeds, multilingual, vocabulary
 ) -> None:
     text = Path("mono.en").read_text().splitlines()
     tagged = [f">>de<< {line}" if i % 2 else line for i, line in enumerate(text)]
     Path("tagged.en").write_text("\n".join(tagged) + "\n")
     call = ("distill", multilingual, "--source", "tagged.en", "--out", "out", *TINY)
-    succeeds(*call, *TO_FRENCH)
+    succeeds(*call, "--vocabulary", vocabulary, *TO_FRENCH)
     student = transduce.load("out/student", device="cpu")
     assert student.tokenizer.language_tags == (">>de<<", ">>fr<<")
     assert not student.tokenizer.corpus_tags
     sources = open_dataset(Path("out/student/corpus/training")).source
     tags = {student.tokenizer.tag_id(tag) for tag in (">>de<<", ">>fr<<")}
     assert {ids[0] for ids in sources} == tags
+    pieces = student.tokenizer.pieces(range(student.tokenizer.vocab_size))
+    assert sum(">>" in piece for piece in pieces) == len(tags)
+    read = student.tokenizer.encode_sources([">>de<< one two", "one two"])
+    assert read[0][1:] == read[1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ of each step is kept in the folder, and the same call continues after an interru
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -21,11 +21,18 @@ from transduce.data.corpus_files import (
     EvaluationText,
     Files,
     hold_out_pairs,
+    num_characters,
     paths_of,
     read_through,
     require_different_names,
 )
-from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET, PairEncoder
+from transduce.data.prepared_corpus import (
+    DEV,
+    DEV_SOURCE,
+    DEV_TARGET,
+    PairEncoder,
+    learning_texts,
+)
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
@@ -64,13 +71,14 @@ from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
 from transduce.settings import require_between
-from transduce.text.corpus import read_text, require_text
+from transduce.text.corpus import SentencePair, read_pairs, read_text, require_text
 from transduce.text.languages import (
     LanguagesConfig,
     guess_all,
     require_language_of_files,
 )
-from transduce.text.tokenizer import Tokenizer, without_tags
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer, without_tags
+from transduce.text.vocabulary import TokenizerConfig
 
 Vocabulary = Literal["teacher", "new"]
 
@@ -385,9 +393,9 @@ def _distill(
 ) -> Distillation:
     own_search = replace(plan.search or translator.search, num_best=1)
     generation = _generation(plan, own_search)
-    encoder = None
+    tags, encoder = _students_tags(plan, translator), None
     if plan.vocabulary == "teacher":
-        encoder = PairEncoder(tokenizer=_students_tokenizer(plan, translator))
+        encoder = PairEncoder(tokenizer=without_tags(translator.tokenizer, tags))
     plan = replace(plan, student=_student(plan, translator, encoder))
     # The settings of the training are checked before the long translation.
     like_pairs = replace(_files(plan), target=plan.reference or plan.source)
@@ -413,6 +421,10 @@ def _distill(
         translator.close()  # its processes would take the training's cores
         source, target = _select(out, plan, figures, observer)
         files = replace(files, source=(source,), target=(target,))
+        if encoder is None and tags and not is_run(out / STUDENT):
+            learning = plan.student.tokenizer
+            learned = _learn_tokenizer(files, learning, tags, translator.tokenizer)
+            encoder = PairEncoder(tokenizer=learned)
         _train(out / STUDENT, files, plan.student, hardware, run_observers, encoder)
         report, texts = measure_models(
             ComparedSystem(
@@ -446,23 +458,35 @@ def _generation(plan: DistillationPlan, search: SearchConfig) -> Generation:
     return Generation(decoding=search, max_ratio=plan.max_ratio)
 
 
-def _students_tokenizer(plan: DistillationPlan, translator: Translator) -> Tokenizer:
-    """Return the teachers' tokenizer with the tags that the student learns.
+def _students_tags(plan: DistillationPlan, translator: Translator) -> set[str]:
+    """Return the tags of languages that the student learns.
 
     A student of one target language needs none. If lines of the text begin with tags of
     languages, it has these, and that of the other lines.
     """
     tokenizer = translator.tokenizer
-    if not tokenizer.language_tags:
-        return without_tags(tokenizer)
-    found = tags_in(plan.source, tokenizer)
-    return without_tags(tokenizer, {*found, translator.language_tag} if found else ())
+    found = tags_in(plan.source, tokenizer) if tokenizer.language_tags else set()
+    return {*found, translator.language_tag} if found else found
 
 
 def tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
     """Return the tags of the vocabulary with which lines of a text begin."""
     found = set(map(tokenizer.language, read_text(paths)))
     return found & set(tokenizer.language_tags)
+
+
+def _learn_tokenizer(
+    files: CorpusFiles, config: TokenizerConfig, tags: set[str], teacher: Tokenizer
+) -> Tokenizer:
+    """Learn a vocabulary with tags from pairs, whose sources may begin with them."""
+
+    def pairs() -> Iterator[SentencePair]:
+        for pair in read_pairs(files.source, files.target):
+            tag = teacher.language(pair.source)
+            yield replace(pair, source=pair.source.removeprefix(tag))
+
+    texts = learning_texts(pairs(), sum(map(num_characters, pairs())))
+    return learn_tokenizer(texts, config, sorted(tags))
 
 
 def _student(
