@@ -62,7 +62,7 @@ def test_a_repetition_penalty_changes_scores_and_choices(
         (("--no-repeat-ngram", -1), "`search.no_repeat_ngram` must be at least 0"),
         (("--repetition-penalty", 0), "must be above 0 and at most 1,000"),
         (("--bad-words", "nowhere"), "nowhere"),
-        (("--bad-words", "-"), "is both --input and --bad-words"),
+        (("--bad-words", "-"), "must stand for one file"),
     ],
 )
 def test_impossible_restrictions_are_refused(

@@ -665,6 +665,7 @@ def test_a_dash_is_standard_input_and_output(
     expected = succeeds("translate", model, stdin=LINES)
     dashes = ("--input", "-", "--output", "-")
     assert succeeds("translate", model, *dashes, stdin=LINES) == expected
+    assert succeeds("translate", model, stdin=gzip.compress(LINES)) == expected
     assert succeeds("sample", model, *dashes, stdin=LINES).count("\n") == 5
     prefixes = ("--prefixes", "-", "--input", tmp_path / "input")
     (tmp_path / "input").write_bytes(LINES)
@@ -691,10 +692,13 @@ def test_a_dash_may_stand_for_any_file_that_is_read_once(
 def test_standard_input_is_one_file_and_no_corpus(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
+    both = ("--prefixes", "-", "--bad-words", "-")
     for call in (
         ("score", model, "--source", "-", "--target", "-"),
         ("evaluate", "--reference", "-", "--hypothesis", "-"),
         ("translate", model, "--prefixes", "-"),
+        ("translate", model, "--bad-words", "-"),
+        ("translate", model, *both, "--input", tmp_path / "text"),
     ):
         assert refuses(*call, stdin=b"one\n").startswith(
             "Standard input must stand for one file,"

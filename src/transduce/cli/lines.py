@@ -50,7 +50,7 @@ from transduce.files import (
 )
 from transduce.search_config import SearchConfig
 from transduce.settings import flattened
-from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
+from transduce.text.corpus import STANDARD_INPUT, read_text, standard_input
 from transduce.text.languages import best_match, guess_all, require_language_of_files
 from transduce.text.shortlist import Shortlist
 
@@ -506,7 +506,8 @@ def source_lines(input: Path | None) -> SourceLines:
     """Return the lines of a file or of standard input; `DataError` if that is
     closed."""
     if input is None or input == STANDARD_INPUT:
-        lines = read_stream(standard_input("--input FILE"))
+        standard_input("--input FILE")  # refuse a closed one before a model is loaded
+        lines = read_text([STANDARD_INPUT])
         return SourceLines(lines=lines, windows=arriving_windows)
     windows = full_windows if input.is_file() else arriving_windows
     return SourceLines(lines=read_text([input]), windows=windows)

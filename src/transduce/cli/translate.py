@@ -29,7 +29,11 @@ from transduce.decoding.translator import interdependent_lines, load
 from transduce.errors import ConfigError
 from transduce.model_folder import model_sum
 from transduce.search_config import LengthPenalty
-from transduce.text.corpus import STANDARD_INPUT, read_text
+from transduce.text.corpus import (
+    STANDARD_INPUT,
+    read_text,
+    require_one_standard_input,
+)
 
 
 def translate(
@@ -151,12 +155,8 @@ def translate(
         Number of processes that share the sentences, each on one core; by default one
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
-    for option, file in (("--prefixes", prefixes), ("--bad-words", bad_words)):
-        if file == STANDARD_INPUT and input in (None, STANDARD_INPUT):
-            raise ConfigError(
-                "Standard input must stand for one file, but is both --input and "
-                f"{option}; name one of them."
-            )
+    files = (input or STANDARD_INPUT, prefixes, bad_words)
+    require_one_standard_input([each for each in files if each is not None])
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(input, prefixes, bad_words)
     forbidden = None if bad_words is None else list(read_text([bad_words]))

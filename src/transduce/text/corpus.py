@@ -14,7 +14,6 @@ from functools import partial
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
 
 from transduce.errors import DataError
 
@@ -79,9 +78,8 @@ def read_lines(path: Path) -> Iterator[Line]:
             f"{path}: the gzip file is damaged or cut short; fetch it again."
         ) from None
     except OSError as error:
-        raise DataError(
-            f"{path}: the file cannot be read ({error.strerror})."
-        ) from None
+        what = "" if is_standard else "the file "
+        raise DataError(f"{path}: {what}cannot be read ({error.strerror}).") from None
 
 
 def standard_input(option: str = "") -> BufferedReader:
@@ -94,16 +92,6 @@ def standard_input(option: str = "") -> BufferedReader:
     # Not `sys.stdin` itself: Python closes that at its end, and cannot while a thread
     # that reads ahead still waits for a line of it.
     return open(sys.stdin.fileno(), "rb", closefd=False)
-
-
-def read_stream(stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a stream as text."""
-    path = Path("standard input")
-    try:
-        for line in _lines(stream.readline, path):
-            yield line.text()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def read_text(paths: Sequence[Path]) -> Iterator[str]:
@@ -123,8 +111,8 @@ def require_one_standard_input(paths: Sequence[Path]) -> None:
     """Raise `DataError` if several files to read are standard input."""
     if paths.count(STANDARD_INPUT) > 1:
         raise DataError(
-            "Standard input must stand for one file, as it is read once, but `-` is "
-            "given more than once; name the others."
+            "Standard input must stand for one file, as it is read once, but stands "
+            "for several; name the others."
         )
 
 

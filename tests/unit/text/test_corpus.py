@@ -3,6 +3,7 @@
 import gzip
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from transduce.errors import DataError
 from transduce.text.corpus import (
     BYTE_ORDER_MARK,
     MAX_LINE_BYTES,
+    STANDARD_INPUT,
     SentencePair,
     aligned_lines,
     read_lines,
     read_pairs,
-    read_stream,
     read_text,
     write_lines,
 )
@@ -117,25 +118,29 @@ def test_several_files_are_read_as_one_text(file):
     assert list(read_text(paths)) == ["a", "b", "c"]
 
 
-def test_a_stream_is_read_like_a_file(file):
-    content = BYTE_ORDER_MARK + "a\r\nb\u2028c\n\nd".encode()
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_standard_input_is_read_like_a_file(file, monkeypatch, compress):
+    content = compress(BYTE_ORDER_MARK + "a\r\nb\u2028c\n\nd".encode())
     with file("text", content).open("rb") as stream:
-        assert list(read_stream(stream)) == ["a", "b\u2028c", "", "d"]
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert list(read_text([STANDARD_INPUT])) == ["a", "b\u2028c", "", "d"]
 
 
-def test_the_first_line_of_a_stream_does_not_wait_for_the_second():
+def test_the_first_line_of_standard_input_does_not_wait_for_the_second(monkeypatch):
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdin", stream)
         pipe.write(b"a\n")
-        lines = read_stream(stream)
+        lines = read_text([STANDARD_INPUT])
         assert next(lines) == "a"
         pipe.write(b"b\n")
         assert next(lines) == "b"
 
 
-def test_a_malformed_line_of_a_stream_is_reported_with_its_number(file):
+def test_a_malformed_line_of_standard_input_is_named_by_its_number(file, monkeypatch):
     with file("text", b"a\n\xff\n").open("rb") as stream:
-        lines = read_stream(stream)
+        monkeypatch.setattr(sys, "stdin", stream)
+        lines = read_text([STANDARD_INPUT])
         assert next(lines) == "a"
         with pytest.raises(DataError, match="^standard input:2: .* valid UTF-8"):
             next(lines)
