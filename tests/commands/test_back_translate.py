@@ -19,9 +19,9 @@ from file_size import limited_file_size
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments.synthetic_text import InputText
-from transduce.search_config import SamplingConfig
+from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import load_tokenizer
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -418,6 +418,9 @@ def test_the_function_gives_the_same_pairs_as_the_command(
 ) -> None:
     seen: list[tuple[int, int]] = []
     config = SamplingConfig(top_k=3, seed=5)
+    both = {"sampling": config, "search": SearchConfig()}
+    with pytest.raises(ConfigError, match="Either `sampling` or `search` must be"):
+        transduce.back_translate(teacher, mono, "both", **both)
     result = transduce.back_translate(
         teacher,
         mono,

@@ -89,10 +89,36 @@ def test_few_pairs_need_sizes_to_be_split(
     tmp_path: Path,
 ) -> None:
     call = ("split", *files(corpus_files), "--out", tmp_path / "parts")
+    said = refuses("split", "--source", "-", *files(corpus_files)[2:], *call[5:])
+    assert said.startswith("A corpus must be in files, as it is read several times, ")
     assert "give --dev NUMBER" in refuses(*call)
     assert "hold out fewer" in refuses(*call, "--dev", 30)
     assert not (tmp_path / "parts").exists()
     assert "5 pairs  dev.en dev.de" in succeeds(*call, "--dev", 5)
+
+
+def test_pairs_without_a_translation_are_not_held_out(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    translated = [*lines(my_corpus[1])[:50], *[" "] * 450]
+    my_corpus[1].write_text("\n".join(translated) + "\n", encoding="utf-8")
+    call = ("split", *files(my_corpus), "--out", tmp_path / "parts")
+    assert "hold out fewer" in refuses(*call, "--dev", 51)
+    said = succeeds(*call, "--dev", 40)
+    assert "40 pairs  dev.en dev.de" in said
+    assert all(map(str.strip, lines(tmp_path / "parts/dev.de")))
+
+
+def test_repeated_sources_of_held_out_pairs_are_reported(
+    succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for path in my_corpus:
+        path.write_text(2 * path.read_text(encoding="utf-8"), encoding="utf-8")
+    said = succeeds("split", *files(my_corpus), "--dev", 40, "--out", tmp_path / "out")
+    assert "as their sources are held out: 40 pairs.\n" in said
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])

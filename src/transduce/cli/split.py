@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.cli.options import refuse_trees, require_both
+from transduce.cli.options import text_files
 from transduce.cli.terminal import Files, Force, program, require_new_folder
 from transduce.data.corpus_files import (
     read_through,
@@ -29,7 +29,7 @@ def split(
     """Split a parallel corpus into training, development and test text.
 
     Pairs are selected at random by their source; all pairs with the same source stay
-    together, so that no held-out sentence is also in training.
+    together, so that no held-out source is also in training.
 
     For example:
 
@@ -54,10 +54,9 @@ def split(
     force
         Overwrite an older split in that folder.
     """
-    require_both(source, target)
+    text_files(source, target, (), ())  # raises unless a corpus can be read from them
     if not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
-    refuse_trees(*source, *target)
     require_without(out, (*source, *target))
     require_new_folder(out, force=force, made_by="split")
     read_through(source, target)
@@ -80,7 +79,7 @@ def split(
         print(f"{counted(count, 'pair'):>20}  {files}")
     if (left_out := choice.num_read - sum(counts)) > 0:
         print(
-            f"Left out of the training text, as source or translation is held out: "
+            "Left out of the training text, as their sources are held out: "
             f"{counted(left_out, 'pair')}."
         )
     train, held_out = (

@@ -437,7 +437,7 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
     for sides in files.sides:
         require_files(chain(*sides))
     source, target = files.sides[0]
-    choice = choose((line for line, _ in _text_pairs(source, target)), None, seed)
+    choice = choose(_translated_sources(source, target), None, seed)
     if choice is None:
         return None
     folder.mkdir()
@@ -536,13 +536,12 @@ def require_choice(
             )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"`seed` must be from 0 to 2^63 - 1, but is {seed}.")
-    pairs = _text_pairs(source, target)
-    choice = choose((line for line, _ in pairs), sizes, seed)
+    choice = choose(_translated_sources(source, target), sizes, seed)
     if choice is None:
         raise DataError(
             f"{source[0]}: holding out {counted(sum(sizes), 'pair')} needs as many "
-            f"different sources and {2 * sum(sizes):,} pairs in all, but there are "
-            "fewer; hold out fewer."
+            f"different sources that have a translation, and {2 * sum(sizes):,} pairs "
+            "in all, but there are fewer; hold out fewer."
         )
     return choice
 
@@ -552,6 +551,15 @@ def _text_pairs(
 ) -> Iterator[tuple[str, str]]:
     for source_line, target_line in aligned_lines(source, target):
         yield source_line.text(), target_line.text()
+
+
+def _translated_sources(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[str]:
+    """Yield the source of each pair; blank, so that it is not held out, if it has no
+    translation."""
+    for line, translation in _text_pairs(source, target):
+        yield line if translation.strip() else ""
 
 
 DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -610,6 +610,10 @@ def back_translate(
             "Back-translation takes one sample of each line, but `number` is "
             f"{sampling.number}; leave it out."
         )
+    if sampling is not None and search is not None:
+        raise ConfigError(
+            "Either `sampling` or `search` must be given, but both are; leave one out."
+        )
     translator = load(
         *models,
         device=device,
