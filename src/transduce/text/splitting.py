@@ -607,11 +607,15 @@ def _fitting(
 
 
 def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
-    """Join neighbours while they fit; a piece that is too long stays alone."""
+    """Join neighbours while they fit; a piece that is too long stays alone.
+
+    No part is without tokens: a space or the like stays with its neighbour.
+    """
     packed: list[list[str]] = []
     capacity = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):
-        if packed and length <= capacity:
+        is_empty = capacity == max_tokens or length == 0
+        if packed and (length <= capacity or is_empty):
             packed[-1].append(piece)
         else:
             packed.append([piece])

@@ -305,6 +305,7 @@ def test_no_text_is_lost_and_no_part_is_too_long(text: str, max_tokens: int) -> 
     for part in parts:  # no space is added where there was none
         place = text.index(part, place) + len(part)
     assert all(count <= max_tokens for count in count_words(parts))
+    assert parts == [text] or all(count_words(parts))
 
 
 @pytest.mark.parametrize(
@@ -327,6 +328,16 @@ def test_a_text_may_begin_with_characters_of_no_tokens() -> None:
         return [len(text.replace("\u200b", "")) for text in texts]
 
     assert split_long("\u200b\u200babcd", 2, count_seen) == ["\u200b\u200bab", "cd"]
+
+
+@pytest.mark.parametrize("space", [" ", "  ", " \u200b "])
+def test_space_beside_words_that_are_too_long_is_no_part(space: str) -> None:
+    def count_seen(texts: Sequence[str]) -> list[int]:
+        return [len("".join(text.replace("\u200b", "").split())) for text in texts]
+
+    text = f"aaaaa{space}bbbbb"
+    parts = split_long(text, 3, count_seen)
+    assert [each.strip(" \u200b") for each in parts] == ["aaa", "aa", "bbb", "bb"]
 
 
 @pytest.mark.parametrize(
