@@ -101,3 +101,17 @@ def test_a_server_restricts_the_search_of_translators(
     assert served.search == replace(transduce.load(model).search, no_repeat_ngram=2)
     parser = loaded(parsing_model, "cpu", "fp32", 1, given)
     assert parser.search == transduce.load(parsing_model).search
+
+
+def test_a_server_says_once_that_a_model_has_no_shortlist(
+    trained_checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = SearchConfig(shortlist=True)
+    save_model(replace(trained_checkpoint, search=search), tmp_path / "model")
+    served = loaded(tmp_path / "model", "cpu", "fp32", 1, {})
+    assert capsys.readouterr().err == (
+        "Warning: `search.shortlist` is set, but the model has no shortlist; the whole "
+        "vocabulary is used instead. Make one with `transduce shortlist`.\n"
+    )
+    assert served.search == replace(search, shortlist=False)
+    assert served.translate("one")  # without a warning, which would be an error

@@ -7,10 +7,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.lines import require_shortlist
+from transduce.cli.lines import printed_warnings, require_shortlist
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.processes import default_processes
-from transduce.decoding.translator import Translator, choose_device, load
+from transduce.decoding.translator import (
+    Translator,
+    choose_device,
+    load,
+    with_known_shortlist,
+)
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.search_config import SearchConfig
@@ -192,5 +197,7 @@ def loaded(
         require_shortlist(shortlist, translator.shortlist, path)
         settings = {**restrictions, "shortlist": shortlist}
         given = {k: value for k, value in settings.items() if value is not None}
-        translator.search = replace(translator.search, **given)
+        search = replace(translator.search, **given)
+        with printed_warnings():  # now, and not in the log at the first request
+            translator.search = with_known_shortlist(search, translator.shortlist)
     return translator

@@ -695,17 +695,8 @@ class Translator:
 
         Warns about all that is translated with the whole vocabulary instead.
         """
-        if not config.shortlist:
-            return config
-        if self.shortlist is None:
-            warnings.warn(
-                "`search.shortlist` is set, but the model has no shortlist; the whole "
-                "vocabulary is used instead. Make one with `transduce shortlist`.",
-                UserWarning,
-                stacklevel=3,
-            )
-            return replace(config, shortlist=False)
-        if has_prefixes:
+        config = with_known_shortlist(config, self.shortlist)
+        if config.shortlist and has_prefixes:
             warnings.warn(
                 "Lines with a prefix are translated with the whole vocabulary, not "
                 "with the shortlist.",
@@ -807,6 +798,21 @@ def require_translation(translator: Translator) -> None:
             "A model that translates must be trained on text, but this one parses; "
             "use `transduce parse`."
         )
+
+
+def with_known_shortlist(
+    config: SearchConfig, shortlist: Shortlist | None
+) -> SearchConfig:
+    """Return the config without a shortlist, and warn, if a model has none."""
+    if not config.shortlist or shortlist is not None:
+        return config
+    warnings.warn(
+        "`search.shortlist` is set, but the model has no shortlist; the whole "
+        "vocabulary is used instead. Make one with `transduce shortlist`.",
+        UserWarning,
+        stacklevel=4,  # the caller of `translate_stream`
+    )
+    return replace(config, shortlist=False)
 
 
 def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
