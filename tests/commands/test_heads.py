@@ -1,8 +1,11 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from transduce.checkpoint import Checkpoint, save_model
 
 
 def test_the_built_in_corpus_gives_a_full_survey(
@@ -99,3 +102,13 @@ def test_a_mistake_ends_with_one_sentence_and_writes_nothing(
     out = () if "--out" in options else ("--out", "heads")
     assert refuses("heads", model, *options, *out).startswith(message)
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_model_of_other_languages_than_the_built_in_ones_needs_text(
+    refuses: Callable[..., str], trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    languages = {"source_language": "fr", "target_language": "es"}
+    save_model(replace(trained_checkpoint, **languages), tmp_path / "model")
+    refusal = refuses("heads", tmp_path / "model", "--out", tmp_path / "heads")
+    assert "but the model translates French into Spanish; give text by" in refusal
+    assert not (tmp_path / "heads").exists()

@@ -238,6 +238,23 @@ def test_a_file_of_another_language_is_used_with_a_warning(command, named, argum
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("score", "--target", "text.en"),
+        ("evaluate", "--reference", "text.en"),
+        ("evaluate", "--reference", "text.en", "--target-language", "en"),
+        ("heads", "--target", "text.en", "--out", "heads"),
+    ],
+)
+def test_a_target_of_another_language_is_used_with_a_warning(command, named, arguments):
+    name, *options = arguments
+    outcome = command(name, named, "--source", "text.en", *options, "--device", "cpu")
+    assert outcome.out
+    assert "its target is de and here en" in outcome.err
+    assert outcome.err.count("Warning") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ("tune", "--dev-source", "text.de", "--dev-target", "text.en"),
         ("shortlist", "--source", "text.de", "--target", "text.en"),
         ("shortlist", "--source", "text.en", "--target", "text.en"),

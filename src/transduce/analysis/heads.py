@@ -9,7 +9,7 @@ the end token of the source counts as one more.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, get_args
 
@@ -26,12 +26,11 @@ from transduce.analysis.attention_maps import (
 )
 from transduce.analysis.figures import HeadValues, draw_heads
 from transduce.data.batches import EncodedPair
-from transduce.data.prepared_corpus import PairEncoder
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, counted
-from transduce.grammar.corpus import Grammar, GrammarSentence
+from transduce.errors import DataError, RequestError, counted
+from transduce.grammar.corpus import BUILT_IN, Grammar, GrammarSentence, Pair
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.model.transformer import Transformer
 from transduce.report.report import (
@@ -44,7 +43,7 @@ from transduce.report.report import (
 )
 from transduce.text.corpus import SentencePair
 from transduce.text.inline_tags import have_same_letters, letter_groups
-from transduce.text.languages import base
+from transduce.text.languages import best_match, english_name
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import SymbolVocabulary
 from transduce.trees.trees import Constituent, Tree, parse_tree, without_brackets
@@ -694,12 +693,18 @@ def survey_annotated(
     none is left.
     """
     model, tokenizer = translator.torch_model.transformer(TASK), translator.tokenizer
-    # Without tags, which are no words.
-    pairs = PairEncoder(tokenizer=tokenizer).encode(
-        [SentencePair(source=each.source, target=each.target) for each in sentences]
+    pairs = encode_pairs(
+        translator,
+        [SentencePair(source=each.source, target=each.target) for each in sentences],
     )
+    num_tags = bool(translator.corpus_tag) + bool(translator.language_tag)
     read = [
-        (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)
+        (
+            sentence,
+            tokenizer.pieces(pair.source[num_tags:]),
+            tokenizer.pieces(pair.target),
+            _without_tags(maps, num_tags),
+        )
         for sentence, pair, maps in zip(
             sentences, pairs, maps_of(model, pairs), strict=True
         )
@@ -722,14 +727,41 @@ def survey_annotated(
     )
 
 
-def grammar_sentences(count: int, target: str | None) -> list[GrammarSentence]:
-    """Distinct sentences with combinations of words that are not in training.
+def _without_tags(maps: AttentionMaps, num_tags: int) -> AttentionMaps:
+    """Leave out the tags before the source, which are no words."""
+    encoder = maps.encoder
+    return replace(
+        maps,
+        encoder=None if encoder is None else encoder[..., num_tags:, num_tags:],
+        encoder_decoder=maps.encoder_decoder[..., num_tags:],
+    )
 
-    Their translations are Chinese for a Chinese target language, otherwise German.
+
+def into_built_in(translator: Translator) -> tuple[Translator, Pair]:
+    """Return the pair of the built-in corpus whose languages are the model's.
+
+    A model of several target languages translates into that of the pair. An unknown
+    language counts as the corpus's. Raises `RequestError` if no pair fits.
     """
-    is_chinese = target is not None and base(target) == "zh"
-    grammar = Grammar.built_in("en-zh" if is_chinese else "en-de")
-    return list(islice(grammar.held_out_sentences(SEED), count))
+    several, own = translator.target_languages, translator.target_language
+    for pair in BUILT_IN:
+        source, target = pair.split("-")
+        if best_match(source, [translator.source_language or source]) is None:
+            continue
+        if found := best_match(target, several or [own or target]):
+            return (translator.into(found) if several else translator), pair
+    languages = [translator.source_language, *(several or [own])]
+    source, *targets = [english_name(each) if each else "unknown" for each in languages]
+    raise RequestError(
+        "The built-in corpus has English sources and German or Chinese targets, but "
+        f"the model translates {source} into {' or '.join(targets)}; give text by "
+        "--source and --target."
+    )
+
+
+def grammar_sentences(count: int, pair: Pair) -> list[GrammarSentence]:
+    """Distinct sentences with combinations of words that are not in training."""
+    return list(islice(Grammar.built_in(pair).held_out_sentences(SEED), count))
 
 
 def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[SentencePair]:

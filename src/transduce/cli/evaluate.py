@@ -12,7 +12,7 @@ from transduce.cli.lines import (
     into_language_of,
     require_no_search,
     search_of,
-    warn_of_other_language,
+    warn_of_other_languages,
 )
 from transduce.cli.terminal import Files
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -134,7 +134,10 @@ def evaluate(
             translator = into_language_of(translator, model, reference)
         elif translator.target_languages:
             translator = translator.into(language)
-        warn_of_other_language(model, "source", translator.source_language, source)
+        is_chosen = language is not None
+        warn_of_other_languages(
+            translator, model, source, reference, is_chosen=is_chosen
+        )
         language = language or translator.target_language
     language = language or guess_all(reference)
     tokenization = choose_tokenization(tokenize, language, references)

@@ -8,11 +8,12 @@ from transduce.analysis.heads import (
     SEED,
     as_report,
     grammar_sentences,
+    into_built_in,
     survey_annotated,
     survey_heads,
     tree_pairs,
 )
-from transduce.cli.lines import into_language_of
+from transduce.cli.lines import into_language_of, warn_of_other_languages
 from transduce.cli.options import require_both
 from transduce.cli.terminal import (
     Files,
@@ -47,8 +48,9 @@ def heads(
 ) -> None:
     """Survey the function and the importance of each attention head over a corpus.
 
-    The built-in corpus, used by default, also shows which heads resolve pronouns, which
-    follow syntax, and how well attention aligns words.
+    The built-in corpus, used by default for models from English into German or Chinese,
+    also shows which heads resolve pronouns, which follow syntax, and how well attention
+    aligns words.
 
     For example:
 
@@ -80,6 +82,7 @@ def heads(
     translator = load(model, device=device)
     if target:
         translator = into_language_of(translator, model, target)
+        warn_of_other_languages(translator, model, source, target, is_chosen=False)
     annotated = None
     with error_console().status("Reading...") as status:
         if translator.symbols is not None:
@@ -92,7 +95,8 @@ def heads(
                 require_text(source[0], (pair.source for pair in corpus))
                 require_text(target[0], (pair.target for pair in corpus))
             else:
-                spoken = grammar_sentences(sentences, translator.target_language)
+                translator, pair = into_built_in(translator)
+                spoken = grammar_sentences(sentences, pair)
                 corpus = [
                     SentencePair(source=s.source, target=s.target) for s in spoken
                 ]

@@ -75,6 +75,24 @@ def warn_of_other_language(
         print(f"Warning: {error}", file=sys.stderr)
 
 
+def warn_of_other_languages(
+    translator: Translator,
+    model: Path,
+    source: Sequence[Path],
+    target: Sequence[Path],
+    *,
+    is_chosen: bool,
+) -> None:
+    """Print a warning for each side whose files' endings name another language.
+
+    `is_chosen` tells whether the user has named the target language. Otherwise a tag
+    before a line may name another of several.
+    """
+    warn_of_other_language(model, "source", translator.source_language, source)
+    if is_chosen or not translator.target_languages:
+        warn_of_other_language(model, "target", translator.target_language, target)
+
+
 def into_language_of(
     translator: Translator, model: Path, targets: Sequence[Path]
 ) -> Translator:

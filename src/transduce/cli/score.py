@@ -13,7 +13,7 @@ from transduce.cli.lines import (
     Resume,
     into_language_of,
     tags_of,
-    warn_of_other_language,
+    warn_of_other_languages,
 )
 from transduce.cli.terminal import Files, Force
 from transduce.decoding.translations import WINDOW_LINES, full_windows
@@ -76,10 +76,8 @@ def score(
     translator = load(model, device=device, target_language=target_language, tag=tag)
     if target_language is None:
         translator = into_language_of(translator, model, target)
-    warn_of_other_language(model, "source", translator.source_language, source)
-    # A tag before a line may name another of several languages.
-    if target_language is not None or not translator.target_languages:
-        warn_of_other_language(model, "target", translator.target_language, target)
+    is_chosen = target_language is not None
+    warn_of_other_languages(translator, model, source, target, is_chosen=is_chosen)
 
     def origin() -> Origin:
         return {

@@ -1,15 +1,25 @@
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 
+from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.heads import (
     grammar_sentences,
+    into_built_in,
+    maps_of,
     survey_annotated,
     survey_heads,
 )
 from transduce.checkpoint import Checkpoint
+from transduce.data.batches import EncodedPair
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError
+from transduce.errors import DataError, RequestError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.text.corpus import SentencePair
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 
 def silent(_: str) -> None:
@@ -77,12 +87,67 @@ def test_any_tokenizer_can_be_compared_with_the_grammar(
     translator: Translator,
 ) -> None:
     """The translator's tokenizer encodes nearly every letter as bytes."""
-    survey = survey_annotated(translator, grammar_sentences(12, None))
+    survey = survey_annotated(translator, grammar_sentences(12, "en-de"))
     assert len(survey.alignment) == 2 * 3 * (4 + 1)
     assert all(0 <= each.error_rate <= 1 for each in survey.alignment)
     assert {"determiner → noun", "verb → subject"} <= {e.kind for e in survey.links}
 
 
-def test_the_sentences_of_the_survey_are_in_the_models_language() -> None:
-    assert grammar_sentences(2, "de") == grammar_sentences(2, None)
-    assert grammar_sentences(2, "zh-Hans")[0].target.endswith(("。", "？"))
+@pytest.mark.parametrize(
+    ("source", "target", "pair"),
+    [
+        (None, None, "en-de"), ("en-GB", "de", "en-de"), ("en", "zh-Hans", "en-zh"),
+        (None, "zh", "en-zh"),
+    ],
+)  # fmt: skip
+def test_the_sentences_of_the_survey_are_in_the_models_languages(
+    translator: Translator, source: str | None, target: str | None, pair: str
+) -> None:
+    translator.source_language, translator.target_language = source, target
+    assert into_built_in(translator) == (translator, pair)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "named"),
+    [
+        ("fr", "es", "French into Spanish"), ("en", "fr", "English into French"),
+        ("fr", None, "French into unknown"),
+    ],
+)  # fmt: skip
+def test_a_model_of_other_languages_needs_text(
+    translator: Translator, source: str, target: str | None, named: str
+) -> None:
+    translator.source_language, translator.target_language = source, target
+    with pytest.raises(RequestError, match=f"translates {named}; give text by"):
+        into_built_in(translator)
+
+
+def test_a_model_of_several_languages_is_surveyed_in_that_of_the_corpus(
+    corpus: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = learn_tokenizer(
+        corpus[0], TokenizerConfig(vocab_size=340), tags=[">>fr<<", ">>zh<<"]
+    )
+    config = ModelConfig(
+        num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8,
+        vocab_size=tokenizer.vocab_size,
+    )  # fmt: skip
+    weights = Transformer(config).state_dict()
+    several = Translator(
+        Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1), "cpu"
+    )
+    translator, pair = into_built_in(several)
+    assert (translator.language_tag, pair) == (">>zh<<", "en-zh")
+    sentences = grammar_sentences(4, "en-de")
+    read: list[EncodedPair] = []
+
+    def maps(
+        model: Transformer, pairs: Sequence[EncodedPair]
+    ) -> Iterator[AttentionMaps]:
+        read.extend(pairs)
+        return maps_of(model, pairs)
+
+    monkeypatch.setattr("transduce.analysis.heads.maps_of", maps)
+    survey_annotated(translator, sentences)
+    tag = tokenizer.tag_id(">>zh<<")
+    assert [pair.source[0] for pair in read] == [tag] * 4
