@@ -748,7 +748,7 @@ def into_built_in(translator: Translator) -> tuple[Translator, Pair]:
         source, target = pair.split("-")
         if best_match(source, [translator.source_language or source]) is None:
             continue
-        if found := best_match(target, several or [own or target]):
+        if found := best_match(target, several or [target if own is None else own]):
             return (translator.into(found) if several else translator), pair
     languages = [translator.source_language, *(several or [own])]
     source, *targets = [english_name(each) if each else "unknown" for each in languages]
