@@ -66,8 +66,8 @@ def test_settings_that_another_library_lacks_are_one_warning(
     save_model(replace(trained_checkpoint, search=search), tmp_path / "model")
     call = ("export", tmp_path / "model", "--to", "marian", "--out", tmp_path / "out")
     assert command(*call).err == (
-        "Warning: Hugging Face Marian searches without these settings of the model, "
-        "which it lacks: `search.coverage_penalty`, `search.diversity`.\n"
+        "Warning: Hugging Face Marian searches differently from these settings of the "
+        "model, which it lacks: `search.coverage_penalty`, `search.diversity`.\n"
     )
 
 

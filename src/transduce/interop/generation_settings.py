@@ -67,8 +67,8 @@ def _file(folder: Path) -> Path:
     return folder / (SEARCH if lexists(folder / SEARCH) else SETTINGS)
 
 
-def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
-    """Read search settings; None if the folder has none.
+def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig:
+    """Read search settings; search is greedy without a number of beams, as there.
 
     `ids` maps this package's ids to the library's. Raises `CheckpointError` if a value
     is damaged, `RequestError` if it is impossible here.
@@ -80,8 +80,6 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
         **_lengths(content, path),
         **_restrictions(content, ids, path),
     }
-    if not settings:
-        return None
     try:
         return SearchConfig(**settings)
     except ConfigError as error:
@@ -92,10 +90,8 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig | None:
 
 
 def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
-    if content.get("num_beams") is None:
-        return {}
     return {
-        "beam_size": whole(content, "num_beams", path),
+        "beam_size": _whole_or(content, "num_beams", path, 1, least=1),
         # With either value of early_stopping, the library ends at about this point.
         "patience": None if content.get("early_stopping") == "never" else 1.0,
         "penalty": "power",
@@ -162,11 +158,16 @@ def _is_possible(word: Sequence[int]) -> bool:
 
 
 def _whole_or(
-    content: Mapping[str, object], name: str, path: Path, default: int
+    content: Mapping[str, object],
+    name: str,
+    path: Path,
+    default: int,
+    *,
+    least: int = 0,
 ) -> int:
     if content.get(name) is None:
         return default
-    return whole(content, name, path, least=0)
+    return whole(content, name, path, least=least)
 
 
 def _number(

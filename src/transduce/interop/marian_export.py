@@ -17,6 +17,7 @@ log-probabilities by length^alpha, this package by ((5 + length) / 6)^alpha (Wu 
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ from transduce.interop.portable_tokenizer import (
     portable_tokenizer,
 )
 from transduce.model.config import ModelConfig
-from transduce.search_config import SearchConfig
+from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SubwordTokenizer, Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
@@ -64,8 +65,6 @@ NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
-LACKING = ("coverage_penalty", "diversity", "shortlist")
-"""Search settings that the library lacks."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
@@ -109,18 +108,39 @@ def export(
 
 
 def _warn_of_lacking(search: SearchConfig) -> None:
-    plain = SearchConfig()
-    lacking = [
-        each for each in LACKING if getattr(search, each) != getattr(plain, each)
-    ]
-    if lacking:
-        names = ", ".join(f"`search.{name}`" for name in lacking)
+    # Kinds of the length penalty differ less than these settings, and are converted.
+    written = SearchConfig(
+        beam_size=search.beam_size,
+        patience=None if search.patience is None else 1.0,
+        penalty=search.penalty,
+        length_penalty=search.length_penalty,
+        min_length=search.min_length,
+        max_length=search.max_length,
+        no_repeat_ngram=search.no_repeat_ngram,
+        # Its greedy search applies the penalty to logits.
+        repetition_penalty=search.repetition_penalty if search.beam_size > 1 else 1.0,
+        bad_words=search.bad_words,
+    )
+    if names := differences(search, written):
         warnings.warn(
-            f"{TARGET} searches without these settings of the model, which it lacks: "
-            f"{names}.",
+            f"{TARGET} searches differently from these settings of the model, which it "
+            f"lacks: {', '.join(f'`search.{name}`' for name in names)}.",
             UserWarning,
             stacklevel=3,
         )
+
+
+def differences(search: SearchConfig, written: SearchConfig) -> list[str]:
+    """Return the names of settings in which two searches differ."""
+    unused = {"num_best"}  # a model's own never counts
+    if search.beam_size == 1:
+        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
+    return [
+        field.name
+        for field in fields(SearchConfig)
+        if field.name not in unused
+        and getattr(search, field.name) != getattr(written, field.name)
+    ]
 
 
 def _require_small_epsilon(config: ModelConfig) -> None:

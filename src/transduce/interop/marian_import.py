@@ -120,7 +120,7 @@ class MarianSettings:
     """Pieces of both vocabularies by this package's ids; empty if there is one."""
     max_positions: int
     """Maximum length of a sentence in tokens."""
-    search: SearchConfig | None
+    search: SearchConfig
     """Search settings; None if the folder has none."""
     languages: LanguagesConfig
     """Languages that the folder names; None where it names none."""

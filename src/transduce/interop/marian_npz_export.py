@@ -15,7 +15,6 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,12 @@ from transduce.interop.export import (
     require_plain_attention,
     require_text,
 )
-from transduce.interop.marian_export import NORM_EPSILON, USUAL_LENGTH, halved
+from transduce.interop.marian_export import (
+    NORM_EPSILON,
+    USUAL_LENGTH,
+    differences,
+    halved,
+)
 from transduce.interop.marian_npz_import import (
     DECODER,
     END,
@@ -52,7 +56,7 @@ from transduce.interop.marian_npz_import import (
 from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto, whole_proto
 from transduce.interop.portable_tokenizer import TARGET as TARGET_MODEL
 from transduce.model.config import ModelConfig
-from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import (
     BYTES,
     UNKNOWN,
@@ -427,7 +431,7 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
     tokenizer = checkpoint.tokenizer
     assert isinstance(tokenizer, SentencePieceTokenizer)
     written = _marian_search(search, tokenizer.unknown)
-    if others := _differences(search, written):
+    if others := differences(search, written):
         names = ", ".join(f"`search.{name}`" for name in others)
         warnings.warn(
             f"{TARGET} has only a beam size, a length penalty of the kind power, and "
@@ -464,16 +468,3 @@ def _marian_search(search: SearchConfig, unknown: int) -> SearchConfig:
         length_penalty=alpha,
         bad_words=((unknown,),) if (unknown,) in search.bad_words else (),
     )
-
-
-def _differences(search: SearchConfig, written: SearchConfig) -> list[str]:
-    """Return the names of settings in which two searches differ."""
-    unused = {"num_best"}  # a model's own never counts
-    if search.beam_size == 1:
-        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
-    return [
-        field.name
-        for field in fields(SearchConfig)
-        if field.name not in unused
-        and getattr(search, field.name) != getattr(written, field.name)
-    ]

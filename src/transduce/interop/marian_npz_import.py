@@ -102,6 +102,8 @@ USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
 }
 """Options of decoding that are not applied as in Marian: for each the values that leave
 translations unchanged, and what to use instead."""
+DEFAULTS = {"beam-size": "12", "normalize": "0"}
+"""Marian's defaults for the options of search."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
@@ -807,11 +809,15 @@ def _compare_pieces(
 
 
 def _search(folder: Path, unknown: int) -> SearchConfig:
-    """Return the settings of search that the folder has for Marian's decoder."""
+    """Return the settings of search that the folder has for Marian's decoder.
+
+    Without a file of settings the search is this package's own.
+    """
     options = _settings(folder)
     without_unknown = () if options.get("allow-unk") == "true" else ((unknown,),)
-    if "beam-size" not in options:
+    if not options:
         return SearchConfig(bad_words=without_unknown)
+    options = {**DEFAULTS, **options}
     beam_size = _whole(options, "beam-size", folder / DECODER)
     try:
         return SearchConfig(
@@ -819,7 +825,7 @@ def _search(folder: Path, unknown: int) -> SearchConfig:
             # Marian ends a search when beam-size hypotheses have finished.
             patience=1.0 if beam_size > 1 else None,
             penalty="power",
-            length_penalty=_number(options, "normalize", 0.0, folder / DECODER),
+            length_penalty=_number(options, "normalize", folder / DECODER),
             bad_words=without_unknown,
         )
     except ConfigError as error:
@@ -829,8 +835,8 @@ def _search(folder: Path, unknown: int) -> SearchConfig:
         ) from None
 
 
-def _number(options: Options, name: str, default: float, path: Path) -> float:
-    value = options.get(name, str(default))
+def _number(options: Options, name: str, path: Path) -> float:
+    value = options[name]
     try:
         number = float(value) if isinstance(value, str) else math.nan
     except ValueError:

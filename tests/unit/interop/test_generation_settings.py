@@ -1,6 +1,7 @@
 """Generation settings of imported folders: those applied, and those reported."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +51,21 @@ def test_settings_of_search_are_obeyed(
     assert differing_settings(folder) == []
 
 
-def test_restrictions_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, num_beams=None, no_repeat_ngram_size=2)
-    assert read_search(folder, IDS) == SearchConfig(no_repeat_ngram=2)
-    assert read_search(folder_of(tmp_path, num_beams=None), IDS) is None
-
-
-def test_lengths_are_obeyed_without_a_number_of_beams(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, num_beams=None, min_length=5, max_length=40)
-    assert read_search(folder, IDS) == SearchConfig(min_length=4, max_length=39)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {}),
+        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram": 2}),
+        ({"min_length": 5, "max_length": 40}, {"min_length": 4, "max_length": 39}),
+    ],
+    ids=str,
+)
+def test_search_without_a_number_of_beams_is_greedy_as_in_the_library(
+    tmp_path: Path, settings: dict, expected: dict
+) -> None:
+    folder = folder_of(tmp_path, num_beams=None, **settings)
+    greedy = {**BEAMS, "beam_size": 1}
+    assert read_search(folder, IDS) == SearchConfig(**{**greedy, **expected})
 
 
 def test_special_ids_that_differ_from_the_model_are_reported(tmp_path: Path) -> None:
@@ -144,14 +151,34 @@ def test_restrictions_of_an_exported_model_come_back(
     assert found == replace(search, max_length=most or 1_023)
 
 
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
+@pytest.mark.parametrize(
+    ("search", "named"),
+    [
+        (SearchConfig(coverage_penalty=0.2, length_penalty=0.5), ["coverage_penalty"]),
+        (SearchConfig(patience=2, extra_length=5), ["patience", "extra_length"]),
+        (SearchConfig(beam_size=1, repetition_penalty=2.0), ["repetition_penalty"]),
+        (SearchConfig(beam_size=1, patience=2), []),
+        (SearchConfig(patience=1, bad_words=((7,),), no_repeat_ngram=3), []),
+    ],
+    ids=str,
+)
 def test_settings_of_search_that_the_library_lacks_are_named(
-    trained_checkpoint: Checkpoint, tmp_path: Path
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+    search: SearchConfig,
+    named: list[str],
 ) -> None:
-    search = SearchConfig(coverage_penalty=0.2, length_penalty=0.5)
     checkpoint = replace(trained_checkpoint, search=search)
-    message = "searches without these settings .* lacks: `search.coverage_penalty`.$"
-    with pytest.warns(UserWarning, match=message):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         export(checkpoint, tmp_path / "out", ["one two"])
+    said = [str(each.message) for each in caught]
+    names = ", ".join(f"`search.{name}`" for name in named)
+    found = [each for each in said if "searches differently from these" in each]
+    assert [each.rpartition("lacks: ")[2] for each in found] == [f"{names}."] * (
+        named != []
+    )
 
 
 def test_settings_that_are_no_file_are_reported(

@@ -112,7 +112,7 @@ SEARCHES = [
         {"early_stopping": "never"},
         SearchConfig(beam_size=4, **{**THEIR_USUAL, "patience": None}),
     ),
-    ({"num_beams": "left out"}, SearchConfig()),
+    ({"num_beams": "left out"}, SearchConfig(beam_size=1, **THEIR_USUAL)),
 ]
 
 
@@ -126,7 +126,8 @@ def test_an_imported_model_keeps_marians_search(changes, expected, folder):
 
 def test_an_older_folder_has_its_search_in_config_json(folder):
     (folder / "generation_config.json").unlink()
-    assert read_settings(folder).search is None
+    greedy = SearchConfig(beam_size=1, **THEIR_USUAL)
+    assert read_settings(folder).search == greedy
     folders.change_settings(folder / "config.json", num_beams=6)
     assert read_settings(folder).search == SearchConfig(beam_size=6, **THEIR_USUAL)
 

@@ -210,6 +210,32 @@ def test_a_file_that_is_no_archive_is_refused(
         import_marian(folder, tmp_path / "model", SENTENCES)
 
 
+@pytest.mark.parametrize(
+    ("settings", "beam_size", "penalty", "alpha"),
+    [
+        ("normalize: 1\n", 12, "power", 1.0),
+        ("beam-size: 3\n", 3, "power", 0.0),
+        ("mini-batch: 8\n", 12, "power", 0.0),
+        (None, 4, "gnmt", 0.6),
+    ],
+)
+def test_options_of_search_that_are_missing_have_marians_defaults(
+    tied: Path,
+    tmp_path: Path,
+    settings: str | None,
+    beam_size: int,
+    penalty: str,
+    alpha: float,
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    if settings is not None:
+        (folder / "decoder.yml").write_text(settings)
+    import_marian(folder, tmp_path / "model", SENTENCES)
+    search = load_model(tmp_path / "model").search
+    found = (search.beam_size, search.penalty, search.length_penalty)
+    assert found == (beam_size, penalty, alpha)
+
+
 def test_packed_weights_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model.intgemm.alphas.bin").write_bytes(b"x")
     (tmp_path / "decoder.yml").write_text("beam-size: 1\n")
