@@ -743,18 +743,22 @@ def into_built_in(translator: Translator) -> tuple[Translator, Pair]:
     A model of several target languages translates into that of the pair. An unknown
     language counts as the corpus's. Raises `RequestError` if no pair fits.
     """
-    several, own = translator.target_languages, translator.target_language
+    several = translator.target_languages
     for pair in BUILT_IN:
         source, target = pair.split("-")
+        known = several or [translator.target_language or target]
         if best_match(source, [translator.source_language or source]) is None:
             continue
-        if found := best_match(target, several or [target if own is None else own]):
+        if found := best_match(target, known):
             return (translator.into(found) if several else translator), pair
-    languages = [translator.source_language, *(several or [own])]
-    source, *targets = [english_name(each) if each else "unknown" for each in languages]
+    targets: Sequence[str | None] = several or [translator.target_language]
+    named = [
+        english_name(each) if each else "unknown"
+        for each in (translator.source_language, *targets)
+    ]
     raise RequestError(
         "The built-in corpus has English sources and German or Chinese targets, but "
-        f"the model translates {source} into {' or '.join(targets)}; give text by "
+        f"the model translates {named[0]} into {' or '.join(named[1:])}; give text by "
         "--source and --target."
     )
 
