@@ -171,6 +171,10 @@ def test_settings_decide_what_is_kept(
             '`training.schedule` is "plateau", which needs a learning rate',
         ),
         (
+            [*A_ALONE, "--set", "training.patience=3"],
+            "`training.patience` needs a dev corpus, but there is none",
+        ),
+        (
             [*A_ALONE, "--set", "tokenizer.kind=word", "augmentation.typos=0.1"],
             "`augmentation.typos` needs a vocabulary of sub-words",
         ),

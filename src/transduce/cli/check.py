@@ -20,10 +20,10 @@ from transduce.cli.options import (
     text_files,
 )
 from transduce.cli.terminal import BoundedConsole, Files, error_console
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, usual_number
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
-from transduce.errors import DataError, counted
+from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.corpus_check import (
     Advice,
@@ -41,7 +41,7 @@ from transduce.experiments.corpus_check import (
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import RunConfig, require_task
-from transduce.experiments.run_folder import RunFiles, known_languages
+from transduce.experiments.run_folder import RunFiles, known_languages, needs_of_dev
 
 WIDTH = 80
 """Columns of the report without a terminal, so that output is the same everywhere."""
@@ -110,14 +110,21 @@ def check(
     report: CorpusReport | TreebankReport
     with error_console().status("Reading the corpus..."):
         name = preset or preset_for(files)
+        if isinstance(files, CorpusFiles):
+            files = replace(files, corpora=with_target_languages(files.corpora))
         run = _resolved(run_config(name, config, settings), files)
         refuse_contradictions(run, files)
         if isinstance(files, TreebankFiles):
             report = check_treebank(files, run)
+            number = report.training.trees
             advice = advise_on_treebank(report)
         else:
             report = check_corpus(files, run)
+            number = report.training.pairs.total
             advice = advise(report)
+    if not files.has_dev and usual_number(number) is None:
+        for message in needs_of_dev(run.training):
+            raise ConfigError(message)
     if json_output:
         content = {"preset": name, **as_json(report, advice)}
         print(json.dumps(content, indent=2, default=str))
@@ -131,7 +138,7 @@ def check(
 def _resolved(run: RunConfig, files: RunFiles) -> RunConfig:
     """Return the settings with corpora and languages, as a run would have them."""
     if isinstance(files, CorpusFiles):
-        run = replace(run, corpora=with_target_languages(files.corpora))
+        run = replace(run, corpora=files.corpora)
     return replace(run, languages=known_languages(run.languages, files))
 
 

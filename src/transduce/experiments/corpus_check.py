@@ -238,7 +238,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     max_length = config.batching.max_length
     total = sum(map(num_characters, valid_pairs(files.source, files.target)))
     texts = learning_texts(valid_pairs(files.source, files.target), total)
-    tokenizer = learn_tokenizer(texts, config.tokenizer)
+    tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
     training = survey_corpus(files.source, files.target, tokenizer, max_length)
     dev = None
     if files.dev_source or files.dev_target:
