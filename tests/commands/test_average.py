@@ -64,6 +64,24 @@ def test_a_run_averages_the_number_of_checkpoints_in_its_settings(
     assert is_mean(tmp_path / "model", [newest])
 
 
+def test_checkpoints_before_updates_by_reward_are_averaged_by_request_alone(
+    command: Callable[..., Any], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    record = tmp_path / "run" / "config.json"
+    content = json.loads(record.read_text())
+    content["settings"]["training"] |= {"reward": "gleu", "reward_steps": 5}
+    record.write_text(json.dumps(content))
+    members = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    done = command("average", tmp_path / "run", "--out", tmp_path / "after")
+    assert (done.code, done.err) == (0, "")
+    assert is_mean(tmp_path / "after", members[1:])
+    both = ("--last", 2, "--out", tmp_path / "both")
+    done = command("average", tmp_path / "run", *both)
+    assert done.err.startswith("Warning: some of the last 2 checkpoints of ")
+    assert is_mean(tmp_path / "both", members)
+
+
 def test_a_run_and_a_folder_are_averaged_together_and_named(
     succeeds: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,12 @@ from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
 from transduce.cli.terminal import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError, counted
-from transduce.experiments.run_folder import is_run, settings_of
+from transduce.experiments.run_folder import (
+    is_by_reward,
+    is_run,
+    last_of_phase,
+    settings_of,
+)
 from transduce.files import real_path
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model
 
@@ -40,7 +45,7 @@ def average(
         Overwrite an older average in that folder.
     last
         Number of newest checkpoints of a run to average; by default its setting
-        training.keep_checkpoints.
+        training.keep_checkpoints, without those before its updates by reward.
     """
     require_new_folder(out, force=force, made_by="average")
     given = (checkpoint, *more)
@@ -85,4 +90,14 @@ def _members(path: Path, last: int | None) -> list[Path]:
             f"--last must be from 1 to {len(saved)}, the checkpoints that {path} "
             f"holds, but is {last}; a run keeps training.keep_checkpoints of them."
         )
-    return saved[-(last or settings_of(path).training.keep_checkpoints) :]
+    training = settings_of(path).training
+    if last is None:
+        return last_of_phase(saved, training)
+    members = saved[-last:]
+    if len({is_by_reward(member, training) for member in members}) > 1:
+        print(
+            f"Warning: some of the last {last} checkpoints of {path} are from before "
+            "its updates by reward; leave out --last to average only those after.",
+            file=sys.stderr,
+        )
+    return members

@@ -78,6 +78,7 @@ from transduce.experiments.run_folder import (
     RunFiles,
     RunFolder,
     known_languages,
+    last_of_phase,
     refuse_changed_precision,
     without_default_patience,
 )
@@ -1111,20 +1112,17 @@ class RunCheckpoints:
         return [self._member(path) for path in self._last()]
 
     def _last(self) -> list[Path]:
-        """Paths of the last checkpoints, by the log and by the folder.
+        """Paths of the checkpoints to average, by the log and by the folder.
 
-        Older versions did not log checkpoints. An average of checkpoints before and
-        after updates by reward would be mostly of those before.
+        Older versions did not log checkpoints.
         """
         logged = {
             self._folder.checkpoint(entry["step"])
             for entry in self._folder.read_log()
             if entry["kind"] == "saved"
         }
-        last = sorted(logged.union(self._folder.checkpoints()))[-self._num_kept :]
-        before = self._folder.checkpoint(self._config.likelihood_steps)
-        by_reward = [path for path in last if path > before]
-        return by_reward or last
+        saved = sorted(logged.union(self._folder.checkpoints()))
+        return last_of_phase(saved, self._config)
 
     def _member(self, path: Path) -> Checkpoint:
         try:

@@ -613,6 +613,21 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
     )
 
 
+def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list[Path]:
+    """Return the last ones of a run's checkpoints, which are averaged (section 6.1).
+
+    An average of checkpoints before and after updates by reward would be mostly of
+    those before, so that it has none of these if there are others.
+    """
+    last = list(checkpoints[-training.keep_checkpoints :])
+    return [path for path in last if is_by_reward(path, training)] or last
+
+
+def is_by_reward(checkpoint: Path, training: TrainingConfig) -> bool:
+    """Return whether the last update before a run's checkpoint was by reward."""
+    return training.is_by_reward(int(checkpoint.name.rpartition("-")[2]))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run, not a model."""
     return (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
