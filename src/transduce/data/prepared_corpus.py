@@ -168,6 +168,19 @@ def encode_pairs(
             yield from encoded.result()
 
 
+def kept_pairs(
+    pairs: Iterable[SentencePair], encoder: PairEncoder, max_length: int
+) -> list[SentencePair]:
+    """Return the pairs whose ids `encode_corpus` writes."""
+    given = list(pairs)
+    encoded = encode_pairs(given, encoder)
+    return [
+        pair
+        for pair, ids in zip(given, encoded, strict=True)
+        if filter_reason(ids, max_length) == "kept"
+    ]
+
+
 def filter_reason(pair: EncodedPair, max_length: int) -> str:
     """Return whether a pair is "kept", or dropped as "empty" or "overlong"."""
     if not pair.source or not pair.target:

@@ -29,7 +29,13 @@ from transduce.architectures.config import (
 from transduce.checkpoint import build, outline
 from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
-from transduce.data.prepared_corpus import DEV, DEV_TARGET
+from transduce.data.prepared_corpus import (
+    DEV,
+    DEV_SOURCE,
+    DEV_TARGET,
+    PairEncoder,
+    kept_pairs,
+)
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
 from transduce.experiments.run_folder import WENT_BACK, RunFolder, settings_of
@@ -44,7 +50,7 @@ from transduce.experiments.run_processes import (
     with_seed,
     write_record,
 )
-from transduce.files import read_json, require_file
+from transduce.files import atomic_file, read_json
 from transduce.machine import Precision
 from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
 from transduce.metrics.scores import (
@@ -53,7 +59,8 @@ from transduce.metrics.scores import (
     corpus_bleu,
     paper_bleu,
 )
-from transduce.text.corpus import read_text
+from transduce.model_folder import model_sum
+from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import base as base_language
 from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import NUM_RESERVED
@@ -61,6 +68,7 @@ from transduce.training.loss import sample_flops
 
 Match = Literal["parameters", "flops", "none"]
 
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "table2_experiment.json"
 MEAN_LENGTH = 27
@@ -628,26 +636,54 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     Tokens differ between systems, so the likelihood is per character.
     """
     folder = RunFolder(run.path)
-    has_bits = run.config.tokenizer.kind != "word"
     flops = {e["step"]: float(e["flops"]) for e in folder.entries("step", "flops")}
     per_step = max(flops.values()) / max(flops)
-    dataset = open_dataset(run.path / DEV)
-    # Each target has an end token, and each line its end.
-    num_tokens = len(dataset.target.ids) + len(dataset)
-    require_file(run.path / DEV / DEV_TARGET)
-    lines = list(read_text([run.path / DEV / DEV_TARGET]))
-    num_characters = sum(map(len, lines)) + len(lines)
+    is_of_words = run.config.tokenizer.kind == "word"
+    per_character = None if is_of_words else _tokens_per_character(run.path)
     points = []
     for entry in folder.entries("dev", "perplexity"):
         if entry["perplexity"] is None:  # infinite
             continue
-        bits = math.log2(entry["perplexity"]) * num_tokens / num_characters
-        step = entry["step"]
+        bits, step = math.log2(entry["perplexity"]), entry["step"]
         points.append(
             CurvePoint(
                 step=step,
                 flops=flops.get(step, per_step * step),
-                bits=bits if has_bits else None,
+                bits=None if per_character is None else bits * per_character,
+                bleu=entry.get("bleu"),
+            )
+        )
+    return tuple(points)
+
+
+def _tokens_per_character(run: Path) -> float:
+    """Return target tokens per character of the dev pairs that have a likelihood.
+
+    Pairs that were dropped as empty or overlong have none.
+    """
+    dataset, sides = open_dataset(run / DEV), (DEV_SOURCE, DEV_TARGET)
+    source, target = (run / DEV / name for name in sides)
+    pairs = kept_pairs(
+        read_pairs([source], [target]),
+        PairEncoder(tokenizer=load_tokenizer(run / TOKENIZER_FILE)),
+        settings_of(run).batching.max_length,
+    )
+    if len(pairs) != len(dataset):
+        raise DataError(
+            f"{run / DEV}: the text of the dev corpus must give the {len(dataset):,} "
+            f"pairs of its ids, but gives {len(pairs):,}; remove the run to train it "
+            "again."
+        )
+    # Each target has an end token, and each line its end.
+    num_tokens = len(dataset.target.ids) + len(dataset)
+    return num_tokens / sum(len(pair.target) + 1 for pair in pairs)
+
+
+        points.append(
+            CurvePoint(
+                step=step,
+                flops=flops.get(step, per_step * step),
+                bits=None if per_character is None else bits * per_character,
                 bleu=entry.get("bleu"),
             )
         )

@@ -14,6 +14,7 @@ from transduce.architectures.config import architecture_of, num_parameters
 from transduce.checkpoint import build
 from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
@@ -37,6 +38,9 @@ from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import corpus_bleu
 from transduce.report.report import Report, Table, plain
 
+from transduce.text.corpus import SentencePair
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 REFERENCES = [
     "a dog runs over the green grass",
     "two men sit on a bench in the park",
@@ -48,6 +52,11 @@ MATCHED = [key for key in SYSTEMS if key not in (REFERENCE, "big")]
 
 
 def sized(config: RunConfig) -> int:
+KEPT = ("a dog runs", "a woman reads")
+DEV_SOURCES = [KEPT[0], KEPT[0], "", KEPT[0], "a dog " * 40, KEPT[0]]
+DEV_TARGETS = [KEPT[1], "a dog " * 40, KEPT[1], KEPT[1], KEPT[1], KEPT[1]]
+
+
     model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     return num_parameters(model)
 
@@ -167,11 +176,27 @@ def write(run: SystemRun, texts: list[str], perplexity: float, flops: int) -> No
     """Write the files of a finished run."""
     pair = EncodedPair(source=[5, 6], target=[7, 8, 9])
     write_dataset([pair] * 3, run.path / "corpus" / "training")
-    write_dataset([pair] * 3, run.path / "corpus" / "dev")
+    pairs = [
+        SentencePair(source=source, target=target)
+        for source, target in zip(DEV_SOURCES, DEV_TARGETS, strict=True)
+    ]
+    tokenizer = learn_tokenizer(REFERENCES, TokenizerConfig(vocab_size=280))
+    tokenizer.save(run.path / "tokenizer.json")
+    counts = encode_corpus(
+        pairs, PairEncoder(tokenizer=tokenizer), MAX_LENGTH, run.path / "corpus" / "dev"
+    )
+    assert (counts.kept, counts.empty, counts.overlong) == (3, 1, 2)
     record = {
         "format": 1,
         "architecture": architecture_of(run.config.model),
-        "settings": asdict(run.config),
+MAX_LENGTH = 20
+
+
+        "settings": asdict(
+            replace(
+                run.config, batching=replace(run.config.batching, max_length=MAX_LENGTH)
+            )
+        ),
     }
     (run.path / "config.json").write_text(json.dumps(record))
     entries = (
@@ -183,7 +208,12 @@ def write(run: SystemRun, texts: list[str], perplexity: float, flops: int) -> No
         {"kind": "final", "step": 20, "perplexity": perplexity},
     )
     (run.path / "log.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
-    (run.path / "corpus" / "dev" / "target.txt").write_text("abcd\n" * 3)
+    for name, lines in (("source", DEV_SOURCES), ("target", DEV_TARGETS)):
+        path = run.path / "corpus" / "dev" / f"{name}.txt"
+        path.write_text("".join(f"{line}\n" for line in lines))
+    (run.path / "averaged").mkdir()
+    (run.path / "averaged" / "model.safetensors").write_bytes(run.name.encode())
+    (run.path / "averaged" / "config.json").write_text('{"format": 5}')
     for test in run.tests:
         run.translations(test).write_text("\n".join(texts) + "\n")
 
@@ -228,8 +258,12 @@ def test_results_are_scores_and_costs(table: TrainedTable2) -> None:
 
 def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> None:
     curve = table.results[1].curve
-    # Three lines of four characters and an end, with three tokens and an end each.
-    bits = [math.log2(perplexity) * 12 / 15 for perplexity in (16.0, 8.0, 4.0)]
+    # Three lines have a likelihood, whose tokens and characters each have an end.
+    kept = [KEPT[1], KEPT[1], KEPT[1]]
+    tokenizer = learn_tokenizer(REFERENCES, TokenizerConfig(vocab_size=280))
+    num_tokens = sum(len(ids) + 1 for ids in tokenizer.encode_targets(kept))
+    rate = num_tokens / sum(len(line) + 1 for line in kept)
+    bits = [math.log2(perplexity) * rate for perplexity in (16.0, 8.0, 4.0)]
     assert [point.bits for point in curve] == pytest.approx(bits)
     assert [point.flops for point in curve] == [1e9, 1.5e9, 2e9]
     reached = table.results[1].reached(bits[1])
