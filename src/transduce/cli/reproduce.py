@@ -448,7 +448,10 @@ def _train_table2(
             with ExperimentDisplay(work) as display:
                 workers = Workers(experiment, slots, lock)
                 failures |= run_all(work, workers, display.went_on)
-            ensembles += ensembles_of(runs) if work is runs else []
+            if work is runs:
+                ensembles += ensembles_of(runs)
+                for each in ensembles:
+                    each.discard_stale()
         table = TrainedTable2(
             machine=str(hardware),
             files=files.absolute_names(),

@@ -150,6 +150,16 @@ class CorpusFiles:
         sides = (self.source, self.target, self.dev_source, self.dev_target, *dev_sets)
         return [path for side in sides for path in side]
 
+    def digests(self) -> dict[str, str]:
+        """Read all text once, before any work, and return the digest of each part.
+
+        Raises `DataError` for an error, or if a part has no line.
+        """
+        found = {"training": digest_of(self.source, self.target)}
+        if self.has_dev:
+            found["dev"] = digest_of(self.dev_source, self.dev_target)
+        return found
+
     def absolute_names(self) -> dict[str, list[str]]:
         """Return the absolute file names by part, and the names of the dev sets."""
         parts = ("source", "target", "dev_source", "dev_target")
@@ -291,10 +301,29 @@ def read_corpora(
         deque(statistics.pairs(source, target), maxlen=0)
         sizes.append(statistics.num_pairs - before)
         if not sizes[-1]:
-            raise DataError(
-                f"{source[0]}: a corpus must have at least one line, but is empty."
-            )
+            raise _empty(source[0])
     return statistics, tuple(sizes)
+
+
+def digest_of(source: Sequence[Path], target: Sequence[Path]) -> str:
+    """Return the digest of `CorpusStatistics`, several times faster than by it.
+
+    Raises `DataError` like `read_through`.
+    """
+    require_files((*source, *target))
+    lines, is_empty = sha256(), True
+    for pair in aligned_lines(source, target):
+        is_empty = False
+        for line in pair:
+            line.text()  # a fault in it is an error
+            lines.update(line.content + b"\n")
+    if is_empty:
+        raise _empty(source[0])
+    return lines.hexdigest()
+
+
+def _empty(path: Path) -> DataError:
+    return DataError(f"{path}: a corpus must have at least one line, but is empty.")
 
 
 def num_characters(pair: SentencePair) -> int:
@@ -323,7 +352,7 @@ class EvaluationText:
 
         Raises `DataError` for an error, or if a side has no text.
         """
-        digest = read_through([self.source], [self.reference]).digest
+        digest = digest_of([self.source], [self.reference])
         for path in (self.source, self.reference):
             require_text(path, read_text([path]))
         return digest

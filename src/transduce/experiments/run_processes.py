@@ -7,6 +7,7 @@ and resumed at any time: a run that has begun is continued by `train --resume`
 
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import torch
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
+from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
 from transduce.files import atomic_file, path_lock
 from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
 from transduce.processes import stop_on_signal
@@ -107,6 +108,18 @@ class PresetRun:
         lines = _tail(path).split(b"\n")[-2:-1]
         return int(json.loads(lines[0])["step"]) if lines else 0
 
+    @property
+    def perplexity(self) -> float:
+        """Perplexity on the dev corpus after the last update; may be infinite."""
+        found = self.last_entry("dev", "perplexity")["perplexity"]
+        # JSON has no infinity, so the log has null in its place.
+        return math.inf if found is None else float(found)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss diverged, so that the run went on at a lower rate."""
+        return bool(RunFolder(self.path).entries(WENT_BACK))
+
     def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
         """Newest log entry of a kind.
 
@@ -164,6 +177,128 @@ def _in_toml(value: Any) -> str:
 
 def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
     return [name, *(str(path.absolute()) for path in paths)]
+
+
+def experiment_record(
+    version: int, folder: Path, files: CorpusFiles, precision: Precision
+) -> dict[str, Any]:
+    """Return the part that the records of all experiments have.
+
+    `version` is that of the record's format. The contents of the corpus are recorded by
+    digests, and files in the experiment's folder by names relative to it, so that the
+    folder can be moved. Raises `DataError` if the corpus cannot be used.
+    """
+    names = files.absolute_names()
+    return {
+        "format": version,
+        "files": {part: _portable(each, folder) for part, each in names.items()},
+        "digests": files.digests(),
+        "precision": precision,
+    }
+
+
+def _portable(names: Sequence[str], folder: Path) -> list[str]:
+    return [
+        str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+        for path in map(Path, names)
+    ]
+
+
+def require_same_experiment(
+    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any], *tables: str
+) -> None:
+    """Raise `ConfigError` if a record is of another format, corpus or precision.
+
+    `path` is the record's, `tables` are the names of further parts that must be tables.
+    """
+    folder = path.parent
+    if recorded.get("format") != requested["format"]:
+        raise ConfigError(
+            f"{path}: the format must be {requested['format']}, but is "
+            f"{recorded.get('format')}; the experiment was started by another version "
+            "of transduce."
+        )
+    # A record of an older version has no digests: its files are accepted by name.
+    parts = [recorded.get("digests", {}), *(recorded.get(name) for name in tables)]
+    if not all(isinstance(part, dict) for part in (recorded.get("files"), *parts)):
+        raise damaged_record(path)
+    for part in _changed_parts(recorded, requested):
+        names = ", ".join(_names_of(recorded["files"], part))
+        raise ConfigError(
+            f"{folder}: the {part} text must be the one that the experiment in this "
+            f"folder was started with ({names}), but differs; give that, or choose "
+            "another folder."
+        )
+    if (known := recorded.get("precision")) != requested["precision"]:
+        raise ConfigError(
+            f"{folder}: the precision of the experiment in this folder is {known}, "
+            f"but {requested['precision']} is requested; give --precision {known}, or "
+            "choose another folder."
+        )
+
+
+PARTS = {"training": ("source", "target"), "dev": ("dev_source", "dev_target")}
+"""Names in a record of the files of each part of a corpus."""
+
+
+def _names_of(files: Mapping[str, Any], part: str) -> list[str]:
+    names = (files.get(side) for side in PARTS[part])
+    return [str(name) for each in names if isinstance(each, list) for name in each]
+
+
+def _changed_parts(
+    recorded: Mapping[str, Any], requested: Mapping[str, Any]
+) -> list[str]:
+    """Return the parts of a corpus, training or dev, that differ between records."""
+    if "digests" in recorded:
+        theirs, ours = recorded["digests"], requested["digests"]
+        return [part for part in PARTS if theirs.get(part) != ours.get(part)]
+    return [
+        part
+        for part in PARTS
+        if not _same_files(
+            _names_of(recorded["files"], part), _names_of(requested["files"], part)
+        )
+    ]
+
+
+def _same_files(recorded: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether files have the absolute names that an older version recorded.
+
+    Relative names are in the experiment's folder, which may have been moved.
+    """
+    return len(recorded) == len(names) and all(
+        Path(old).parts[-len(Path(new).parts) :] == Path(new).parts
+        for old, new in zip(recorded, names, strict=True)
+    )
+
+
+def damaged_record(path: Path) -> ConfigError:
+    """Return the error of a record that lacks something."""
+    return ConfigError(
+        f"{path}: the record of the experiment is damaged; restore the file, or choose "
+        "another folder."
+    )
+
+
+def require_same_settings(
+    folder: Path,
+    what: str,
+    known: Mapping[str, Any],
+    requested: Mapping[str, Any],
+    options: str,
+) -> None:
+    """Raise `ConfigError` if a known setting differs from the requested one.
+
+    `what` has the settings, `options` of the command change them.
+    """
+    for name, value in requested.items():
+        if name in known and known[name] != value:
+            raise ConfigError(
+                f"{folder}: `{name}` of {what} in this folder is {known[name]!r}, but "
+                f"{value!r} is requested; give the same {options}, or choose another "
+                "folder."
+            )
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

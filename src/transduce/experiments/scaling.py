@@ -4,10 +4,9 @@ The first part measures scores of random queries and keys: their variance, and w
 softmax makes of them. The second trains a model with each kind of score and each d_k.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import isfinite, log
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, get_args
@@ -16,14 +15,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.architectures.config import num_parameters
 from transduce.data.corpus_files import CorpusFiles
-from transduce.errors import ConfigError, counted
+from transduce.errors import counted
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.quickstart import write_corpus
+from transduce.experiments.run_folder import settings_of
 from transduce.experiments.run_processes import (
     PresetRun,
     command_line,
+    experiment_record,
     has_prepared_corpus,
+    require_same_experiment,
+    require_same_settings,
     settings,
     with_seed,
     write_record,
@@ -31,7 +35,7 @@ from transduce.experiments.run_processes import (
 from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.config import ModelConfig, Scores, count_parameters
+from transduce.model.config import ModelConfig, Scores
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import Part, Picture, Report, Section, Table, columns
 from transduce.settings import require_between
@@ -45,6 +49,15 @@ SEED = 1
 MAX_HEADS, MAX_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "scaling.json"
+VARIED = {
+    "model.scores": "all kinds are compared",
+    "model.num_heads": "use --heads",
+    "model.d_k": "use --d-k",
+    "model.d_v": "it is d_k; use --d-k",
+    "model.d_model": "it is d_k times the heads; use --d-k and --heads",
+    "model.d_ff": "it is twice d_model; use --d-k and --heads",
+}
+"""Settings that the rows vary, and what to use instead."""
 VARIANCE_DIGITS = 4
 """Significant digits of a variance in the table."""
 
@@ -161,11 +174,6 @@ class ScoresRun(PresetRun):
     kind: Scores
     d_k: int
 
-    @property
-    def perplexity(self) -> float:
-        """Perplexity on the dev corpus after the last update."""
-        return float(self.last_entry("dev", "perplexity")["perplexity"])
-
 
 def scores_runs(
     folder: Path,
@@ -211,16 +219,15 @@ class ScalingExperiment:
     def begin(self) -> None:
         """Record the settings; `ConfigError` if the folder has other ones."""
         record = {
-            "format": EXPERIMENT_FORMAT,
-            "files": self.files.absolute_names(),
+            **experiment_record(
+                EXPERIMENT_FORMAT, self.folder, self.files, self.precision
+            ),
             "heads": self.heads,
-            "precision": self.precision,
             "settings": settings(self.base),
         }
         path = self.folder / EXPERIMENT
         if path.is_file():
-            _require_same(self.folder, read_json(path), record)
-            return
+            _require_same(path, read_json(path), record)
         write_record(path, record)
 
     @property
@@ -249,20 +256,17 @@ def built_in_corpus(folder: Path) -> CorpusFiles:
 
 
 def _require_same(
-    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    # Through JSON, so that tuples compare as lists.
-    requested = json.loads(json.dumps(requested))
-    for name, value in requested.items():
-        if recorded.get(name) == value:
-            continue
-        what = name
-        if name == "settings" and isinstance(theirs := recorded.get(name), dict):
-            what = next(key for key in value if theirs.get(key) != value[key])
-        raise ConfigError(
-            f"{folder}: the experiment in this folder was started with another value "
-            f"of {what}; repeat the options of that command, or choose another folder."
-        )
+    require_same_experiment(path, recorded, requested, "settings")
+    folder, what = path.parent, "the experiment"
+    # Settings that an older version did not have were at their defaults.
+    known = settings(RunConfig()) | recorded["settings"]
+    require_same_settings(
+        folder, what, known, requested["settings"], "--steps and --set"
+    )
+    heads = {"heads": requested["heads"]}
+    require_same_settings(folder, what, recorded, heads, "--heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +324,7 @@ def _row(runs: Sequence[ScoresRun]) -> TrainedRow:
         kind=runs[0].kind,
         d_k=runs[0].d_k,
         d_model=model.d_model,
-        parameters=count_parameters(model).total,
+        parameters=num_parameters(settings_of(runs[0].path).model),
         seeds=tuple(run.seed for run in runs),
         perplexity=geometric_mean(perplexities),
         perplexities=perplexities,
@@ -415,15 +419,21 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
             f"Means of {counted(len(scaling.rows[0].seeds), 'seed')}; in brackets the "
             "lowest and the highest."
         )
-    yield _picture(
-        "scaling-perplexity",
-        "Perplexity on the dev corpus against d_k",
-        "perplexity",
-        {
-            kind: [(r.d_k, r.perplexity) for r in scaling.rows if r.kind == kind]
-            for kind in KINDS
-        },
-    )
+    points = {
+        kind: [
+            (row.d_k, row.perplexity)
+            for row in scaling.rows
+            if row.kind == kind and isfinite(row.perplexity)
+        ]
+        for kind in KINDS
+    }
+    if any(points.values()):
+        yield _picture(
+            "scaling-perplexity",
+            "Perplexity on the dev corpus against d_k",
+            "perplexity",
+            points,
+        )
 
 
 def _perplexity(row: TrainedRow | None) -> str:

@@ -6,6 +6,7 @@ is a process (`run_processes`): after an interruption, `SystemExperiment.next_co
 continues a training that has begun by `train --resume`, and starts a translation over.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,14 +39,18 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
-from transduce.experiments.run_folder import WENT_BACK, RunFolder, settings_of
+from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
     RUNS,
     PresetRun,
     changes,
     command_line,
+    damaged_record,
+    experiment_record,
     has_prepared_corpus,
+    require_same_experiment,
+    require_same_settings,
     settings,
     with_seed,
     write_record,
@@ -63,12 +68,12 @@ from transduce.model_folder import model_sum
 from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import base as base_language
 from transduce.text.languages import is_unspaced
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import sample_flops
 
 Match = Literal["parameters", "flops", "none"]
 
-from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "table2_experiment.json"
 MEAN_LENGTH = 27
@@ -313,6 +318,19 @@ class EnsembleRun:
         """Translations of a test text."""
         return self.members[0].folder / RUNS / f"{self.name}-{test.name}.txt"
 
+    def discard_stale(self) -> None:
+        """Remove translations by other models than the members have now.
+
+        The models that translate are recorded beside each translation.
+        """
+        sums = {member.name: model_sum(member.path) for member in self.members}
+        for path in map(self.translations, self.tests):
+            record = path.with_suffix(".json")
+            if not record.is_file() or read_json(record) != sums:
+                path.unlink(missing_ok=True)
+                with atomic_file(record) as new:
+                    new.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+
     @property
     def is_done(self) -> bool:
         """Whether all test texts are translated."""
@@ -349,9 +367,9 @@ class SystemExperiment:
         Raises `DataError` if a test text cannot be read, or has no text.
         """
         record: dict[str, Any] = {
-            "format": EXPERIMENT_FORMAT,
-            "files": self.files.absolute_names(),
-            "precision": self.precision,
+            **experiment_record(
+                EXPERIMENT_FORMAT, self.folder, self.files, self.precision
+            ),
             "systems": {
                 run.row: {
                     "preset": run.preset,
@@ -365,7 +383,7 @@ class SystemExperiment:
         path = self.folder / EXPERIMENT
         if path.is_file():
             known = read_json(path)
-            _require_same(self.folder, known, record)
+            _require_same(path, known, record)
             for name in ("systems", "tests"):
                 record[name] = {**known.get(name, {}), **record[name]}
         write_record(path, record)
@@ -400,55 +418,30 @@ def _translation(run: SystemRun | EnsembleRun) -> list[str]:
 
 
 def _require_same(
-    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    path = folder / EXPERIMENT
-    if recorded.get("format") != EXPERIMENT_FORMAT:
-        raise ConfigError(
-            f"{path}: the format must be {EXPERIMENT_FORMAT}, but is "
-            f"{recorded.get('format')}; the experiment was started by another version "
-            "of transduce."
-        )
-    parts = recorded.get("systems"), recorded.get("tests", {})
-    if not all(isinstance(part, dict) for part in parts):
-        raise ConfigError(
-            f"{path}: the record of the experiment is damaged; restore the file, or "
-            "choose another folder."
-        )
-    for name in ("files", "precision"):
-        if recorded.get(name) != requested[name]:
-            raise ConfigError(
-                f"{folder}: the {name} of the experiment in this folder must be "
-                f"{recorded.get(name)}, but {requested[name]} is requested; give the "
-                "same, or choose another folder."
-            )
-    _require_same_tests(folder, recorded, requested)
-    _require_same_systems(folder, recorded, requested)
+    tests = {"tests": {}, **recorded}["tests"]
+    require_same_experiment(
+        path, {**recorded, "tests": tests}, requested, "systems", "tests"
+    )
+    _require_same_tests(path.parent, tests, requested["tests"])
+    for system, new in requested["systems"].items():
+        known = recorded["systems"].get(system, new)
+        if not isinstance(known, dict):
+            raise damaged_record(path)
+        options = "--scale, --steps, --match and --set"
+        require_same_settings(path.parent, system, known, new, options)
 
 
 def _require_same_tests(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    for test, digest in requested["tests"].items():
-        if recorded.get("tests", {}).get(test, digest) != digest:
+    for test, digest in requested.items():
+        if recorded.get(test, digest) != digest:
             raise ConfigError(
                 f"{folder}: the test text {test} has changed since it was translated "
                 "here; restore its files, or give the other text another name."
             )
-
-
-def _require_same_systems(
-    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
-) -> None:
-    for system, new in requested["systems"].items():
-        known = recorded["systems"].get(system, new)
-        for name, value in new.items():
-            if name in known and known[name] != value:
-                raise ConfigError(
-                    f"{folder}: `{name}` of {system} in this folder is "
-                    f"{known[name]!r}, but {value!r} is requested; give the same "
-                    "--scale, --steps, --match and --set, or choose another folder."
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,9 +533,7 @@ def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
         seconds=fmean(cost.seconds for cost in costs),
         scores=_scores(runs, runs[0], trials),
         curve=_curve(runs[0]),
-        diverged=tuple(
-            run.seed for run in runs if RunFolder(run.path).entries(WENT_BACK)
-        ),
+        diverged=tuple(run.seed for run in runs if run.has_diverged),
     )
 
 
@@ -677,17 +668,6 @@ def _tokens_per_character(run: Path) -> float:
     # Each target has an end token, and each line its end.
     num_tokens = len(dataset.target.ids) + len(dataset)
     return num_tokens / sum(len(pair.target) + 1 for pair in pairs)
-
-
-        points.append(
-            CurvePoint(
-                step=step,
-                flops=flops.get(step, per_step * step),
-                bits=None if per_character is None else bits * per_character,
-                bleu=entry.get("bleu"),
-            )
-        )
-    return tuple(points)
 
 
 def system_runs(

@@ -7,13 +7,12 @@ A row's change of a size or of the steps is applied as the paper's factor; dropo
 smoothing and positions are the row's own values.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
@@ -31,7 +30,10 @@ from transduce.experiments.run_processes import (
     PresetRun,
     changes,
     command_line,
+    experiment_record,
     has_prepared_corpus,
+    require_same_experiment,
+    require_same_settings,
     settings,
     with_seed,
     write_record,
@@ -60,7 +62,6 @@ from transduce.report.report import (
 )
 from transduce.text.corpus import read_text
 from transduce.training.config import TrainingConfig
-from transduce.training.optimizer import scheduled_rate
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 BY_FACTOR = (*WIDTHS, "num_heads", "num_layers", "steps")
@@ -269,15 +270,14 @@ class Experiment:
     def begin(self) -> None:
         """Record the settings; `ConfigError` if the folder has other ones."""
         record = {
-            "format": EXPERIMENT_FORMAT,
-            "files": self.files.absolute_names(),
-            "precision": self.precision,
+            **experiment_record(
+                EXPERIMENT_FORMAT, self.folder, self.files, self.precision
+            ),
             "settings": settings(self.base),
         }
         path = self.folder / EXPERIMENT
         if path.is_file():
-            _require_same(self.folder, read_json(path), record)
-            return
+            _require_same(path, read_json(path), record)
         write_record(path, record)
 
     @property
@@ -326,42 +326,18 @@ def row_runs(
 
 
 def _require_same(
-    folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
+    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
-    if recorded.get("format") != EXPERIMENT_FORMAT:
-        raise ConfigError(
-            f"{folder / EXPERIMENT}: the format must be {EXPERIMENT_FORMAT}, but is "
-            f"{recorded.get('format')}; the experiment was started by another version "
-            "of transduce."
-        )
-    if not isinstance(recorded.get("settings"), dict) or "precision" not in recorded:
-        raise ConfigError(
-            f"{folder / EXPERIMENT}: the record of the experiment is damaged; "
-            "restore the file, or choose another folder."
-        )
-    if recorded.get("files") != requested["files"]:
-        files = recorded.get("files")
-        parts = files.values() if isinstance(files, dict) else ()
-        names = [str(each) for part in parts if isinstance(part, list) for each in part]
-        raise ConfigError(
-            f"{folder}: the experiment in this folder was started with other files "
-            f"({', '.join(names)}); give those, or choose another folder."
-        )
-    if recorded["precision"] != requested["precision"]:
-        raise ConfigError(
-            f"{folder}: the precision of the experiment in this folder is "
-            f"{recorded['precision']}, but {requested['precision']} is requested; give "
-            f"--precision {recorded['precision']}, or choose another folder."
-        )
+    require_same_experiment(path, recorded, requested, "settings")
     # Settings that an older version did not have were at their defaults.
     known = settings(RunConfig()) | recorded["settings"]
-    for name, value in requested["settings"].items():
-        if (theirs := known[name]) != value:
-            raise ConfigError(
-                f"{folder}: `{name}` of the experiment in this folder is {theirs!r}, "
-                f"but {value!r} is requested; give the same --scale, --steps and "
-                "--set, or choose another folder."
-            )
+    require_same_settings(
+        path.parent,
+        "the experiment",
+        known,
+        requested["settings"],
+        "--scale, --steps and --set",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,8 +351,9 @@ class RowResult:
     """Pooled seeds: those for which this row and base are done."""
     parameters: int
     steps: int
+    """Updates made, the mean over the seeds."""
     passes: int
-    """Complete epochs."""
+    """Complete epochs, the mean over the seeds."""
     slowed_seeds: tuple[int, ...]
     """Seeds whose loss diverged, so that they continued at a lower learning rate."""
     perplexity: float
@@ -517,30 +494,18 @@ class RowBleu(NamedTuple):
 def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> RowResult:
     row = runs[0].row
     config = row_config(experiment.base, row)
-    perplexities = [run.last_entry("dev", "perplexity")["perplexity"] for run in runs]
+    updates = [run.last_entry("step", "epoch") for run in runs]
     return RowResult(
         row=row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
         parameters=num_parameters(settings_of(runs[0].path).model),
-        steps=config.training.steps,
-        passes=runs[0].last_entry("step", "epoch")["epoch"],
-        slowed_seeds=tuple(run.seed for run in runs if _was_slowed(run)),
-        # JSON has no infinity, so the log has null in its place.
-        perplexity=geometric_mean(
-            math.inf if each is None else each for each in perplexities
-        ),
+        steps=round(fmean(each["step"] for each in updates)),
+        passes=round(fmean(each["epoch"] for each in updates)),
+        slowed_seeds=tuple(run.seed for run in runs if run.has_diverged),
+        perplexity=geometric_mean(run.perplexity for run in runs),
         bleu=bleu.pooled,
         bleu_by_seed=bleu.by_seed,
-    )
-
-
-def _was_slowed(run: RowRun) -> bool:
-    """Whether the run ended at a lower learning rate than scheduled."""
-    last, config = run.last_entry("step", "learning_rate"), run.config
-    scheduled = scheduled_rate(last["step"], config.model.d_model, config.training)
-    return last["learning_rate"] < scheduled and not math.isclose(
-        last["learning_rate"], scheduled
     )
 
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from transduce.data.corpus_files import (
     CorpusFiles,
     EvaluationConfig,
     choose,
+    digest_of,
     hold_out,
     hold_out_pairs,
+    read_through,
     require_choice,
     usual_number,
     write_split,
@@ -187,3 +190,28 @@ def test_the_tags_of_several_corpora_are_those_of_corpora_then_of_languages() ->
     ]
     tags = ["<bt>", "<old>", ">>de<<", ">>fr<<"]
     assert CorpusFiles.of(corpora).tags == tags
+
+
+def test_digests_are_of_the_lines_however_they_are_stored(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    whole = files.digests()
+    statistics = read_through(files.source, files.target)
+    assert whole == {"training": statistics.digest}
+    content = files.source[0].read_bytes()
+    (tmp_path / "source.gz").write_bytes(gzip.compress(content))
+    assert digest_of([tmp_path / "source.gz"], files.target) == whole["training"]
+    with_dev = replace(files, dev_source=files.target, dev_target=files.source)
+    assert with_dev.digests()["dev"] != whole["training"]
+    files.source[0].write_bytes(b"another line\n" + content.split(b"\n", 1)[1])
+    assert files.digests() != whole
+
+
+def test_text_without_a_digest_is_refused(files: CorpusFiles, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    empty = [tmp_path / "empty"]
+    with pytest.raises(DataError, match="empty: a corpus must have at least one line"):
+        digest_of(empty, empty)
+    files.target[0].write_bytes(b"\xff\n" * len(lines(files.source[0])))
+    with pytest.raises(DataError, match="UTF-8"):
+        files.digests()

@@ -52,9 +52,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def programs(tmp_path: Path) -> Callable[..., Programs]:
     def make(**of_row: str) -> Programs:
+        (tmp_path / "corpus").mkdir()
+        text = tmp_path / "corpus" / "text"
+        text.write_text("a dog\n")
         experiment = Programs(
             folder=tmp_path,
-            files=CorpusFiles(source=(), target=()),
+            files=CorpusFiles(source=(text,), target=(text,)),
             base=scaled_base(0.125, 50),
             of_row=of_row,
         )

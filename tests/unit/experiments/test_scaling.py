@@ -2,13 +2,15 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
 from transduce.experiments.run_processes import refuse_other_contents
 from transduce.experiments.scaling import (
@@ -24,14 +26,17 @@ from transduce.experiments.scaling import (
     scores_runs,
     statistics_of,
 )
+from transduce.model.config import count_parameters
 from transduce.report.report import Table, plain
 
-FILES = CorpusFiles(
-    source=(Path("/c/a.en"),),
-    target=(Path("/c/a.de"),),
-    dev_source=(Path("/c/d.en"),),
-    dev_target=(Path("/c/d.de"),),
-)
+VOCABULARY = 321
+"""Size of the vocabulary that runs have learned."""
+
+
+def files_in(folder: Path) -> CorpusFiles:
+    text = (folder / "text",)
+    text[0].write_text("a dog\n")
+    return CorpusFiles(source=text, target=text, dev_source=text, dev_target=text)
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +121,10 @@ def test_an_impossible_width_is_refused(tmp_path, changes, sentence):
         runs_in(tmp_path, **changes)
 
 
-def experiment(folder: Path, steps: int = 90, files: CorpusFiles = FILES):
+def experiment(folder: Path, steps: int = 90):
     return ScalingExperiment(
         folder=folder,
-        files=files,
+        files=files_in(folder),
         base=base_config(steps),
         heads=2,
         device="cpu",
@@ -127,9 +132,12 @@ def experiment(folder: Path, steps: int = 90, files: CorpusFiles = FILES):
     )
 
 
-def end(run: ScoresRun, perplexity: float) -> None:
-    """Write the log of a run that has made its last update."""
-    run.path.mkdir(parents=True)
+def end(run: ScoresRun, perplexity: float | None) -> None:
+    """Write the log of a run that has made its last update, and its settings."""
+    write_dataset([EncodedPair(source=[5], target=[7])], run.path / TRAINING)
+    model = replace(run.config.model, vocab_size=VOCABULARY)
+    record = {"format": 1, "settings": asdict(replace(run.config, model=model))}
+    (run.path / "config.json").write_text(json.dumps(record))
     entries = [
         {"kind": "dev", "step": 90, "loss": 1.0, "perplexity": perplexity},
         {"kind": "final", "step": 90, "loss": 1.0, "perplexity": perplexity},
@@ -153,11 +161,25 @@ def test_the_same_command_continues_and_skips_what_is_done(tmp_path):
 
 def test_a_folder_with_other_settings_is_refused(tmp_path):
     experiment(tmp_path).begin()
-    with pytest.raises(ConfigError, match=r"another value of training\.steps; repeat"):
+    with pytest.raises(ConfigError, match=r"`training\.steps` of the experiment in"):
         experiment(tmp_path, steps=91).begin()
-    others = replace(FILES, source=(Path("/c/b.en"),))
-    with pytest.raises(ConfigError, match="another value of files"):
-        experiment(tmp_path, files=others).begin()
+    with pytest.raises(
+        ConfigError, match="`heads` of the experiment in this folder is"
+    ):
+        replace(experiment(tmp_path), heads=3).begin()
+    ours = experiment(tmp_path)
+    (tmp_path / "text").write_text("a cat\n")
+    with pytest.raises(ConfigError, match="the training text must be the one that the"):
+        ours.begin()
+
+
+def test_an_experiment_with_a_setting_that_no_longer_exists_continues(tmp_path):
+    experiment(tmp_path).begin()
+    path = tmp_path / EXPERIMENT
+    record = json.loads(path.read_text())
+    record["settings"]["model.former"] = 3
+    path.write_text(json.dumps(record))
+    experiment(tmp_path).begin()
 
 
 def test_a_folder_with_other_contents_is_refused(tmp_path):
@@ -179,6 +201,24 @@ def collected(folder: Path, statistics) -> Scaling:
         end(run, 2.0 + number)
     failures = {runs[-1].name: "It was killed (SIGKILL)."}
     return collect(experiment(folder), statistics, runs, failures, "1 x Abacus")
+
+
+def test_parameters_include_the_learned_vocabulary(tmp_path, statistics):
+    for row, run in zip(
+        collected(tmp_path, statistics).rows, runs_in(tmp_path), strict=False
+    ):
+        model = replace(run.config.model, vocab_size=VOCABULARY)
+        assert row.parameters == count_parameters(model).total
+
+
+def test_an_infinite_perplexity_stays_infinite(tmp_path, statistics):
+    runs = runs_in(tmp_path, widths=(4,), seeds=(1,))
+    for run in runs:
+        end(run, None)
+    scaling = collect(experiment(tmp_path), statistics, runs, {}, "1 x Abacus")
+    assert {row.perplexity for row in scaling.rows} == {math.inf}
+    names = [picture.name for picture in as_report(scaling).pictures()]
+    assert names == ["scaling-variance", "scaling-gradient"]
 
 
 def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(

@@ -20,6 +20,7 @@ from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
 from transduce.experiments.table2 import TrainedTable2, trained_report
 from transduce.experiments.table2_training import (
+    EXPERIMENT,
     MEAN_LENGTH,
     REFERENCE,
     SYSTEMS,
@@ -37,10 +38,10 @@ from transduce.experiments.table2_training import (
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import corpus_bleu
 from transduce.report.report import Report, Table, plain
-
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
+
 REFERENCES = [
     "a dog runs over the green grass",
     "two men sit on a bench in the park",
@@ -51,12 +52,12 @@ BAD = [line.replace("a ", "the ").replace("on", "at") for line in REFERENCES]
 MATCHED = [key for key in SYSTEMS if key not in (REFERENCE, "big")]
 
 
-def sized(config: RunConfig) -> int:
 KEPT = ("a dog runs", "a woman reads")
 DEV_SOURCES = [KEPT[0], KEPT[0], "", KEPT[0], "a dog " * 40, KEPT[0]]
 DEV_TARGETS = [KEPT[1], "a dog " * 40, KEPT[1], KEPT[1], KEPT[1], KEPT[1]]
 
 
+def sized(config: RunConfig) -> int:
     model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     return num_parameters(model)
 
@@ -157,6 +158,13 @@ def test_small_presets_are_for_small_corpora(
 
 
 @pytest.fixture
+def files(tmp_path: Path) -> CorpusFiles:
+    text = (tmp_path / "text",)
+    text[0].write_text("a dog\n")
+    return CorpusFiles(source=text, target=text, dev_source=text, dev_target=text)
+
+
+@pytest.fixture
 def tests(tmp_path: Path) -> tuple[EvaluationText, ...]:
     (tmp_path / "test.en").write_text("\n".join(REFERENCES) + "\n")
     (tmp_path / "test.de").write_text("\n".join(REFERENCES) + "\n")
@@ -172,8 +180,11 @@ def runs(tmp_path: Path, tests: tuple[EvaluationText, ...]) -> list[SystemRun]:
     return system_runs(tmp_path / "out", configs, [1, 2], tests)
 
 
+MAX_LENGTH = 20
+
+
 def write(run: SystemRun, texts: list[str], perplexity: float, flops: int) -> None:
-    """Write the files of a finished run."""
+    """Write the files of a finished run; some pairs of its dev text are dropped."""
     pair = EncodedPair(source=[5, 6], target=[7, 8, 9])
     write_dataset([pair] * 3, run.path / "corpus" / "training")
     pairs = [
@@ -189,9 +200,6 @@ def write(run: SystemRun, texts: list[str], perplexity: float, flops: int) -> No
     record = {
         "format": 1,
         "architecture": architecture_of(run.config.model),
-MAX_LENGTH = 20
-
-
         "settings": asdict(
             replace(
                 run.config, batching=replace(run.config.batching, max_length=MAX_LENGTH)
@@ -345,9 +353,8 @@ def test_the_report_names_runs_at_a_reduced_learning_rate(
 
 
 def test_another_experiment_in_its_folder_is_refused(
-    runs: list[SystemRun], tmp_path: Path
+    runs: list[SystemRun], files: CorpusFiles, tmp_path: Path
 ) -> None:
-    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
     experiment = SystemExperiment(folder=tmp_path / "out", files=files)
     experiment.begin(runs[:1])
     experiment.begin(runs)  # another system
@@ -356,14 +363,48 @@ def test_another_experiment_in_its_folder_is_refused(
     other = replace(changed, config=replace(changed.config, training=training))
     with pytest.raises(ConfigError, match=r"`training.label_smoothing` of base in"):
         experiment.begin([other])
-    with pytest.raises(ConfigError, match="the files of the experiment"):
-        replace(experiment, files=replace(files, target=(tmp_path / "c",))).begin(runs)
+    files.dev_target[0].write_text("a cat\n")
+    with pytest.raises(ConfigError, match="the training text must be the one that the"):
+        experiment.begin(runs)
+
+
+def test_a_damaged_record_of_a_system_is_refused(
+    runs: list[SystemRun], files: CorpusFiles, tmp_path: Path
+) -> None:
+    experiment = SystemExperiment(folder=tmp_path / "out", files=files)
+    experiment.begin(runs)
+    path = experiment.folder / EXPERIMENT
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "systems": {"base": 5}}))
+    with pytest.raises(ConfigError, match="the record of the experiment is damaged"):
+        experiment.begin(runs)
+
+
+def test_an_ensemble_translates_again_after_a_member_was_trained_again(
+    runs: list[SystemRun], table: TrainedTable2
+) -> None:
+    assert table.results
+    gnmt, base = ensembles_of(runs)
+    for ensemble in (gnmt, base):
+        ensemble.discard_stale()  # without a record of its members
+        assert not ensemble.is_done
+        ensemble.translations(ensemble.tests[0]).write_text("\n".join(GOOD) + "\n")
+        ensemble.discard_stale()
+        assert ensemble.is_done
+    [member] = [run for run in runs if (run.row, run.seed) == ("base", 2)]
+    (member.path / "averaged" / "model.safetensors").write_bytes(b"other weights")
+    for ensemble in (gnmt, base):
+        ensemble.discard_stale()
+    assert gnmt.is_done
+    assert not base.is_done
 
 
 def test_a_test_text_that_changes_is_refused(
-    runs: list[SystemRun], tmp_path: Path, tests: tuple[EvaluationText, ...]
+    runs: list[SystemRun],
+    files: CorpusFiles,
+    tmp_path: Path,
+    tests: tuple[EvaluationText, ...],
 ) -> None:
-    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
     experiment = SystemExperiment(folder=tmp_path / "out", files=files)
     experiment.begin(runs)
     other = EvaluationText(
@@ -376,9 +417,11 @@ def test_a_test_text_that_changes_is_refused(
 
 
 def test_commands_train_then_translate(
-    runs: list[SystemRun], tmp_path: Path, tests: tuple[EvaluationText, ...]
+    runs: list[SystemRun],
+    files: CorpusFiles,
+    tmp_path: Path,
+    tests: tuple[EvaluationText, ...],
 ) -> None:
-    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
     experiment = SystemExperiment(folder=tmp_path / "out", files=files, device="cpu")
     run = runs[0]
     train = experiment.next_command(run)

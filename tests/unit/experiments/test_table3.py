@@ -43,11 +43,15 @@ with locked(Path(sys.argv[1])):
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
+    names = ("a.en", "b.en", "a.de", "b.de", "dev.en", "dev.de")
+    paths = [tmp_path / name for name in names]
+    for path in paths:
+        path.write_text(f"a line of {path.name}\n")
     files = CorpusFiles(
-        source=(Path("/a.en"), Path("/b.en")),
-        target=(Path("/a.de"), Path("/b.de")),
-        dev_source=(Path("/dev.en"),),
-        dev_target=(Path("/dev.de"),),
+        source=tuple(paths[:2]),
+        target=tuple(paths[2:4]),
+        dev_source=(paths[4],),
+        dev_target=(paths[5],),
     )
     return Experiment(
         folder=tmp_path / "out", files=files, base=scaled_base(0.25, 200), device="cpu"
@@ -82,6 +86,10 @@ def test_a_new_run_is_its_preset_with_the_changed_settings(
     experiment: Experiment,
 ) -> None:
     [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
+    a_en, b_en, a_de, b_de, dev_en, dev_de = (
+        str(experiment.folder.parent / name)
+        for name in ("a.en", "b.en", "a.de", "b.de", "dev.en", "dev.de")
+    )
     assert experiment.next_command(run) == [
         *(sys.executable, "-m", "transduce", "train", "--out", str(run.path)),
         *("--precision", "fp32", "--preset", "A-h1", "--however-long"),
@@ -89,8 +97,8 @@ def test_a_new_run_is_its_preset_with_the_changed_settings(
         *("model.d_ff=512", "model.d_k=128", "model.d_v=128"),
         *("training.steps=200", "training.warmup_steps=40"),
         *("training.keep_checkpoints=1", "training.seed=7"),
-        *("--source", "/a.en", "/b.en", "--target", "/a.de", "/b.de"),
-        *("--dev-source", "/dev.en", "--dev-target", "/dev.de", "--device", "cpu"),
+        *("--source", a_en, b_en, "--target", a_de, b_de),
+        *("--dev-source", dev_en, "--dev-target", dev_de, "--device", "cpu"),
     ]
 
 
@@ -172,15 +180,80 @@ def test_a_folder_of_another_experiment_is_refused(experiment: Experiment) -> No
         other.begin()
 
 
-def test_other_corpus_files_are_refused(experiment: Experiment) -> None:
+def test_an_experiment_with_other_text_is_refused(experiment: Experiment) -> None:
     experiment.begin()
-    files = replace(experiment.files, dev_source=(Path("/other.en"),))
-    pattern = (
-        r"was started with other files "
-        r"\(/a.en, /b.en, /a.de, /b.de, /dev.en, /dev.de\); give those, or choose"
-    )
-    with pytest.raises(ConfigError, match=pattern):
-        replace(experiment, files=files).begin()
+    place = experiment.folder.parent
+    record = (experiment.folder / EXPERIMENT).read_bytes()
+    for name, part, files in (
+        ("a.de", "training", "a.en, .*b.en, .*a.de, .*b.de"),
+        ("dev.en", "dev", "dev.en, .*dev.de"),
+    ):
+        before = (place / name).read_bytes()
+        (place / name).write_text("another line\n")
+        pattern = rf"the {part} text must be the one .* with \(.*{files}\), but differ"
+        with pytest.raises(ConfigError, match=pattern):
+            experiment.begin()
+        (place / name).write_bytes(before)
+    assert (experiment.folder / EXPERIMENT).read_bytes() == record
+    experiment.begin()
+
+
+def test_an_experiment_continues_with_the_same_text_in_another_place(
+    experiment: Experiment,
+) -> None:
+    experiment.begin()
+    other = experiment.folder.parent / "other.en"
+    experiment.files.dev_source[0].rename(other)
+    replace(experiment, files=replace(experiment.files, dev_source=(other,))).begin()
+
+
+def older(experiment: Experiment, files: CorpusFiles) -> None:
+    """Rewrite the record as an older version did: absolute names, no digests."""
+    path = experiment.folder / EXPERIMENT
+    record = json.loads(path.read_text())
+    del record["digests"]
+    record["files"] = files.absolute_names()
+    path.write_text(json.dumps(record))
+
+
+def test_an_experiment_of_an_older_version_is_accepted_once(
+    experiment: Experiment,
+) -> None:
+    experiment.begin()
+    older(experiment, experiment.files)
+    place = experiment.folder.parent
+    other = replace(experiment.files, source=(place / "b.en", place / "a.en"))
+    with pytest.raises(ConfigError, match="the training text must be the one that the"):
+        replace(experiment, files=other).begin()
+    experiment.begin()
+    (place / "dev.de").write_text("another line\n")
+    with pytest.raises(ConfigError, match="the dev text must be the one that the"):
+        experiment.begin()
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_an_experiment_with_its_own_corpus_can_be_moved(
+    experiment: Experiment, tmp_path: Path, is_older: bool
+) -> None:
+    def files_in(folder: Path) -> CorpusFiles:
+        text = (folder / "corpus" / "text",)
+        return CorpusFiles(source=text, target=text, dev_source=text, dev_target=text)
+
+    (experiment.folder / "corpus").mkdir(parents=True)
+    (experiment.folder / "corpus" / "text").write_text("a dog\n")
+    before = replace(experiment, files=files_in(experiment.folder))
+    before.begin()
+    if is_older:
+        older(before, before.files)
+    moved = tmp_path / "moved"
+    experiment.folder.rename(moved)
+    after = replace(experiment, folder=moved, files=files_in(moved))
+    after.begin()
+    record = json.loads((moved / EXPERIMENT).read_text())
+    assert record["files"]["dev_target"] == ["corpus/text"]
+    (moved / "corpus" / "text").write_text("a cat\n")
+    with pytest.raises(ConfigError, match="the training text must be the one that the"):
+        after.begin()
 
 
 def test_resuming_with_another_precision_is_refused(experiment: Experiment) -> None:

@@ -53,7 +53,8 @@ def write_run(experiment: Experiment) -> WriteRun:
         seed: int,
         texts: list[str],
         perplexity: float | None = 8.0,
-        rate_factor: float = 1.0,
+        last_step: int = 40,
+        *more: dict[str, object],
     ) -> None:
         [run] = row_runs(experiment.folder, experiment.base, [row], [seed])
         model = replace(run.config.model, vocab_size=321)
@@ -62,12 +63,13 @@ def write_run(experiment: Experiment) -> WriteRun:
         write_dataset([pair] * 3, run.path / "corpus" / "training")
         (run.path / "corpus" / "dev").mkdir()
         (run.path / "config.json").write_text(json.dumps(record))
-        rate = 64**-0.5 * 40**-0.5 * rate_factor
+        step = last_step
         entries = (
-            {"kind": "step", "step": 40, "learning_rate": rate, "epoch": 13},
+            *more,
+            {"kind": "step", "step": step, "learning_rate": 1e-5, "epoch": 13},
             {"kind": "dev", "step": 20, "perplexity": 99.0},
-            {"kind": "dev", "step": 40, "perplexity": perplexity},
-            {"kind": "final", "step": 40, "perplexity": 7.0},
+            {"kind": "dev", "step": step, "perplexity": perplexity},
+            {"kind": "final", "step": step, "perplexity": 7.0},
         )
         (run.path / "log.jsonl").write_text("\n".join(map(json.dumps, entries)))
         run.references.write_text("\n".join(REFERENCES) + "\n")
@@ -163,13 +165,23 @@ def test_a_row_without_base_has_no_comparison(
     assert row.bleu.interval > 0
 
 
-def test_runs_at_a_reduced_rate_are_found(
+def test_runs_that_diverged_are_those_whose_log_says_so(
     experiment: Experiment, write_run: WriteRun
 ) -> None:
-    write_run("base", 1, GOOD)
-    write_run("base", 2, GOOD, rate_factor=0.5)
+    went_back = {"kind": "went back", "step": 20, "rate_factor": 0.5}
+    write_run("base", 1, GOOD)  # at a low rate, as the schedules of some settings end
+    write_run("base", 2, GOOD, 8.0, 40, went_back)
     [base] = collected(experiment, [1, 2]).rows
     assert base.slowed_seeds == (2,)
+
+
+def test_steps_are_those_that_were_made(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD, last_step=30)
+    write_run("base", 2, GOOD, last_step=20)
+    [base] = collected(experiment, [1, 2]).rows
+    assert base.steps == 25
 
 
 def test_an_infinite_perplexity_stays_infinite(
