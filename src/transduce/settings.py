@@ -101,20 +101,27 @@ def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
     those before. Settings are checked together: otherwise their order has no effect.
     """
     changes: dict[str, Any] = {}
+    for name, value in assigned_values(assignments):
+        *tables, last = name.split(".")
+        table = changes
+        for each in tables:
+            if not isinstance(table.get(each), dict):
+                table[each] = {}
+            table = table[each]
+        table[last] = value
+    return apply_mapping(config, changes, where="--set: ")
+
+
+def assigned_values(assignments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the full name and the value of each setting that is assigned.
+
+    Raises `ConfigError` if an assignment is not `key=value`.
+    """
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"A setting must be `key=value`, but is {assignment!r}.")
-        values = flattened({key.strip(): _value(text.strip())})
-        for name, value in values.items():
-            *tables, last = name.split(".")
-            table = changes
-            for each in tables:
-                if not isinstance(table.get(each), dict):
-                    table[each] = {}
-                table = table[each]
-            table[last] = value
-    return apply_mapping(config, changes, where="--set: ")
+        yield from flattened({key.strip(): _value(text.strip())}).items()
 
 
 def apply_mapping(

@@ -4,11 +4,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from transduce.analysis.cost import LayerSizes
+from transduce.decoding.translator import Translator
 from transduce.experiments import table1
+from transduce.search_config import SearchConfig
 
 
 @pytest.fixture
@@ -70,6 +73,35 @@ def test_runs_are_placed_in_table_2(
     assert [cost["preset"] for cost in figures["costs"]] == ["base", "tiny"]
 
 
+def test_a_run_in_table_2_translates_with_its_tuned_search(
+    succeeds: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "averaged" / "config.json"
+    content = json.loads(path.read_text())
+    content["search"] = {"beam_size": 3, "length_penalty": 0.2, "num_best": 2}
+    path.write_text(json.dumps(content))
+    used: list[SearchConfig] = []
+    translate_stream = Translator.translate_stream
+
+    def watched(self: Translator, sources: Any, search: SearchConfig) -> Any:
+        used.append(search)
+        return translate_stream(self, sources, search)
+
+    monkeypatch.setattr(Translator, "translate_stream", watched)
+    source, reference = corpus_files
+    succeeds(
+        *("reproduce", "table2", tmp_path / "run", "--out", tmp_path / "t"),
+        *("--source", source, "--reference", reference),
+        *("--hardware", "K80", "--presets", "tiny", "--device", "cpu"),
+    )
+    assert used == [SearchConfig(beam_size=3, length_penalty=0.2, num_best=1)]
+
+
 def test_the_speed_of_this_machine_is_measured(
     succeeds: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +127,7 @@ def test_a_run_without_its_log_is_refused(
     run: Path,
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "log.jsonl").unlink()
@@ -103,8 +136,14 @@ def test_a_run_without_its_log_is_refused(
     refusal = refuses(
         *("reproduce", "table2", tmp_path / "run", *text), "--out", tmp_path / "t"
     )
-    assert refusal == f"{tmp_path}/run: must have a log of its updates, but has none."
+    sentence = f"{tmp_path}/run: must have a log of its updates, but has none."
+    assert refusal == sentence
     assert not (tmp_path / "t").exists()
+    # Found before another run has translated.
+    monkeypatch.delattr("transduce.cli.reproduce.our_row")
+    assert sentence == refuses(
+        *("reproduce", "table2", run, tmp_path / "run", *text), "--out", tmp_path / "t"
+    )
     model = tmp_path / "run" / "averaged"
     assert refuses("reproduce", "table2", model, *text, "--out", tmp_path / "t") == (
         f"{model}: must be the folder of a run, whose log has the cost of its "
@@ -175,6 +214,26 @@ def test_a_folder_that_holds_something_is_left_alone(
         (
             ("table2", "r", "r", "--source", "s", "--out", "o"),
             "RUNS must have no value twice, but r is given more than once",
+        ),
+        (
+            ("scaling", "--out", "o", "--set", "training.seed=3"),
+            "`training.seed` must not be changed by --set in this experiment; use --se",
+        ),
+        (
+            ("scaling", "--out", "o", "--set", "model={num_heads=3}"),
+            "`model.num_heads` must not be changed by --set in this experiment; use --",
+        ),
+        (
+            ("scaling", "--out", "o", "--set", "model.scores=additive"),
+            "`model.scores` must not be changed by --set in this experiment; all kinds",
+        ),
+        (
+            ("scaling", "--out", "o", "--set", "model.d_ff=64"),
+            "`model.d_ff` must not be changed by --set in this experiment; it is twice",
+        ),
+        (
+            ("table3", "--out", "o", "--set", "training.seed=3"),
+            "`training.seed` must not be changed by --set in this experiment; use --se",
         ),
         (("table5",), 'Unknown command "table5"'),
     ],
@@ -284,4 +343,4 @@ def test_scaling_is_measured_trained_and_written(
     assert succeeds("reproduce", "scaling", *options, "--out", out) == report
     assert logs == {path: path.stat().st_mtime_ns for path in (out / "logs").iterdir()}
     refusal = refuses("reproduce", "scaling", *options, "--heads", 2, "--out", out)
-    assert "was started with another value of heads" in refusal
+    assert "`heads` of the experiment in this folder is 1, but 2 is requ" in refusal

@@ -56,7 +56,9 @@ def test_systems_are_trained_and_added(
     [
         (("--systems", "lstm"), "did you mean"),
         (("--steps", "0"), "`--steps` must be at least 1"),
-        (("--set", "model.dropout=0"), "must not be one of their models"),
+        (("--set", "model.dropout=0"), "use --size, --scale and --match"),
+        (("--set", "model={dropout=0}"), "`model.dropout` must not be changed by --"),
+        (("--set", "training.seed=2"), "`training.seed` must not be changed by --set"),
         (("--presets-typo",), "presets-typo"),
         (("--test", "a", "b", "a", "b"), "--test must have no value twice, but a b"),
         (("--tflops", "3"), "--tflops has no effect with --train"),
@@ -76,6 +78,28 @@ def test_options_are_checked_before_training(
     command = ("reproduce", "table2", "--train", "--out", out, *files)
     assert message in refuses(*command, *options)
     assert not (out / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "training.bogus=1"), "there is no setting `training.bogus`"),
+        (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
+        (("--scale", "0.02", "--size", "small"), "`tokenizer.vocab_size` must be"),
+    ],
+)
+def test_options_are_checked_before_a_download(
+    tmp_path: Path,
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: Options,
+    message: str,
+) -> None:
+    monkeypatch.delattr("transduce.cli.reproduce.assemble")
+    out = tmp_path / "trained"
+    command = ("reproduce", "table2", "--train", "--corpus", "wmt14-en-de")
+    assert message in refuses(*command, "--out", out, *options)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ from transduce.experiments.run_processes import (
     make_slots,
     refuse_other_contents,
     run_all,
+    with_seed,
 )
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
@@ -56,6 +57,7 @@ from transduce.experiments.table2 import (
     Table2,
     Target,
     TrainedTable2,
+    logged_run,
     our_row,
     trained_report,
     training_cost,
@@ -84,12 +86,12 @@ from transduce.experiments.table3 import (
     row_runs,
 )
 from transduce.experiments.table3 import as_report as table3_report
-from transduce.experiments.table4 import Setting, Table4, our_parser, our_parses
+from transduce.experiments.table4 import Setting, Table4, our_rows
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
-from transduce.settings import require_between
+from transduce.settings import assigned_values, require_between
 from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import LanguagesConfig, guess_all
 
@@ -297,6 +299,7 @@ def table2(
     if runs:
         require_text(source[0], (pair.source for pair in pairs))
         require_text(reference[0], (pair.target for pair in pairs))
+    logged = [logged_run(run) for run in runs]  # find faults before any work
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
@@ -304,8 +307,8 @@ def table2(
         cluster = _cluster(hardware, tflops, devices, device)
         waited = meter.share()
         ours = []
-        for run in runs:
-            status.update(f"Translating with {run}...")
+        for run in logged:
+            status.update(f"Translating with {run.path}...")
             ours.append(our_row(run, pairs, language_of_runs, device))
     is_measured = hardware == "this" and tflops is None
     table = Table2(
@@ -340,6 +343,8 @@ class TrainedOptions:
     trials: Trials
 
 
+SEEDED = {"training.seed": "use --seeds"}
+"""Setting that all experiments vary, and what to use instead."""
 OPTIONS = {"runs": "A run", "settings": "--set", "language": "--target-language"}
 """Options of `table2` that have other names than their parameters."""
 
@@ -372,25 +377,52 @@ def _require_runs_and_text(
         _require_defaults("without runs", **of_text)
 
 
-def _assignments_of_all(assignments: Sequence[str]) -> tuple[str, ...]:
-    """Return settings for all systems; `ConfigError` for those of a model."""
-    for each in assignments:
-        if each.partition(".")[0].strip() == "model":
+def _refuse_settings(assignments: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for settings of an experiment that its options decide.
+
+    `options` has what to do instead by a setting's full name, or that of its table.
+    """
+    for name, _ in assigned_values(assignments):
+        instead = options.get(name) or options.get(name.partition(".")[0])
+        if instead is not None:
             raise ConfigError(
-                f"A setting of all systems must not be one of their models, but is "
-                f"{each}; use --size, --scale and --match."
+                f"`{name}` must not be changed by --set in this experiment; {instead}."
             )
-    return tuple(assignments)
+
+
+def _sizes(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[bool]:
+    """Whether systems are small: one answer, or both before a corpus is downloaded."""
+    if size != "auto":
+        return [size == "small"]
+    return (
+        [is_small_corpus(corpus)] if isinstance(corpus, CorpusFiles) else [True, False]
+    )
+
+
+def _require_possible(
+    corpus: NamedCorpus | CorpusFiles, options: TrainedOptions
+) -> None:
+    """Raise `ConfigError` if no size that the corpus may need has valid settings."""
+    _refuse_settings(
+        options.settings, {**SEEDED, "model": "use --size, --scale and --match"}
+    )
+    for seed in options.seeds:
+        with_seed(preset("base"), seed)
+    faults: list[ConfigError] = []
+    sizes = _sizes(corpus, options.size)
+    for is_small in sizes:
+        try:
+            _system_configs(options, is_small=is_small)
+        except ConfigError as error:
+            faults.append(error)
+    if len(faults) == len(sizes):
+        raise faults[0]
 
 
 def _system_configs(
-    files: CorpusFiles, options: TrainedOptions
+    options: TrainedOptions, *, is_small: bool
 ) -> dict[str, tuple[str, RunConfig]]:
     """Return the preset and the settings of each system."""
-    assigned = _assignments_of_all(options.settings)
-    is_small = (
-        is_small_corpus(files) if options.size == "auto" else options.size == "small"
-    )
     return {
         key: system_config(
             key,
@@ -398,10 +430,27 @@ def _system_configs(
             scale=options.scale,
             steps=options.steps,
             match=options.match,
-            change=lambda config: changed_by_options(config, None, assigned),
+            change=lambda config: changed_by_options(config, None, options.settings),
         )
         for key in options.systems
     }
+
+
+def _read_tests(
+    given: Sequence[tuple[Path, Path]], corpus: NamedCorpus | CorpusFiles
+) -> list[EvaluationText]:
+    """Read the given test texts through; without any, the named corpus must have some.
+
+    Raises `ConfigError` or `DataError` for a fault.
+    """
+    require_distinct("--test", given)
+    tests = [EvaluationText.of(*pair) for pair in given]
+    if not tests and not (isinstance(corpus, NamedCorpus) and corpus.tests):
+        raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
+    require_different_names(tests)
+    for text in tests:
+        text.read_through()
+    return tests
 
 
 def _train_table2(
@@ -410,24 +459,20 @@ def _train_table2(
     test: Sequence[tuple[Path, Path]],
     options: TrainedOptions,
 ) -> None:
-    require_distinct("--test", test)
     require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
     require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
     hardware = choose_hardware(options.device, options.precision, width=width)
     slots = make_slots(options.device, options.parallel)
-    tests = [EvaluationText.of(*pair) for pair in test]
-    require_different_names(tests)
-    for text in tests:  # find faults before any work
-        text.read_through()
+    _require_possible(corpus, options)
+    tests = _read_tests(test, corpus)
     refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
     with locked(out) as lock:
         files = fetched(corpus, out / CORPUS)
         if isinstance(corpus, NamedCorpus) and not tests:
             tests = fetched_tests(corpus, out / CORPUS)
-        if not tests:
-            raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
-        configs = _system_configs(files, options)
+        [is_small] = _sizes(files, options.size)
+        configs = _system_configs(options, is_small=is_small)
         experiment = SystemExperiment(
             folder=out.absolute(),
             files=files,
@@ -545,6 +590,7 @@ def table3(
         Number of shuffles of approximate randomisation.
     """
     trials = Trials(resamples=resamples, shuffles=shuffles)
+    _refuse_settings(settings, SEEDED)
     base = changed_by_options(base_for(corpus, scale, steps), None, settings)
     runs = row_runs(
         out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
@@ -628,12 +674,8 @@ def table4(
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,
     }
-    ours = tuple(
-        our_parser(setting, gold, predicted, device)
-        if predicted.is_dir()
-        else our_parses(setting, gold, predicted)
-        for setting, pairs in given.items()
-        for gold, predicted in pairs
+    ours = our_rows(
+        [(setting, *pair) for setting, pairs in given.items() for pair in pairs], device
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
     report = table4_report(table)
@@ -697,6 +739,7 @@ def scaling(
     precision
         Precision of matrix products in training, the same in all rows.
     """
+    _refuse_settings(settings, SEEDED | scaling_experiment.VARIED)
     base = changed_by_options(scaling_experiment.base_config(steps), None, settings)
     runs = scaling_experiment.scores_runs(out.absolute(), base, d_k, heads, seeds)
     slots = make_slots(device, parallel)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from transduce.analysis.cost import (
 from transduce.decoding.translator import load
 from transduce.errors import CheckpointError, DataError, counted, duration
 from transduce.experiments.environment import Environment, recorded_environment
-from transduce.experiments.presets import preset
+from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import RunFolder, is_run
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
@@ -42,6 +43,7 @@ from transduce.metrics.scores import (
     paper_bleu,
 )
 from transduce.model.config import ForwardFlops, ModelConfig, forward_flops
+from transduce.model_folder import find_model
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import (
     Column,
@@ -181,13 +183,23 @@ def training_cost(name: str) -> TrainingCost:
     return TrainingCost(preset=name, by_part=by_part, flops=training_flops(run))
 
 
-def our_row(
-    run: Path, pairs: Sequence[SentencePair], target: Target, device: str
-) -> OurRow:
-    """Score a run by both protocols, and read its cost from its log.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """Run with a model and a log of its updates."""
 
-    Unset values of the target default to the run's. Raises `CheckpointError` if the
-    folder is no run, and `DataError` without a log.
+    path: Path
+    config: RunConfig
+    updates: list[dict[str, Any]]
+    """Log entries of updates; at least one."""
+    starts: list[dict[str, Any]]
+    """Log entries of the run's starts."""
+
+
+def logged_run(run: Path) -> LoggedRun:
+    """Open a run, before any work.
+
+    Raises `CheckpointError` if the folder is no run or has no model, and `DataError`
+    without a log.
     """
     if not is_run(run):
         raise CheckpointError(
@@ -196,11 +208,25 @@ def our_row(
         )
     folder, config = RunFolder.open(run)
     updates = folder.entries("step", "seconds", "flops")
-    starts = folder.entries("start")
-    shares = [entry.get("waited") for entry in updates]
-    waited = [share for share in shares if isinstance(share, float)]
     if not updates:
         raise DataError(f"{run}: must have a log of its updates, but has none.")
+    find_model(run)
+    return LoggedRun(
+        path=run, config=config, updates=updates, starts=folder.entries("start")
+    )
+
+
+def our_row(
+    run: LoggedRun, pairs: Sequence[SentencePair], target: Target, device: str
+) -> OurRow:
+    """Score a run by both protocols, and read its cost from its log.
+
+    Its model translates with its own search. Unset values of the target default to the
+    run's.
+    """
+    config, updates = run.config, run.updates
+    shares = [entry.get("waited") for entry in updates]
+    waited = [share for share in shares if isinstance(share, float)]
     references = [pair.target for pair in pairs]
     language = target.language or config.languages.target
     tokenize = (
@@ -208,18 +234,19 @@ def our_row(
     )
     tokenization = choose_tokenization(tokenize, language, references)
     known = language or detect_by_script(references) or "de"
-    translator = load(run, device=device)
+    translator = load(run.path, device=device)
+    search = replace(translator.search, num_best=1)
     sources = (pair.source for pair in pairs)
-    texts = [each.text for each in translator.translate_stream(sources, config.search)]
+    texts = [each.text for each in translator.translate_stream(sources, search)]
     return OurRow(
-        run=str(run),
+        run=str(run.path),
         bleu=corpus_bleu(texts, references, tokenization=tokenization),
         paper_bleu=None
         if is_unspaced(known)
         else paper_bleu(texts, references, base(known)),
         seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
         flops=float(updates[-1]["flops"]),
-        computing=recorded_environment(starts[-1]) if starts else None,
+        computing=recorded_environment(run.starts[-1]) if run.starts else None,
         waited=fmean(waited) if waited else None,
     )
 

@@ -1,5 +1,6 @@
 """Table 4: F1 of English constituency parsers, the paper's and ours (section 6.3)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -80,6 +81,27 @@ class Table4:
     """Treebank of the gold trees."""
     split: str
     """Part of the treebank."""
+
+
+def our_rows(
+    given: Sequence[tuple[Setting, Path, Path]], device: str
+) -> tuple[OurRow, ...]:
+    """Score pairs of a file of gold trees and a parser: a file of trees, or a model.
+
+    All files are read, and all models opened, before the first model parses.
+    """
+    of_files = [
+        None if predicted.is_dir() else our_parses(setting, gold, predicted)
+        for setting, gold, predicted in given
+    ]
+    for _, gold, predicted in given:
+        if predicted.is_dir():
+            read_treebank([gold])
+            load(predicted, device=device).parser()
+    return tuple(
+        our_parser(setting, gold, predicted, device) if row is None else row
+        for row, (setting, gold, predicted) in zip(of_files, given, strict=True)
+    )
 
 
 def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow:

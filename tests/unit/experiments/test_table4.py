@@ -10,6 +10,7 @@ from transduce.experiments.table4 import (
     Table4,
     as_report,
     our_parses,
+    our_rows,
 )
 from transduce.report.report import Table
 
@@ -65,6 +66,29 @@ def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.splitlines()[0] + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="parses: there must be as many trees as in"):
         our_parses("semi-supervised", gold, parses)
+
+
+def test_files_are_read_before_a_model_parses(
+    gold: Path, parses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    class Loaded:
+        def parser(self) -> None:
+            return None  # it cannot parse
+
+    def load(path: Path, device: str) -> Loaded:
+        opened.append(path)
+        return Loaded()
+
+    monkeypatch.setattr("transduce.experiments.table4.load", load)
+    model, missing = tmp_path / "model", tmp_path / "missing"
+    model.mkdir()
+    for other in ((missing, parses), (gold, missing), (missing, model)):
+        given = [("WSJ only", gold, model), ("semi-supervised", *other)]
+        with pytest.raises(DataError, match="missing: the file cannot be read"):
+            our_rows(given, "cpu")
+    assert opened == [model]
 
 
 def test_our_rows_are_shown_beside_the_papers_of_the_same_setting(
