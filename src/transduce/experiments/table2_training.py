@@ -37,7 +37,7 @@ from transduce.data.prepared_corpus import (
     PairEncoder,
     kept_pairs,
 )
-from transduce.errors import ConfigError, DataError
+from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
@@ -323,7 +323,10 @@ class EnsembleRun:
 
         The models that translate are recorded beside each translation.
         """
-        sums = {member.name: model_sum(member.path) for member in self.members}
+        try:
+            sums = {member.name: model_sum(member.path) for member in self.members}
+        except CheckpointError:  # a model was removed after it had translated
+            return
         for path in map(self.translations, self.tests):
             record = path.with_suffix(".json")
             if not record.is_file() or read_json(record) != sums:
