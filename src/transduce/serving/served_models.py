@@ -31,7 +31,7 @@ from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import (
     Segment,
     sentences,
-    space_before,
+    space_between,
     spaces_before,
     split_text,
 )
@@ -363,18 +363,21 @@ async def translate_documents(
     texts = sources(every, options, queue)
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
     marked = [each for each in every if each.is_sentence]
+    spaces = iter(spaces_before(every, [each.text for each in found]))
     pairs = list(zip(marked, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, num_alternatives, deadline)
-    spaces = spaces_before(marked, [each.text for each in found])
     write = partial(_written, options.format, num_alternatives)
     written = iter(
-        await in_thread(
-            deadline, lambda: list(map(write, marked, found, links, spaces))
-        )
+        await in_thread(deadline, lambda: list(map(write, marked, found, links)))
     )
     return [
-        _joined([next(written) if p.is_sentence else _copied(p) for p in segments])
+        _joined(
+            [
+                _after(next(spaces), next(written) if p.is_sentence else _copied(p))
+                for p in segments
+            ]
+        )
         for segments in split_documents
     ]
 
@@ -390,15 +393,23 @@ async def translated_segments(
     """Yield each segment as soon as it and all before it are translated."""
     reader = reader_of(queue, options)
     before = ""
+    waiting: Segment | None = None
     async for segment, found in found_segments(segments, futures):
         if found is None:
-            yield _copied(segment)
+            if segment.is_adjacent:
+                waiting = segment  # the next translation decides on the space
+            else:
+                yield _copied(segment)
             continue
         [links] = await _links(
             queue, reader, [(segment, found)], num_alternatives, deadline
         )
-        space = space_before(segment, before, found.text)
-        yield _written(options.format, num_alternatives, segment, found, links, space)
+        space = space_between(before, found.text)
+        if waiting is not None:
+            yield _after(space, _copied(waiting))
+            waiting = None
+        written = _written(options.format, num_alternatives, segment, found, links)
+        yield _after(space, written) if segment.is_adjacent else written
         before = found.text or before
 
 
@@ -469,9 +480,7 @@ def _written(
     segment: Segment,
     translation: Translation,
     links: Sequence[WordLinks | None],
-    space: str,
 ) -> TranslatedSegment:
-    """Return a translated segment, with the space that must stand before it."""
     texts = _texts(translation, num_alternatives)
     if format == "html":
         texts = [
@@ -482,16 +491,23 @@ def _written(
     scores = [each.score for each in others]
     return TranslatedSegment(
         source=segment.text,
-        text=space + texts[0],
+        text=texts[0],
         score=translation.score,
-        alternatives=tuple(
-            (space + text, score) for text, score in zip(texts[1:], scores, strict=True)
-        ),
+        alternatives=tuple(zip(texts[1:], scores, strict=True)),
     )
 
 
 def _copied(segment: Segment) -> TranslatedSegment:
     return TranslatedSegment(source=segment.text, text=segment.text)
+
+
+def _after(space: str, segment: TranslatedSegment) -> TranslatedSegment:
+    """Return a segment with space before it, in the alternatives as well."""
+    return replace(
+        segment,
+        text=space + segment.text,
+        alternatives=tuple((space + text, s) for text, s in segment.alternatives),
+    )
 
 
 def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:

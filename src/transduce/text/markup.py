@@ -509,17 +509,13 @@ def join_html(
     links: Sequence[WordLinks | None] | None = None,
 ) -> str:
     """Join segments to HTML with each sentence's translation and links, if known."""
-    spaces = spaces_before(segments, translations)
-    all_links = links or [None] * len(translations)
-    found = iter(zip(spaces, translations, all_links, strict=True))
-    parts = []
-    for each in segments:
-        if each.is_sentence:
-            space, translation, its_links = next(found)
-            parts += [space, written_html(each, translation, its_links)]
-        else:
-            parts.append(each.text)
-    return "".join(parts)
+    found = iter(zip(translations, links or [None] * len(translations), strict=True))
+    return "".join(
+        space + (written_html(each, *next(found)) if each.is_sentence else each.text)
+        for each, space in zip(
+            segments, spaces_before(segments, translations), strict=True
+        )
+    )
 
 
 @dataclass(slots=True)
@@ -649,11 +645,26 @@ def _sentences(
         border = len(source.text) if is_last else sentences[number].start
         after = bisect_left(block.tags, border, lo=at, key=_start)
         taken = _taken(block, sentence, block.tags[at:after])
-        [(first, start, stop), *others] = _segments(source, block, sentence, taken)
-        is_adjacent = number > 1 and sentences[number - 2].end == sentence.begin
-        found += [(replace(first, is_adjacent=is_adjacent), start, stop), *others]
+        own = _segments(source, block, sentence, taken)
+        if number > 1 and sentences[number - 2].end == sentence.begin:
+            own = _adjacent(source, own, block.tags[at:after])
+        found += own
         at = bisect_left(block.tags, found[-1][2], lo=at, key=_start)
     return found
+
+
+def _adjacent(
+    source: Source, own: list[tuple[Segment, int, int]], tags: Sequence[Piece]
+) -> list[tuple[Segment, int, int]]:
+    """Mark where space belongs before a sentence: before the tags that open there."""
+    [(first, start, stop), *others] = own
+    if not first.is_sentence:
+        return own
+    opened = (tag.start for tag in tags if tag.start < start and tag.kind != "end")
+    if (opening := next(opened, None)) is None:
+        return [(replace(first, is_adjacent=True), start, stop), *others]
+    copied = Segment(source.cut(opening, start), is_adjacent=True)
+    return [(copied, opening, start), *own]
 
 
 def _start(piece: Piece) -> int:

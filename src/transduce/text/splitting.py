@@ -440,7 +440,8 @@ class Segment:
     tags: SentenceTags | None = None
     """Markup within the sentence, if there is any."""
     is_adjacent: bool = False
-    """Whether a sentence stands right before this one, without space between them."""
+    """Whether two sentences stand side by side here, without space between them: the
+    one before, and this one or the next."""
 
     @property
     def is_sentence(self) -> bool:
@@ -498,30 +499,30 @@ def sentences(segments: Sequence[Segment]) -> list[str]:
 
 def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
     """Join the segments, each sentence replaced by its translation."""
-    spaces = spaces_before(segments, translations)
-    found = (a + b for a, b in zip(spaces, translations, strict=True))
-    return "".join(next(found) if p.is_sentence else p.text for p in segments)
+    found = iter(translations)
+    return "".join(
+        space + (next(found) if each.is_sentence else each.text)
+        for each, space in zip(
+            segments, spaces_before(segments, translations), strict=True
+        )
+    )
 
 
 def spaces_before(
     segments: Sequence[Segment], translations: Sequence[str]
 ) -> list[str]:
-    """Return the space to write before each sentence's translation."""
-    marked = [each for each in segments if each.is_sentence]
-    spaces, before = [], ""
-    for segment, translation in zip(marked, translations, strict=True):
-        spaces.append(space_before(segment, before, translation))
-        before = translation or before
-    return spaces
+    """Return the space to write before each segment, which its document lacks.
 
-
-def space_before(segment: Segment, before: str, translation: str) -> str:
-    """Return the space between the last translation and that of a segment.
-
-    It is empty if the document has its own space, or needs none. Sentences of Chinese
-    and Japanese stand without space, but their translations may need one.
+    Sentences of Chinese and Japanese stand side by side, but their translations may
+    need space between them.
     """
-    return space_between(before, translation) if segment.is_adjacent else ""
+    found = iter(translations)
+    spaces, before, after = [], "", next(found, "")
+    for each in segments:
+        spaces.append(space_between(before, after) if each.is_adjacent else "")
+        if each.is_sentence:
+            before, after = after or before, next(found, "")
+    return spaces
 
 
 def _copied(text: str) -> list[Segment]:

@@ -113,6 +113,19 @@ def test_sentences_of_chinese_are_translated_with_space_between_them(
     assert pieces[1]["alternatives"][0]["text"].startswith(" ")
 
 
+def test_space_between_sentences_stands_before_a_tag_in_answers_and_streams(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    body = {"q": "one。<b>two？</b>three", "format": "html"}
+    whole = http.post("/translate", {**body, **EN_DE}).json["translatedText"]
+    one, two, three = map(offline, ("one。", "two？", "three"))
+    assert whole == f"{one} <b>{two}</b> {three}"
+    answer = http.post("/v1/translate", {**body, "model": "en-de"})
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(each["translation"] for each in pieces) == whole
+    assert "".join(each["source"] for each in pieces) == body["q"]
+
+
 def test_sentences_are_split_by_the_language_of_the_model(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:

@@ -23,7 +23,12 @@ def same(html: str) -> str:
     ("html", "expected"),
     [
         ("<p>你好。我是。你呢？</p>", "<p>A. B. C.</p>"),
-        ("<p>你好。<b>我是。</b>你呢？</p>", "<p>A.<b> B.</b> C.</p>"),
+        ("<p>你好。<b>我是。</b>你呢？</p>", "<p>A. <b>B.</b> C.</p>"),
+        (
+            "<p><i>你好。</i><b><a>我是。</a></b>你</p>",
+            "<p><i>A.</i> <b><a>B.</a></b> C.</p>",
+        ),
+        ("<p>你好。<img><b>我</b>是。你呢？</p>", "<p>A. <img><b>B</b>. C.</p>"),
         ("<p>你好。 <b>我是。</b>\n你呢？</p>", "<p>A. <b>B.</b>\nC.</p>"),
         ("<p>你好。</p><p>我是。</p>你呢？", "<p>A.</p><p>B.</p>C."),
     ],
@@ -31,7 +36,9 @@ def same(html: str) -> str:
 def test_translations_of_sentences_without_space_between_are_spaced(
     html: str, expected: str
 ) -> None:
-    assert join_html(split_html(html, "zh"), ["A.", "B.", "C."]) == expected
+    segments = split_html(html, "zh")
+    assert "".join(each.text for each in segments) == html
+    assert join_html(segments, ["A.", "B.", "C."]) == expected
 
 
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
