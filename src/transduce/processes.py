@@ -271,6 +271,17 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Non
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
 
 
+PYTHON = (sys.executable, "-P")
+"""Beginning of a command that runs Python, without modules of the current folder."""
+
+
+def environment_of_python() -> dict[str, str]:
+    """Return the environment in which `PYTHON` finds this package."""
+    package = str(Path(__file__).parents[1])
+    paths = [package, os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 Arguments = ParamSpec("Arguments")
 EXIT_SECONDS = 10
 """Seconds to wait for the exit code of a process that has closed its pipe."""
@@ -291,20 +302,13 @@ class WorkerProcess(Generic[Arguments, Result]):
         self, function: Callable[Arguments, Result], niceness: int = 0
     ) -> None:
         """Start the process; raise `OSError` if the system does not allow it."""
-        package = str(Path(__file__).parents[1])
-        known = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            # -P: modules in the current folder are not imported.
-            [
-                *(sys.executable, "-P", "-c"),
-                f"from {__name__} import serve; serve({niceness})",
-            ],
+            [*PYTHON, "-c", f"from {__name__} import serve; serve({niceness})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # signals of the terminal do not reach it
             env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, [package, known])),
+                **environment_of_python(),
                 "TOKENIZERS_PARALLELISM": "false",
                 **dict.fromkeys(READ_BY_PYTORCH, "1"),
             },

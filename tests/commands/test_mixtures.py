@@ -10,6 +10,7 @@ from transduce.cli import main
 from transduce.cli.train import command_of
 from transduce.data.batches import open_dataset
 from transduce.experiments.run_folder import RunFolder, dev_languages
+from transduce.processes import PYTHON
 
 STEPS = (
     *("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--set"),
@@ -452,7 +453,8 @@ def test_each_of_several_processes_has_the_given_options():
         "corpus": (),
         "settings": ("a=1", "b=2"),
     }
-    assert command_of(options)[4:] == [
+    assert command_of(options) == [
+        *(*PYTHON, "-m", "transduce", "train"),
         *("--from", "old", "--replay-share", "0.0", "--devices", "2"),
         *("--resume", "--set", "a=1", "b=2"),
     ]

@@ -19,7 +19,12 @@ from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
-from transduce.processes import end_with_parent, signals_held, terminations
+from transduce.processes import (
+    end_with_parent,
+    environment_of_python,
+    signals_held,
+    terminations,
+)
 from transduce.settings import require_between
 from transduce.training.data_parallel import (
     LOST,
@@ -137,7 +142,7 @@ def _start(
     threads = {} if are_threads_chosen() else dict.fromkeys(READ_BY_PYTORCH, share)
     process = subprocess.Popen(
         command,
-        env={**os.environ, **threads, **variables},
+        env={**environment_of_python(), **threads, **variables},
         stderr=None if rank == 0 else errors,
     )
     return _Worker(process=process, errors=errors)

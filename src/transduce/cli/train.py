@@ -70,6 +70,7 @@ from transduce.experiments.run_folder import (
 )
 from transduce.experiments.start_model import StartModel, open_start, settings_from
 from transduce.machine import Precision, describe_threads
+from transduce.processes import PYTHON
 from transduce.text.languages import english_name
 from transduce.text.pair_changes import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
@@ -721,7 +722,7 @@ def _without_dev(
 
 def command_of(options: Mapping[str, Any]) -> list[str]:
     """Return the command line of `transduce train` with these options."""
-    command = [sys.executable, "-m", "transduce", "train"]
+    command = [*PYTHON, "-m", "transduce", "train"]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
         if value is True:

@@ -29,7 +29,7 @@ from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
 from transduce.files import atomic_file, path_lock
 from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
-from transduce.processes import stop_on_signal
+from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.settings import flattened, require_between
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
@@ -316,7 +316,7 @@ def has_prepared_corpus(folder: Path) -> bool:
 
 def command_line(options: Sequence[str], device: str) -> list[str]:
     """Return the command of a process with these options of `transduce`."""
-    return [sys.executable, "-m", "transduce", *options, "--device", device]
+    return [*PYTHON, "-m", "transduce", *options, "--device", device]
 
 
 def refuse_other_contents(folder: Path, record: str, what: str) -> None:
@@ -513,7 +513,7 @@ class Workers:
             process = subprocess.Popen(
                 command,
                 # Unbuffered, so that both streams are in order in the log.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot},
+                env={**environment_of_python(), "PYTHONUNBUFFERED": "1", **slot},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,6 +12,7 @@ from transduce.cli.launching import (
     errors_printed_once,
     run_processes,
 )
+from transduce.cli.train import command_of
 from transduce.errors import ConfigError
 from transduce.training.data_parallel import LOST, Processes, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
@@ -34,6 +35,12 @@ def say(text: str, code: int) -> str:
 
 def test_processes_that_all_succeed_give_exit_code_zero():
     assert run("pass", "pass", count=3) == 0
+
+
+def test_a_process_does_not_import_modules_in_the_current_folder(monkeypatch, tmp_path):
+    (tmp_path / "transduce.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert run_processes(command_of({"help": True}), 1) == 0
 
 
 def test_a_killed_process_is_named():

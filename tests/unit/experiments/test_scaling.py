@@ -154,7 +154,7 @@ def test_the_same_command_continues_and_skips_what_is_done(tmp_path):
     assert ours.next_command(first) is None
     command = ours.next_command(second)
     assert command is not None
-    assert command[3:5] == ["train", "--out"]
+    assert command[4:6] == ["train", "--out"]
     assert 'model.scores="unscaled"' in command
     assert command[-2:] == ["--device", "cpu"]
 

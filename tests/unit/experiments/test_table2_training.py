@@ -430,7 +430,7 @@ def test_commands_train_then_translate(
     run = runs[0]
     train = experiment.next_command(run)
     assert train is not None
-    assert train[3:7] == ["train", "--out", str(run.path), "--precision"]
+    assert train[4:8] == ["train", "--out", str(run.path), "--precision"]
     assert train[train.index("--preset") + 1] == "gnmt-multi30k"
     assert "--however-long" in train  # the paper's systems take weeks
     write(run, GOOD, 4.0, 10)
@@ -438,7 +438,7 @@ def test_commands_train_then_translate(
     run.translations(tests[0]).unlink()
     translate = experiment.next_command(run)
     assert translate is not None
-    assert translate[3:5] == ["translate", str(run.path)]
+    assert translate[4:6] == ["translate", str(run.path)]
 
 
 def test_paths_are_measured_in_each_system() -> None:

@@ -29,6 +29,7 @@ from transduce.experiments.table3 import (
     scaled_base,
 )
 from transduce.model.config import count_parameters
+from transduce.processes import PYTHON
 from transduce.settings import apply_assignments
 
 HOLDER = """
@@ -91,7 +92,7 @@ def test_a_new_run_is_its_preset_with_the_changed_settings(
         for name in ("a.en", "b.en", "a.de", "b.de", "dev.en", "dev.de")
     )
     assert experiment.next_command(run) == [
-        *(sys.executable, "-m", "transduce", "train", "--out", str(run.path)),
+        *(*PYTHON, "-m", "transduce", "train", "--out", str(run.path)),
         *("--precision", "fp32", "--preset", "A-h1", "--however-long"),
         *("--set", "tokenizer.vocab_size=9250", "model.d_model=128"),
         *("model.d_ff=512", "model.d_k=128", "model.d_v=128"),
@@ -132,7 +133,7 @@ def test_a_trained_run_translates_with_its_last_checkpoint(
 ) -> None:
     run = log(("dev", 100), ("step", 200), ("dev", 200), ("final", 100))
     assert experiment.next_command(run) == [
-        *(sys.executable, "-m", "transduce", "translate"),
+        *(*PYTHON, "-m", "transduce", "translate"),
         str(run.path / "checkpoints" / "step-00000200"),
         *("--input", str(run.path / "corpus" / "dev" / "source.txt")),
         *("--output", str(run.path / "dev_translations.txt"), "--force"),
