@@ -269,6 +269,31 @@ def test_a_mistake_ends_with_one_sentence_and_writes_nothing(
     assert not (tmp_path / "f.png").exists() or options[0] == "--out"
 
 
+@pytest.mark.parametrize(
+    ("view", "option"),
+    [
+        ("overview", ("--layer", "1")),
+        ("overview", ("--heads", "1", "2")),
+        ("overview", ("--token", "one")),
+        ("maps", ("--token", "nonsense")),
+    ],
+)
+def test_an_option_without_effect_in_a_view_is_refused(
+    refuses: Callable[..., str],
+    model: Path,
+    view: str,
+    option: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    figure = tmp_path / "f.png"
+    call = ("--source", TEXT, "--figure", figure, "--view", view)
+    assert refuses("attention", model, *call, *option) == (
+        f"{option[0]} has no effect with --view {view}; leave it out, or choose "
+        "--view lines."
+    )
+    assert not figure.exists()
+
+
 def test_a_command_without_an_output_file_is_refused(
     refuses: Callable[..., str], model: Path
 ) -> None:

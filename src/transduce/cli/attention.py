@@ -74,9 +74,9 @@ def attention(
     kind
         Attention that the picture shows: encoder, decoder or encoder-decoder.
     layer
-        Layer that the picture shows, from 1; by default the last.
+        Layer that lines or maps show, from 1; by default the last.
     heads
-        Heads that the picture shows, from 1; by default all.
+        Heads that lines or maps show, from 1; by default all.
     token
         Word or sub-word whose lines are drawn; by default all.
     granularity
@@ -98,6 +98,7 @@ def attention(
     require_new(figure, force=force)
     if figure is not None:
         check_figure_path(figure)
+        _refuse_unused(view, layer=layer, heads=heads, token=token)
     elif (view, kind, granularity) != ("lines", "encoder-decoder", "words") or (
         heads or layer is not None or token is not None
     ):
@@ -119,6 +120,23 @@ def attention(
     if out is not None:
         with writer(out, overwrite=force) as file:
             file.write(as_page(seen))
+
+
+def _refuse_unused(
+    view: View, *, layer: int | None, heads: tuple[int, ...], token: str | None
+) -> None:
+    """Raise `ConfigError` for an option that has no effect in a view."""
+    unused = {
+        "--layer": view == "overview" and layer is not None,
+        "--heads": view == "overview" and heads != (),
+        "--token": view != "lines" and token is not None,
+    }
+    for option, is_unused in unused.items():
+        if is_unused:
+            raise ConfigError(
+                f"{option} has no effect with --view {view}; leave it out, or choose "
+                "--view lines."
+            )
 
 
 def _draw(
