@@ -27,23 +27,28 @@ from transduce.analysis.attention_maps import (
 )
 from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
 from transduce.analysis.heads import LEGEND, head_statistics, statistics_table
-from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.native_decoder import start_search
 from transduce.decoding.parser import penn_words
 from transduce.decoding.search import (
     Coverage,
     CoverageDecoder,
-    Decoder,
     Hypothesis,
+    JoinableDecoder,
+    Search,
+    Sentence,
     require_numbers,
     run_search,
+    with_shortlists,
 )
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel
-from transduce.decoding.translator import EXCLUDED, Translator
+from transduce.decoding.translations import Part
+from transduce.decoding.translator import EXCLUDED, Translator, allowed_tokens
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind
 from transduce.report.report import Column, Section, Table, as_html, columns, whole_page
 from transduce.search_config import SearchConfig
+from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import NEVER_WRITTEN
@@ -80,26 +85,27 @@ class SearchTree:
         return numbers
 
 
-class _RecordedSearch(BeamSearch):
-    """Beam search for one sentence that records the beam of each step."""
+class _RecordedSearch:
+    """Search for one sentence that records the hypotheses of each step."""
 
-    def __init__(
-        self,
-        limit: int,
-        config: SearchConfig,
-        excluded: Sequence[int],
-        coverage: Coverage | None,
-    ) -> None:
-        super().__init__([limit], config, EOS, excluded, coverage=coverage)
+    def __init__(self, search: Search) -> None:
+        self._search = search
         self.steps: list[tuple[Branch, ...]] = []
+
+    @property
+    def live(self) -> Sequence[Sentence]:
+        return self._search.live
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        parents, tokens = super().grow(logits)
+        parents, tokens = self._search.grow(logits)
         if self.live:
             self.steps.append(self._branches(logits[0], parents[0], tokens[0]))
         return parents, tokens
+
+    def join(self, other: Any) -> None:
+        raise NotImplementedError("one sentence is searched at a time")
 
     def _branches(
         self,
@@ -132,23 +138,32 @@ def record_search(
     source: Int[Tensor, "1 source"],
     config: SearchConfig,
     excluded: Sequence[int],
+    shortlist: Shortlist | None = None,
 ) -> SearchTree:
-    """Translate one sentence by beam search, recording the beam of each step.
+    """Translate one sentence as `Translator` does, recording the beam of each step.
 
-    The `excluded` token ids are never generated.
+    The `excluded` token ids are never generated. The shortlist is used if the config
+    says so.
     """
     memory = model.model.encode(source)
+    sums_attention = config.coverage_penalty > 0
+    decoder: JoinableDecoder = (
+        model.start(memory, sum_attention=True)
+        if sums_attention
+        else TorchDecoder(model.stepper, memory)
+    )
+    if config.shortlist and shortlist is not None:
+        part = Part(line=0, number=0, source=source[0, :-1].tolist(), prefix=[])
+        decoder = with_shortlists(decoder, allowed_tokens(shortlist, [part], config))
     coverage: Coverage | None = None
-    if config.coverage_penalty > 0:
-        decoder: Decoder = model.start(memory, sum_attention=True)
+    if sums_attention:
         assert isinstance(decoder, CoverageDecoder)
         coverage = decoder.coverage
-    else:
-        decoder = TorchDecoder(model.stepper, memory)
     limit = config.limit(source.size(1))
-    search = _RecordedSearch(limit, config, excluded, coverage)
-    (hypotheses,) = run_search(decoder, search, BOS)
-    return SearchTree(steps=tuple(search.steps), hypotheses=tuple(hypotheses))
+    search = start_search([limit], config, EOS, excluded, coverage=coverage)
+    recorded = _RecordedSearch(search)
+    (hypotheses,) = run_search(decoder, recorded, BOS)
+    return SearchTree(steps=tuple(recorded.steps), hypotheses=tuple(hypotheses))
 
 
 STEP, LANE, MARGIN = 110, 46, 24
@@ -357,6 +372,7 @@ def look_into(
         _row([*source.ids, EOS], translator),
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
+        translator.shortlist,
     )
     require_numbers([each.log_probability for each in search.hypotheses])
     target_ids = given or list(search.hypotheses[0].ids)

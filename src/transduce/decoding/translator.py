@@ -868,7 +868,7 @@ def _start_search(
     sums_attention = config.coverage_penalty > 0
     decoder = _encode(models, parts, sum_attention=sums_attention)
     if config.shortlist and models[0].shortlist is not None:
-        shortlists = _shortlists(models[0].shortlist, parts, config)
+        shortlists = allowed_tokens(models[0].shortlist, parts, config)
         decoder = with_shortlists(decoder, shortlists)
     coverage: Coverage | None = None
     if sums_attention:
@@ -880,7 +880,7 @@ def _start_search(
     return Decoding(decoder, search, BOS)
 
 
-def _shortlists(
+def allowed_tokens(
     shortlist: Shortlist, parts: list[Part], config: SearchConfig
 ) -> list[AllowedTokens]:
     """Return the tokens among which each part chooses.

@@ -23,6 +23,7 @@ from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import DataError, RequestError, TooLongError
 from transduce.model.config import AttentionKind
 from transduce.search_config import SearchConfig
+from transduce.text.shortlist import encode_pairs, learn_shortlist
 from transduce.text.vocabulary import BOS, EOS
 
 SOURCE, TARGET = "one two three", "eins zwei"
@@ -150,6 +151,48 @@ def test_a_recorded_search_finds_the_same_translations(
     assert [h.score for h in tree.hypotheses] == [
         pytest.approx(h.score, rel=1e-5) for h in translation.hypotheses
     ]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        SearchConfig(shortlist=True),
+        SearchConfig(beam_size=1),
+        SearchConfig(beam_size=1, shortlist=True, length_penalty=4.0),
+        SearchConfig(coverage_penalty=0.2, shortlist=True),
+    ],
+    ids=str,
+)
+def test_the_search_of_a_page_is_that_of_translate(
+    trained_checkpoint: Checkpoint, search: SearchConfig
+) -> None:
+    tokenizer = trained_checkpoint.tokenizer
+    # Such a small shortlist changes the translation.
+    few = encode_pairs([(TEXT, "acht sieben")], tokenizer)
+    shortlist = learn_shortlist(few, tokenizer, frequent=0, per_piece=1)
+    checkpoint = replace(trained_checkpoint, shortlist=shortlist)
+    translator = Translator(checkpoint, "cpu")
+    found = look_into(translator, TEXT, None, search)
+    [translation] = translator.translate_stream([TEXT], search)
+    best = found.search.hypotheses[0]
+    assert best.score == pytest.approx(translation.score, rel=1e-5)
+    assert found.found[0] == translation.text
+    path = found.search.path(best)
+    assert len(path) == min(len(best.ids), len(found.search.steps))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 4.0])
+def test_greedy_search_does_not_depend_on_the_length_penalty(
+    trained_checkpoint: Checkpoint, alpha: float
+) -> None:
+    """A beam of one would go on for a longer hypothesis of a better score."""
+    translator = Translator(trained_checkpoint, "cpu")
+    found = [
+        look_into(translator, TEXT, None, SearchConfig(beam_size=1, **penalty))
+        for penalty in ({}, {"length_penalty": alpha})
+    ]
+    [usual], [other] = [each.search.hypotheses for each in found]
+    assert other.ids == usual.ids
 
 
 def test_the_path_of_a_hypothesis_has_its_tokens_and_score(tree: SearchTree) -> None:
