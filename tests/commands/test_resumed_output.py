@@ -305,6 +305,20 @@ def test_an_input_is_never_the_part_or_the_record_of_its_output(
     assert name.read_bytes() == content
 
 
+def test_standard_input_is_never_the_part_of_the_output(model) -> None:
+    LINES.rename(PART)
+    content = PART.read_bytes()
+    command = [sys.executable, "-m", "transduce", "translate", str(model)]
+    with PART.open("rb") as stdin:
+        found = subprocess.run(
+            [*command, "--output", str(OUTPUT), "--force"],
+            stdin=stdin, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert found.returncode == 2
+    assert "output.part: the output must be another file than the" in found.stderr
+    assert PART.read_bytes() == content
+
+
 def test_a_record_without_its_part_is_not_overwritten_unless_by_force(
     refuses, succeeds, model
 ) -> None:

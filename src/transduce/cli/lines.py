@@ -122,6 +122,8 @@ def tags_of(translator: Translator) -> Origin:
 FORMAT = 2
 """Format of the record file; an output begun in another one is not resumed."""
 PART, RECORD = ".part", ".part.record"
+STANDARD_INPUT_FILE = Path("/dev/stdin")
+"""Name of the file that the shell opens as standard input, if it opens one."""
 KEY_BYTES = 8
 """Size of the checksum of an input line in bytes."""
 
@@ -172,7 +174,7 @@ class Destination:
             return
         part, record = _beside(self._in_parts, PART), _beside(self._in_parts, RECORD)
         for each in (part, record):  # which are overwritten as well, force or not
-            require_new(each, force=True, others=inputs)
+            require_new(each, force=True, others=(*inputs, STANDARD_INPUT_FILE))
         if self.resume and not part.is_file():
             raise ConfigError(
                 f"{part}: --resume needs the output of an interrupted command, but this"
