@@ -357,7 +357,8 @@ def test_a_link_that_leads_to_itself_is_refused(refuses, call, where: str) -> No
     [("clean", "--source", "loop", *CORPUS[2:], "--out", "out"),
      ("split", *CORPUS[:3], "loop", "--dev", "1", "--out", "out"),
      ("average", "loop", "--out", "out"), ("quantize", "loop", "--out", "out"),
-     ("serve", "en-de=loop"), ("serve", "loop"), ("import", "loop", "--out", "out")],
+     ("serve", "en-de=loop", "--port", "0"), ("serve", "loop", "--port", "0"),
+     ("import", "loop", "--out", "out")],
     ids=lambda call: " ".join(call[:2]),
 )  # fmt: skip
 def test_an_input_that_is_a_link_to_itself_is_refused(refuses, call) -> None:
