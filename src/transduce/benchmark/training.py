@@ -93,8 +93,14 @@ class TrainingTask:
             self.run.training,
             steps=self.steps,
             optimizer="adam",
+            sgd_from_step=None,
+            sgd_learning_rate=None,
             cooldown_share=0.0,
             weight_decay=0.0,
+            clip_norm=None,
+            consistency=0.0,
+            reward="none",
+            reward_steps=None,
         )
 
     def dataset(self) -> Dataset:
@@ -156,7 +162,7 @@ class TorchPeer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         self.dropout = nn.Dropout(config.dropout)
-        positions = sinusoids(max_length, config.d_model)
+        positions = sinusoids(max_length, config.d_model, config.position_base)
         self.register_buffer("positions", positions, persistent=False)
         self.transformer = _torch_transformer(config)
 
@@ -246,7 +252,10 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
     if name == MARIAN:
         known["norm"] = "post"
     else:
-        known["activation"] = "relu"
+        known |= {
+            "activation": "relu", "tied_output": True, "attention_dropout": 0.0,
+            "relu_dropout": 0.0,
+        }  # fmt: skip
     for setting, value in known.items():
         if (ours := getattr(config, setting)) != value:
             return f"{name} is left out, as it lacks `model.{setting}` = {ours}."

@@ -183,8 +183,10 @@ def test_a_peer_of_the_same_weights_has_the_same_losses(task, peer_like):
 
 def test_our_training_leaves_out_what_peers_lack(task):
     training = replace(
-        task.run.training, optimizer="muon", cooldown_share=1.0, weight_decay=9.0
-    )
+        task.run.training, optimizer="muon", cooldown_share=1.0, weight_decay=9.0,
+        consistency=5.0, clip_norm=1e-3, reward="gleu", reward_steps=1,
+        sgd_from_step=2, sgd_learning_rate=9.0,
+    )  # fmt: skip
     changed = replace(task, run=replace(task.run, training=training))
     losses = []
     for each in (task, changed):
@@ -339,6 +341,9 @@ def with_transformers(monkeypatch):
         (MARIAN, {"norm": "pre"}, "`model.norm` = pre"),
         (MARIAN, {"output_bias": True}, "`model.output_bias` = True"),
         (TORCH, {"activation": "silu"}, "`model.activation` = silu"),
+        (TORCH, {"tied_output": False}, "`model.tied_output` = False"),
+        (TORCH, {"attention_dropout": 0.1}, "`model.attention_dropout` = 0.1"),
+        (TORCH, {"relu_dropout": 0.1}, "`model.relu_dropout` = 0.1"),
     ],
     ids=str,
 )
@@ -357,6 +362,7 @@ def test_a_peer_that_does_not_support_the_same_model_is_left_out(
         (MARIAN, {}),
         (TORCH, {"norm": "pre"}),
         (MARIAN, {"activation": "silu"}),
+        (MARIAN, {"tied_output": False, "relu_dropout": 0.1}),
         (TORCH, {"decoder_layers": 1}),
     ],
     ids=str,
