@@ -474,6 +474,8 @@ def convert(
     device: torch.device,
 ) -> Peers:
     """Export the model to each peer; raise `RequestError` if none can have it."""
+    # All systems search alike; the model's own settings would reach some of them.
+    checkpoint = replace(checkpoint, search=None)
     save_model(checkpoint, folder / "ours")
     sample = fitting(sentences, ONE_GREEDY, checkpoint.tokenizer)
     peers = _convert_to_packages(checkpoint, folder, sample[:NUM_PROVEN])
