@@ -322,7 +322,9 @@ class _CorpusKey:
         is_of_words = (
             isinstance(tokenizer, TokenizerConfig) and tokenizer.kind == "word"
         )
-        return is_of_words and self.symbols is None
+        # One for several target languages would give words of the wrong one.
+        languages = {corpus.target_language for corpus in self.corpora}
+        return is_of_words and self.symbols is None and len(languages) < 2
 
     @property
     def statistics(self) -> dict[str, CorpusStatistics]:

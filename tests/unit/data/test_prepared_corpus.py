@@ -10,6 +10,7 @@ import pytest
 from transduce.data import prepared_corpus
 from transduce.data.batches import Dataset, EncodedPair, open_dataset
 from transduce.data.corpus_files import CorpusFiles, DevSet
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import (
     PairCounts,
     learning_texts,
@@ -20,6 +21,7 @@ from transduce.errors import DataError
 from transduce.experiments.presets import PRESETS
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 TOKENIZER, MAX_LENGTH = PRESETS["tiny"].tokenizer, 12
 SOURCE = ["one two", "", "three", "four " * 40, "five"]
@@ -138,6 +140,27 @@ def test_blank_sources_of_a_further_dev_set_stay_blank_under_a_tag(
     assert counts == PairCounts(kept=2, empty=1, overlong=0)
     written = (tmp_path / "news" / "source.txt").read_text(encoding="utf-8")
     assert written == ">>de<< one\n \n>>de<< one\n"
+
+
+@pytest.mark.parametrize("other", ["de", "fr"])
+def test_a_vocabulary_of_words_has_a_dictionary_of_one_target_language(
+    tmp_path: Path, folder: Path, other: str
+) -> None:
+    corpora = []
+    for number, language in enumerate(("de", other)):
+        source = write(tmp_path / f"{number}.s", [f"rare{number} man"] * 3)
+        target = write(tmp_path / f"{number}.t", [f"Selten{number} Wort"] * 3)
+        corpora.append(
+            CorpusConfig(
+                name=language + str(number),
+                source=str(source[0]),
+                target=str(target[0]),
+                target_language=language,
+            )
+        )
+    config = TokenizerConfig(kind="word", vocab_size=10)
+    prepare(CorpusFiles.of(corpora), config, MAX_LENGTH, folder)
+    assert (folder / "dictionary.json").exists() == (other == "de")
 
 
 def test_a_fault_in_the_last_file_is_found_before_anything_is_written(
