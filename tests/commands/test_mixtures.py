@@ -72,6 +72,25 @@ def test_a_mixture_is_resumed_with_its_preset_but_without_its_corpora(
     assert "Continuing after step 2." in succeeds("train", "--resume", *few)
 
 
+def test_a_damaged_count_of_corpora_is_named(succeeds, refuses, texts, tmp_path):
+    options = [*corpus(texts, "big"), *corpus(texts, "small")]
+    few = (*STEPS[:-4], "training.steps=2", "--no-dev", "--out", tmp_path / "run")
+    succeeds("train", *options, *few)
+    path = tmp_path / "run/corpus/preparation.json"
+    record = json.loads(path.read_text())
+    big, small = record["corpora"]["big"], record["corpora"]["small"]
+    for corpora in (
+        {"big": big},
+        {"small": small, "big": big},
+        {"big": big, "small": {**small, "kept": 0}},
+        {"big": big, "small": {**small, "kept": 99}},
+        [big, small],
+    ):
+        path.write_text(json.dumps({**record, "corpora": corpora}))
+        message = refuses("train", "--resume", "--out", tmp_path / "run")
+        assert message.startswith(f"{path}: must hold the number of pairs of each")
+
+
 def test_tables_in_a_file_and_python_train_the_same_as_options(
     succeeds, texts, tmp_path
 ):

@@ -614,25 +614,41 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
             dev=record["dev"] and PairCounts(**record["dev"]),
             vocab_size=record["vocab_size"],
             target_vocab_size=key.target_vocab_size,
-            corpora=_corpora_of(record),
+            corpora=_corpora_of(record, [corpus.name for corpus in key.corpora]),
         )
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
         return None
 
 
-def _corpora_of(record: Mapping[str, Any]) -> dict[str, PairCounts]:
-    corpora = record.get("corpora", {})  # older records lack it
-    return {name: PairCounts(**counts) for name, counts in corpora.items()}
+def _corpora_of(
+    record: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, PairCounts]:
+    """Return the counts of the corpora with these names.
+
+    Raises `AttributeError`, `TypeError` or `ValueError` if they are damaged.
+    """
+    corpora = {
+        name: PairCounts(**counts)
+        for name, counts in record.get("corpora", {}).items()  # older records lack it
+    }
+    kept = [each.kept for each in corpora.values()]
+    if [*corpora] != [*names] or not all(type(n) is int and n > 0 for n in kept):
+        raise ValueError
+    return corpora
 
 
-def corpus_sizes(folder: Path) -> tuple[int, ...]:
+def corpus_sizes(folder: Path, names: Sequence[str], num_pairs: int) -> tuple[int, ...]:
     """Return the number of training pairs of each corpus of a prepared mixture.
 
-    Raises `CheckpointError` if the record of the preparation is damaged.
+    `num_pairs` is that of all. Raises `CheckpointError` if the record of the
+    preparation is damaged.
     """
     record = read_json(folder / PREPARATION)
     try:
-        return tuple(int(each.kept) for each in _corpora_of(record).values())
+        sizes = [each.kept for each in _corpora_of(record, names).values()]
+        if sum(sizes) != num_pairs:
+            raise ValueError
+        return tuple(sizes)
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / PREPARATION}: must hold the number of pairs of each corpus, "

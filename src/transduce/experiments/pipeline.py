@@ -120,6 +120,7 @@ from transduce.training.loss import (
 from transduce.training.memory import MicroBatchSize, require_memory
 from transduce.training.optimizer import require_moments, scheduled_rate
 from transduce.training.trainer import (
+    STATE_PROGRESS,
     DivergedError,
     Progress,
     StepReport,
@@ -569,7 +570,7 @@ class _Run:
         self._processes = processes
         self._observers = observers if processes.is_first else ()
         self._scoring = DevScoring(folder, self._config, hardware.device)
-        self._checkpoints = RunCheckpoints(folder, config.training)
+        self._checkpoints = RunCheckpoints(folder, config)
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
         self._drawn_at = time.monotonic()
@@ -633,7 +634,7 @@ class _Run:
             dataset,
             self._config.batching,
             self._config.training.seed,
-            self._mixture(),
+            self._mixture(len(dataset)),
             self._augmentation,
         )
         trainer = Trainer(
@@ -648,11 +649,13 @@ class _Run:
         trainer.restore(state)
         return trainer
 
-    def _mixture(self) -> CorpusMixture | None:
-        if not self._config.corpora:
+    def _mixture(self, num_pairs: int) -> CorpusMixture | None:
+        corpora = self._config.corpora
+        if not corpora:
             return None
-        sizes = corpus_sizes(self._folder.path)
-        return CorpusMixture(self._config.corpora, self._config.stages, sizes)
+        names = [corpus.name for corpus in corpora]
+        sizes = corpus_sizes(self._folder.path, names, num_pairs)
+        return CorpusMixture(corpora, self._config.stages, sizes)
 
     def _augmentation_of(self, dataset: Dataset) -> Augmentation | None:
         """Augmentation of the training corpus, if the run has one."""
@@ -1041,10 +1044,11 @@ class _Run:
 class RunCheckpoints:
     """Checkpoints of a run: the last few, and one where the run was stopped."""
 
-    def __init__(self, folder: RunFolder, config: TrainingConfig) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         self._folder = folder
-        self._config = config
-        self._num_kept = config.keep_checkpoints
+        self._config = config.training
+        self._num_corpora = len(config.corpora)
+        self._num_kept = config.training.keep_checkpoints
 
     def newest_usable(
         self,
@@ -1086,6 +1090,12 @@ class RunCheckpoints:
         state = load_training_state(checkpoint)
         step = state.progress.step
         require_moments(model, self._config, state.tensors, step)
+        pairs = state.progress.corpus_pairs
+        if pairs and len(pairs) != self._num_corpora:
+            raise CheckpointError(
+                f"{checkpoint / STATE_PROGRESS}: must count the pairs of each corpus "
+                "of the run, but does not; use another checkpoint."
+            )
         return model, state
 
     def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:

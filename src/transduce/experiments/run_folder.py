@@ -204,6 +204,9 @@ class RunFolder:
         for names in files.values():
             if not isinstance(names, list) or not set(map(type, names)) <= {str}:
                 raise self._damaged("files")
+        further = files.get("dev_sets", [])  # a source and a target of each
+        if 2 * len(files.get("dev_names", [MAIN_DEV])) != 2 + len(further):
+            raise self._damaged("files")
         return files
 
     @property
