@@ -85,8 +85,8 @@ def shortlist(
     per_piece
         Number of candidates of each source piece.
     make_default
-        Use the shortlist in all commands that search with this model, unless they are
-        given --no-shortlist.
+        Use the shortlist in all commands that search with this model, unless
+        `translate` or `serve` is given --no-shortlist.
     """
     _require_usable(source, target, alignments)
     require_sizes(frequent, per_piece)

@@ -56,6 +56,8 @@ CHUNK_PAIRS = 4_096
 """Sentence pairs encoded at once."""
 CHUNK_LINKS = 2**22
 """Links of pieces by given alignments that are counted at once."""
+ALIGNED_WORD = re.compile(r"\S+", re.ASCII)
+"""Word of an aligner, which may contain non-ASCII spaces, as in French."""
 LINK = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 """Link of a line in Pharaoh format."""
 
@@ -253,7 +255,7 @@ def shortlist_of_alignments(
     """Count a shortlist from word alignments in Pharaoh format, one line a pair.
 
     A link `2-3` joins the third word of the source with the fourth of the target; words
-    are separated by spaces. Each piece of a word is linked with each piece of the
+    are separated by ASCII white space, so a no-break space is part of one. Each piece of a word is linked with each piece of the
     other. Targets are ranked by the number of links, in relation to all links of either
     piece.
 
@@ -272,8 +274,9 @@ def shortlist_of_alignments(
                 f"the {'sentence pairs' if pair is None else 'alignments'} end before "
                 f"line {number:,}; give the alignments of the same text."
             )
-        source_words = tokenizer.encode_sources(pair[0].split())
-        target_words = tokenizer.encode_targets(pair[1].split())
+        words = [ALIGNED_WORD.findall(text) for text in pair]
+        source_words = tokenizer.encode_sources(words[0])
+        target_words = tokenizer.encode_targets(words[1])
         pieces.extend(chain.from_iterable(target_words))
         place = f"{origin}: line {number:,}"
         for source, target in _links(line, place, source_words, target_words):

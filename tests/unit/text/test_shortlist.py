@@ -322,6 +322,20 @@ def test_pieces_of_the_source_alone_are_no_candidates(tmp_path: Path) -> None:
         Shortlist.load(tmp_path / "shortlist", tokenizer)
 
 
+def test_a_no_break_space_is_part_of_an_aligned_word(tokenizer: Tokenizer) -> None:
+    """Aligners split at ASCII white space only."""
+    made = [
+        shortlist_of_alignments(
+            [(f"one{space}: two", "eins: zwei")], ["1-1"], tokenizer, origin="links"
+        )
+        for space in ("\u00a0", "")
+    ]
+    assert made[0].digest() == made[1].digest()
+    [piece] = tokenizer.encode("two")
+    [target] = tokenizer.encode("zwei")
+    assert target in made[0].limited(0, 9).candidates([piece])
+
+
 def test_the_source_of_alignments_is_cut_like_sources() -> None:
     tokenizer = separate_vocabularies()
     shortlist = shortlist_of_alignments(
