@@ -190,6 +190,15 @@ def test_a_blank_reference_is_refused(
     assert refusal == f"{path}: at least one line must have text, but none has."
 
 
+def test_standard_input_stands_for_one_file(
+    refuses: Callable[..., str], files: dict[str, Path]
+) -> None:
+    reference = ("--reference", files["reference"])
+    for given in (("-", "--train", "-"), ("-", "-"), ("-", "--source", "-")):
+        refusal = refuses("compare", *reference, *given, stdin=b"eins\n")
+        assert refusal.startswith("Standard input must stand for one file")
+
+
 def test_a_source_of_other_length_is_refused(
     refuses: Callable[..., str], arguments: tuple[object, ...], tmp_path: Path
 ) -> None:

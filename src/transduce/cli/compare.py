@@ -44,7 +44,11 @@ from transduce.report.report import (
     columns,
     show,
 )
-from transduce.text.corpus import read_text, require_text
+from transduce.text.corpus import (
+    read_text,
+    require_one_standard_input,
+    require_text,
+)
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 
 EXAMPLE_COLUMNS = (
@@ -111,7 +115,9 @@ def compare(
     if examples < 0:
         raise ConfigError(f"--examples must be at least 0, but is {examples}.")
     language = LanguagesConfig(target=target_language).target or guess(reference)
-    require_new(html, force=force, others=(*systems, reference, source, train))
+    read = (*systems, reference, source, train)
+    require_one_standard_input([each for each in read if each is not None])
+    require_new(html, force=force, others=read)
     references = list(read_text([reference]))
     require_text(reference, references)
     tokenization = choose_tokenization(tokenize, language, references)
