@@ -1,5 +1,6 @@
 """`transduce parse`, and training on trees."""
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +118,33 @@ def test_a_picture_is_drawn(
     picture = tmp_path / "tree.svg"
     succeeds("parse", parser, *SEARCH, "--svg", picture, stdin=b"the dog\n")
     assert picture.read_text(encoding="utf-8").startswith("<svg ")
+    assert ">dog</text>" in picture.read_text(encoding="utf-8")
+
+
+def test_a_picture_that_cannot_be_written_is_drawn_without_parsing_again(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    parser: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "in").write_text("the dog\n")
+    out, picture = tmp_path / "out", tmp_path / "tree.svg"
+    files = ("--input", tmp_path / "in", "--output", out, "--svg", picture)
+
+    def fail(_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.cli.parse.svg", fail)
+        refusal = refuses("parse", parser, *SEARCH, *files)
+    assert refusal.startswith(f"{picture}: cannot be written (No space left")
+    assert not out.exists()
+    with monkeypatch.context() as patch:
+        parse = "transduce.decoding.parser.Parser.parse_stream"
+        patch.setattr(parse, lambda _, sentences, *__, **___: list(sentences))
+        succeeds("parse", parser, *SEARCH, *files, "--resume")
+    assert out.read_text(encoding="utf-8").startswith("(TOP")
     assert ">dog</text>" in picture.read_text(encoding="utf-8")
 
 

@@ -143,9 +143,10 @@ def parse(
             out.write((indented(tree) if pretty else str(tree)) + "\n", note)
             if svg_file is not None:
                 drawn.append(tree)
-    if svg_file is not None:
-        with writer(svg_file, overwrite=force) as file:
-            file.write(svg(drawn))
+        # Before the output is complete, so that --resume can draw it again.
+        if svg_file is not None:
+            with writer(svg_file, overwrite=force) as file:
+                file.write(svg(drawn))
 
 
 def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
