@@ -254,10 +254,10 @@ def shortlist_of_alignments(
 ) -> Shortlist:
     """Count a shortlist from word alignments in Pharaoh format, one line a pair.
 
-    A link `2-3` joins the third word of the source with the fourth of the target; words
-    are separated by ASCII white space, so a no-break space is part of one. Each piece of a word is linked with each piece of the
-    other. Targets are ranked by the number of links, in relation to all links of either
-    piece.
+    A link `2-3` joins the third word of the source with the fourth of the target. Words
+    are separated by ASCII white space, so a no-break space is part of one. Each piece
+    of a word is linked with each piece of the other. Targets are ranked by the number
+    of links, in relation to all links of either piece.
 
     `origin` names the alignments in messages. Raises `DataError` where an alignment is
     missing or of another pair, and `ConfigError` if a size is out of its range.
