@@ -27,6 +27,10 @@ class TransduceError(Exception):
     """Base class of all errors that the user can correct."""
 
 
+class TransduceWarning(UserWarning):
+    """A warning to the user, of one sentence or more."""
+
+
 class ConfigError(TransduceError):
     """A setting is impossible."""
 

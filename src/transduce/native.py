@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import free_memory, gomp_parallel
 from transduce.native_header import declarations, hash_of
 
@@ -48,7 +48,7 @@ def load(folder: Path) -> tuple[Any, Any | None]:
             if types.string(loaded.td_header_hash()).decode() == header_hash:
                 return types, loaded
     if (folder / LIBRARY).is_file():
-        warnings.warn(MISMATCH, RuntimeWarning, stacklevel=2)
+        warnings.warn(MISMATCH, TransduceWarning, stacklevel=2)
     from cffi import FFI
 
     return FFI(), None

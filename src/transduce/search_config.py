@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, TransduceWarning
 from transduce.settings import require_between, require_types, shown
 
 MAX_BEAM_SIZE = 1_000
@@ -139,7 +139,7 @@ class SearchConfig:
         """
         config, dropped = self.changed(settings)
         for each in dropped:
-            warnings.warn(each, UserWarning, stacklevel=2)
+            warnings.warn(each, TransduceWarning, stacklevel=2)
         return config
 
     def changed(

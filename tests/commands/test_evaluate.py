@@ -3,6 +3,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,7 +212,7 @@ def test_an_option_names_the_tokenizer(
 
 
 def test_the_language_of_the_model_comes_before_that_of_the_file(
-    succeeds: Callable[..., str],
+    command: Callable[..., Any],
     model: Path,
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
@@ -222,8 +223,10 @@ def test_the_language_of_the_model_comes_before_that_of_the_file(
     reference = shutil.copy(target, tmp_path / "reference.de")
     files = ("--source", source, "--reference", reference)
     for chosen, tokenizer in ((named, "zh"), (model, "13a")):
-        [bleu, *_] = json.loads(succeeds("evaluate", chosen, *files, "--json"))
-        assert bleu["tokenizer"] == tokenizer
+        given = command("evaluate", chosen, *files, "--json")
+        assert given.code == 0
+        assert ("its target is zh and here de" in given.err) is (chosen == named)
+        assert json.loads(given.out)[0]["tokenizer"] == tokenizer
 
 
 def test_only_german_is_split_at_hyphens(

@@ -10,6 +10,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli.serve import loaded
+from transduce.cli.terminal import warnings_as_sentences
 from transduce.search_config import SearchConfig
 
 LINES = b"one two one two one two\nfour four four\n"
@@ -108,7 +109,8 @@ def test_a_server_says_once_that_a_model_has_no_shortlist(
 ) -> None:
     search = SearchConfig(shortlist=True)
     save_model(replace(trained_checkpoint, search=search), tmp_path / "model")
-    served = loaded(tmp_path / "model", "cpu", "fp32", 1, {})
+    with warnings_as_sentences():
+        served = loaded(tmp_path / "model", "cpu", "fp32", 1, {})
     assert capsys.readouterr().err == (
         "Warning: `search.shortlist` is set, but the model has no shortlist; the whole "
         "vocabulary is used instead. Make one with `transduce shortlist`.\n"

@@ -15,6 +15,7 @@ import pytest
 
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.errors import TransduceWarning
 from transduce.search_config import SearchConfig
 
 LINE = b"one two three\n"
@@ -108,7 +109,7 @@ def test_dropped_settings_of_greedy_search_give_a_warning(
     assert len(said) == 4
     for setting in ("num_best", "patience", "coverage_penalty", "diversity"):
         assert any(f"model's own `search.{setting}` of" in line for line in said)
-    with pytest.warns(UserWarning, match=r"model's own `search\.\w+` of .* left out"):
+    with pytest.warns(TransduceWarning, match=r"own `search\.\w+` of .* left out"):
         transduce.load(searching).translate(["one"], beam_size=1)
 
 

@@ -9,7 +9,7 @@ import _cffi_backend
 import pytest
 
 from transduce import native, native_header
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.native import HEADER, INTERFACE, LIBRARY
 from transduce.nn.operators import nn_api
 
@@ -44,7 +44,7 @@ def loaded(folder: Path) -> Any:
 
 
 def refuses(folder: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="of another version of transduce"):
+    with pytest.warns(TransduceWarning, match="of another version of transduce"):
         assert loaded(folder) is None
 
 

@@ -15,6 +15,7 @@ from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.search import MaskedDecoder
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
+from transduce.errors import TransduceWarning
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -294,7 +295,7 @@ def test_after_a_prefix_all_tokens_are_candidates(checkpoint: Checkpoint) -> Non
     whole = found(
         translator.translate_stream(LINES, replace(config, shortlist=False), prefixes)
     )
-    with pytest.warns(UserWarning, match="prefix are translated with the whole"):
+    with pytest.warns(TransduceWarning, match="prefix are translated with the whole"):
         listed = found(translator.translate_stream(LINES, config, prefixes))
     without = found(translator.translate_stream(LINES, config))
     assert [t for t, _, _ in listed[1::2]] == [t for t, _, _ in whole[1::2]]
@@ -332,7 +333,7 @@ def test_an_ensemble_chooses_among_the_first_models_candidates(
 def test_a_model_without_a_shortlist_uses_all_tokens(checkpoint: Checkpoint) -> None:
     translator = Translator(replace(checkpoint, shortlist=None), "cpu")
     config = config_of(4)
-    with pytest.warns(UserWarning, match="the model has no shortlist"):
+    with pytest.warns(TransduceWarning, match="the model has no shortlist"):
         given = found(translator.translate_stream(LINES, config))
     off = replace(config, shortlist=False)
     assert given == found(translator.translate_stream(LINES, off))

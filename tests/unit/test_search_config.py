@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, TransduceWarning
 from transduce.search_config import NOT_GREEDY, SearchConfig
 
 OWN = SearchConfig(
@@ -92,7 +92,7 @@ def test_settings_that_lose_their_meaning_are_dropped_with_a_warning(
         said = f"The model's own `search.{name}` of {getattr(OWN, name)} "
         assert message.startswith(said)
         assert message.endswith(", and is left out.")
-    with pytest.warns(UserWarning, match="is left out") as warned:
+    with pytest.warns(TransduceWarning, match="is left out") as warned:
         assert OWN.given(settings) == expected
     assert len(warned) == len(names)
 

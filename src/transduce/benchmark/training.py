@@ -46,7 +46,7 @@ from transduce.data.batches import (
     Update,
 )
 from transduce.device import Hardware
-from transduce.errors import missing_package
+from transduce.errors import TransduceWarning, missing_package
 from transduce.experiments.presets import RunConfig
 from transduce.machine import keep_freed_memory, use_one_arena
 from transduce.model.config import ModelConfig, count_parameters, update_flops
@@ -397,7 +397,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
         if reason is not None:
             warnings.warn(
                 f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
-                RuntimeWarning,
+                TransduceWarning,
                 stacklevel=1,
             )
     turns.begin()

@@ -36,6 +36,7 @@ from transduce.cli.terminal import (
     lasting_streams,
     open_closed_streams,
     print_message,
+    warnings_as_sentences,
 )
 from transduce.errors import (
     ConfigError,
@@ -275,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         exiting_at_once_if_distributed(),
         unwound_on_termination(),
         signals_after_imports(),
+        warnings_as_sentences(),
     ):
         escape_output()
         # Matplotlib warns of a home folder that it cannot write to, as in a container.

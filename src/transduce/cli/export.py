@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.checkpoint import load_model
-from transduce.cli.lines import printed_warnings
 from transduce.cli.terminal import Force, require_new_folder
 from transduce.errors import ConfigError, RequestError, packages_for
 from transduce.grammar.corpus import BUILT_IN, Grammar
@@ -66,8 +65,7 @@ def export(
 
         target = import_module(f"transduce.interop.{MODULES.get(to, to)}")
         try:
-            with printed_warnings():
-                proof = target.export(checkpoint, out, sentences, overwrite=force)
+            proof = target.export(checkpoint, out, sentences, overwrite=force)
         except (RequestError, ProofError) as error:
             raise type(error)(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")

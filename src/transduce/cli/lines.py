@@ -9,7 +9,6 @@ the result equals that of an uninterrupted command.
 import json
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -603,19 +602,6 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
     for each in (*dropped, *_pointless(config, options)):
         print(f"Warning: {each}", file=sys.stderr)
     return config
-
-
-@contextmanager
-def printed_warnings() -> Iterator[None]:
-    """Print the warnings of a block, but for those to programmers, as one sentence
-    each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        for category in (UserWarning, RuntimeWarning):
-            warnings.simplefilter("always", category)
-        yield
-    for each in caught:
-        print(f"Warning: {each.message}", file=sys.stderr)
 
 
 def require_shortlist(

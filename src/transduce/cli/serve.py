@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.lines import printed_warnings, require_shortlist
+from transduce.cli.lines import require_shortlist
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.processes import default_processes
 from transduce.decoding.translator import (
@@ -198,6 +198,6 @@ def loaded(
         settings = {**restrictions, "shortlist": shortlist}
         given = {k: value for k, value in settings.items() if value is not None}
         search = replace(translator.search, **given)
-        with printed_warnings():  # now, and not in the log at the first request
-            translator.search = with_known_shortlist(search, translator.shortlist)
+        # Warn now, and not at the first request.
+        translator.search = with_known_shortlist(search, translator.shortlist)
     return translator

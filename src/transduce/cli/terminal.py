@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EISDIR, ENOENT
@@ -31,7 +32,7 @@ from rich.progress import (
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from transduce.errors import ConfigError, DataError, counted
+from transduce.errors import ConfigError, DataError, TransduceWarning, counted
 from transduce.files import atomic_directory, atomic_file, real_file, require_place
 from transduce.files import require_new_folder as require_new_folder
 from transduce.report.report import Report, as_page, show, write_markdown
@@ -407,6 +408,25 @@ def _discard(descriptor: int) -> None:
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Print the package's warnings, one a line, without the code that gives them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", TransduceWarning)
+        show_other = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], *place: Any, **to: Any
+        ) -> None:
+            if issubclass(category, TransduceWarning):
+                print(f"Warning: {message}", file=sys.stderr)
+            else:
+                show_other(message, category, *place, **to)
+
+        warnings.showwarning = show
+        yield
 
 
 def print_message(message: str) -> None:

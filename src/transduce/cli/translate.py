@@ -13,7 +13,6 @@ from transduce.cli.lines import (
     Origin,
     RecordOutput,
     Resume,
-    printed_warnings,
     require_shortlist,
     search_of,
     shortlist_origin,
@@ -213,8 +212,7 @@ def translate(
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
         lines = rest.reading(source.lines)
         with_prefixes = None if begun is None else rest.reading(begun)
-        with printed_warnings():
-            return translator.translate_stream(lines, config, with_prefixes, pace)
+        return translator.translate_stream(lines, config, with_prefixes, pace)
 
     write_translations(
         found,

@@ -26,7 +26,7 @@ from threading import Lock
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 from transduce.decoding.search import Decoding, DecodingModel, Hypothesis, Sentence
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import num_cores, num_threads, use_threads
 from transduce.metrics.scores import TargetScore
 from transduce.processes import end_with_parent, signals_held, terminations
@@ -343,7 +343,7 @@ class WorkerPool(Generic[Searcher]):
 
         This process searches alone if there are few sentences or the workers are busy
         with another task. It also searches for what a killed worker leaves undone, with
-        a `RuntimeWarning`. An exception of `on_step` or of a worker ends the search.
+        a `TransduceWarning`. An exception of `on_step` or of a worker ends the search.
         """
         shares = task.shares(self._number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
@@ -431,7 +431,7 @@ class WorkerPool(Generic[Searcher]):
         warnings.warn(
             "A process that searches was killed, as happens when memory runs out; its "
             "sentences are searched for by the first process.",
-            RuntimeWarning,
+            TransduceWarning,
             stacklevel=2,
         )
         yield from self._search_alone(task, sorted(killed.missing), on_step)

@@ -37,6 +37,7 @@ from transduce.decoding.cache import (
     resized,
 )
 from transduce.decoding.sampling import sample
+from transduce.errors import TransduceWarning
 from transduce.model.attention import MultiHeadAttention, additive_mask
 from transduce.model.layers import (
     SSRU,
@@ -431,7 +432,7 @@ class CudaGraphs:
         `run` must read and write tensors that stay in place, must not synchronise with
         the GPU, and must have been called before, which loads its kernels.
 
-        Warns (`RuntimeWarning`) if the GPU refuses, and returns `run` itself then and
+        Warns (`TransduceWarning`) if the GPU refuses, and returns `run` itself then and
         for all later calls. Where memory is short, it returns `run` this time only.
         """
         with one_record, self._lock, torch.cuda.device(self._device):
@@ -444,7 +445,7 @@ class CudaGraphs:
                 return run
             except RuntimeError as error:
                 self._is_refused = True
-                warnings.warn(f"{REFUSED}{error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{REFUSED}{error}", TransduceWarning, stacklevel=2)
                 return run
 
         def again() -> Tensor:

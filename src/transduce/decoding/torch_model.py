@@ -45,7 +45,7 @@ from transduce.decoding.torch_decoder import (
     plain_linear,
 )
 from transduce.device import is_good_at_bf16
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import processor_flags
 from transduce.metrics.scores import TargetScore
 from transduce.model.embedding import OutputLayer, SharedEmbedding
@@ -226,7 +226,7 @@ def _with_linear(model: Transformer, make_linear: MakeLinearModule) -> TorchMode
 
 
 def _torch_linear_in_int8() -> MakeLinearModule:
-    warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=4)
+    warnings.warn(WITHOUT_KERNELS, TransduceWarning, stacklevel=4)
     return Int8Linear
 
 

@@ -65,7 +65,13 @@ from transduce.decoding.translations import (
     require_strings,
     with_best,
 )
-from transduce.errors import ConfigError, RequestError, counted, packages_for
+from transduce.errors import (
+    ConfigError,
+    RequestError,
+    TransduceWarning,
+    counted,
+    packages_for,
+)
 from transduce.machine import (
     free_memory,
     keep_freed_memory,
@@ -700,7 +706,7 @@ class Translator:
             warnings.warn(
                 "Lines with a prefix are translated with the whole vocabulary, not "
                 "with the shortlist.",
-                UserWarning,
+                TransduceWarning,
                 stacklevel=3,
             )
         return config
@@ -809,7 +815,7 @@ def with_known_shortlist(
     warnings.warn(
         "`search.shortlist` is set, but the model has no shortlist; the whole "
         "vocabulary is used instead. Make one with `transduce shortlist`.",
-        UserWarning,
+        TransduceWarning,
         stacklevel=4,  # the caller of `translate_stream`
     )
     return replace(config, shortlist=False)

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     Affine,
@@ -125,7 +125,7 @@ def _warn_of_lacking(search: SearchConfig) -> None:
         warnings.warn(
             f"{TARGET} searches differently from these settings of the model, which it "
             f"lacks: {', '.join(f'`search.{name}`' for name in names)}.",
-            UserWarning,
+            TransduceWarning,
             stacklevel=3,
         )
 

@@ -23,7 +23,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model
-from transduce.errors import RequestError, counted
+from transduce.errors import RequestError, TransduceWarning, counted
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     Affine,
@@ -437,7 +437,7 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
             f"{TARGET} has only a beam size, a length penalty of the kind power, and "
             "an option for unknown pieces, so it searches differently from these "
             f"settings of the model: {names}.",
-            UserWarning,
+            TransduceWarning,
             stacklevel=2,
         )
     settings: dict[str, object] = {

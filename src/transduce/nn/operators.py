@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from transduce import native
+from transduce.errors import TransduceWarning
 from transduce.model.layers import SSRU
 from transduce.native import check, ffi
 
@@ -95,7 +96,7 @@ def has_triton() -> bool:
     warnings.warn(
         "The GPU is without Triton's kernels, so training takes several times as long "
         f"and decoding longer: {fault}",
-        RuntimeWarning,
+        TransduceWarning,
         stacklevel=1,
     )
     return False

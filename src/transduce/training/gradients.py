@@ -33,6 +33,7 @@ from torch import Tensor
 from transduce.data.batches import Batcher, Update
 from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
 from transduce.device import Hardware
+from transduce.errors import TransduceWarning
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
 from transduce.nn.operators import (
@@ -438,7 +439,7 @@ class GraphedGradients:
         warnings.warn(
             f"Memory suffices for {len(self)} CUDA graphs: training is slower for "
             "batches of other shapes.",
-            RuntimeWarning,
+            TransduceWarning,
             stacklevel=1,
         )
 

@@ -35,7 +35,7 @@ from transduce.decoding.processes import (
 )
 from transduce.decoding.search import Hypothesis, Sentence
 from transduce.decoding.translator import Translator, load
-from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.errors import ConfigError, RequestError, TransduceError, TransduceWarning
 from transduce.processes import unwound_on_termination
 from transduce.search_config import SamplingConfig, SearchConfig
 from waiting import children_of, runs, wait_until
@@ -108,7 +108,7 @@ def test_sentences_of_a_killed_process_are_translated_in_the_first(
     first, *_ = before = children() - others
     os.kill(first, signal.SIGSTOP)  # so that it cannot finish first
     Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
-    with pytest.warns(RuntimeWarning, match="was killed, as happens when memory runs"):
+    with pytest.warns(TransduceWarning, match="was killed, as happens when memory"):
         found = [each.text for each in shared.translate_stream(SENTENCES)]
     assert found == expected
     assert [each.text for each in shared.translate(SENTENCES)] == expected
@@ -167,7 +167,7 @@ def test_the_first_process_takes_over_what_waits_if_all_are_killed(
     for pid in children() - others:
         os.kill(pid, signal.SIGSTOP)
         Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    with pytest.warns(RuntimeWarning, match="was killed"):
+    with pytest.warns(TransduceWarning, match="was killed"):
         found = list(chain.from_iterable(pool.search(SHORT)))
     assert sorted(number for number, _ in found) == list(range(3_000))
     assert {hypotheses[0].ids[0] for _, hypotheses in found} == {os.getpid()}

@@ -15,7 +15,7 @@ from transduce.decoding.torch_model import (
     prepare_model,
 )
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import processor_flags
 from transduce.model.transformer import Transformer
 from transduce.model_folder import QuantizedWeight
@@ -69,7 +69,7 @@ def test_an_int8_model_translates_most_sentences_like_fp32(
 @pytest.mark.usefixtures("without_native_library")
 def test_without_native_kernels_pytorchs_are_used(trained_checkpoint, corpus):
     exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
-    with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
+    with pytest.warns(TransduceWarning, match="int8 is without its compiled kernels"):
         rough = Translator(trained_checkpoint, CPU, precision="int8")
     assert isinstance(rough.torch_model.model.embedding.output, Int8Linear)
     found = rough.translate(corpus[0][:20])

@@ -16,7 +16,12 @@ from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translations import Pace, Translation, full_windows
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    RequestError,
+    TransduceWarning,
+)
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -103,9 +108,9 @@ def test_a_models_own_num_best_is_ignored_with_a_warning(
     translator = Translator(replace(trained_checkpoint, search=own), CPU)
     sources = ["one two three"]
     expected = list(translator.translate_stream(sources, SearchConfig()))
-    with pytest.warns(UserWarning, match=r"own `search\.num_best` of 3 is used only"):
+    with pytest.warns(TransduceWarning, match=r"own `search\.num_best` of 3 is used"):
         assert list(translator.translate_stream(sources)) == expected
-    with pytest.warns(UserWarning, match=r"own `search\.num_best` of 3 is used only"):
+    with pytest.warns(TransduceWarning, match=r"own `search\.num_best` of 3 is used"):
         assert translator.translate(sources) == expected
 
 

@@ -15,7 +15,7 @@ import marian_folder
 import marian_npz
 from marian_npz import SHARED, TWO, UNTIED, VARIANTS
 from transduce.checkpoint import Checkpoint, load_model
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.interop.export import ProofError
 from transduce.interop.marian_npz_export import export
 from transduce.interop.marian_npz_import import import_marian
@@ -117,7 +117,7 @@ def test_search_settings_that_marian_lacks_are_reported(
     imported: Checkpoint, tmp_path: Path
 ) -> None:
     search = SearchConfig(beam_size=2, no_repeat_ngram=3)
-    with pytest.warns(UserWarning, match="Marian has only a beam size, a length"):
+    with pytest.warns(TransduceWarning, match="Marian has only a beam size, a length"):
         export(replace(imported, search=search), tmp_path / "out", SENTENCES)
     settings = (tmp_path / "out" / "decoder.yml").read_text()
     assert json.loads(settings.split("normalize: ")[1].split("\n")[0]) == 0.5
