@@ -9,9 +9,9 @@ that no copy stays in training.
 import heapq
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from itertools import chain
 from os import PathLike
@@ -83,6 +83,8 @@ class CorpusFiles:
     """Name of the dev set that chooses the best checkpoint."""
     dev_sets: tuple[DevSet, ...] = ()
     """Further dev sets, which are only scored."""
+    labels: Mapping[Path, str] = field(default_factory=dict, compare=False)
+    """Names of temporary files in errors."""
 
     task: ClassVar[Literal["translation", "parsing"]] = "translation"
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
@@ -91,6 +93,10 @@ class CorpusFiles:
     @property
     def has_dev(self) -> bool:
         return bool(self.dev_source or self.dev_target)
+
+    def label(self, path: Path) -> str:
+        """Return the name of a file in errors."""
+        return self.labels.get(path, str(path))
 
     def with_dev_sets(self, sets: Sequence[DevSet]) -> "CorpusFiles":
         """Add dev sets; the first chooses the best checkpoint if there was none before.
@@ -484,12 +490,17 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
         replace(corpus, source=str(source), target=str(target))
         for corpus, (source, target) in zip(files.corpora, parts, strict=False)
     ]
+    labels = {
+        part[0]: f"{sides[0][0]} without the pairs held out"
+        for part, sides in zip(parts, files.sides, strict=True)
+    }
     return CorpusFiles(
         source=tuple(source for source, _ in parts),
         target=tuple(target for _, target in parts),
         dev_source=dev[:1],
         dev_target=dev[1:],
         corpora=tuple(corpora),
+        labels={**labels, dev[0]: f"The pairs held out of {source[0]}"},
     )
 
 

@@ -460,7 +460,8 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     for (source, _), each in zip(files.sides, counts, strict=True):
         if each.kept == 0:
             raise DataError(
-                f"{source[0]}: at least one pair must be left to train on, but {each}."
+                f"{files.label(source[0])}: at least one pair must be left to train "
+                f"on, but {each}."
             )
     names = [corpus.name for corpus in files.corpora]
     return PreparedCorpus(
@@ -498,7 +499,8 @@ def _make_dev(
     again = CorpusStatistics()
     pairs = list(again.pairs(files.dev_source, files.dev_target))
     _require_unchanged(files.dev_source[0], again, key.dev)
-    return _write_dev(pairs, encoder, key.max_length, folder, files.dev_source[0])
+    label = files.label(files.dev_source[0])
+    return _write_dev(pairs, encoder, key.max_length, folder, label)
 
 
 def prepare_dev_set(
@@ -520,7 +522,7 @@ def prepare_dev_set(
             replace(each, source=tagged(each.source, tag, tokenizer)) for each in pairs
         ]
     encoder = PairEncoder(tokenizer=tokenizer)
-    return _write_dev(pairs, encoder, max_length, folder, dev.source)
+    return _write_dev(pairs, encoder, max_length, folder, str(dev.source))
 
 
 def _write_dev(
@@ -528,13 +530,13 @@ def _write_dev(
     encoder: PairEncoder,
     max_length: int,
     folder: Path,
-    file: Path,
+    label: str,
 ) -> PairCounts:
-    """Write the ids and the text of a dev corpus, of which `file` is a source."""
+    """Write the ids and the text of a dev corpus, which `label` names in errors."""
     counts = encode_corpus(pairs, encoder, max_length, folder)
     if counts.kept == 0:
         raise DataError(
-            f"{file}: at least one pair must be left to validate on, but {counts}."
+            f"{label}: at least one pair must be left to validate on, but {counts}."
         )
     # All of its text is translated, also pairs dropped from its loss.
     write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))

@@ -267,6 +267,10 @@ def prepare_treebank(
         target=(training / SYMBOLS,),
         dev_source=(dev / WORDS,) if dev_trees else (),
         dev_target=(dev / SYMBOLS,) if dev_trees else (),
+        labels={
+            text / "training" / WORDS: str(files.trees[0]),
+            text / "dev" / WORDS: str((*files.dev_trees, *files.trees)[0]),
+        },
     )
     corpus = prepare(corpus_files, tokenizer, max_length, folder, sibling_runs, symbols)
     if dev_trees:

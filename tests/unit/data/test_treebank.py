@@ -38,6 +38,16 @@ def variants(trees: list[Tree], config: AugmentationConfig) -> list[Tree]:
     return made[len(trees) :]
 
 
+def test_trees_that_are_all_too_long_are_a_fault_of_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "some.trees"
+    path.write_text("".join(f"{tree}\n" for tree in TREES))
+    (folder := tmp_path / "run").mkdir()
+    with pytest.raises(DataError, match=r"some\.trees: at least one pair must be left"):
+        prepare_treebank(
+            TreebankFiles(trees=(path,)), TreebankConfig(), TokenizerConfig(), 2, folder
+        )
+
+
 def test_there_are_no_variants_by_default() -> None:
     assert variants(TREES, AugmentationConfig()) == []
 

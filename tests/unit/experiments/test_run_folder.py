@@ -166,6 +166,17 @@ def test_settings_that_need_a_dev_corpus_are_refused_if_pairs_are_too_few_for_on
     assert not (tmp_path / "run").exists()
 
 
+def test_no_pair_left_beside_those_held_out_is_a_fault_of_the_given_file(
+    tmp_path: Path,
+) -> None:
+    source, target = tmp_path / "s.en", tmp_path / "s.de"
+    for path in (source, target):
+        path.write_text("".join(f"word {i}\n" for i in range(200)) + "\n" * 200)
+    message = r"s\.en without the pairs held out: at least one pair must be left"
+    with pytest.raises(DataError, match=message):
+        create(tmp_path / "run", CorpusFiles(source=(source,), target=(target,)))
+
+
 def test_a_run_without_dev_text_has_no_dev_corpus(run: RunFolder) -> None:
     assert not run.has_dev_corpus
 
