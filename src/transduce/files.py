@@ -431,7 +431,11 @@ def atomic_directory(
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder; after a crash, no part of it is left under its name."""
+    """Remove a folder; after a crash, no part of it is left under its name.
+
+    Of a symbolic link, the folder is removed to which it leads, as one is written.
+    """
+    folder = real_path(folder)
     going = folder.with_name(f".{folder.name}.transduce-gone")
     _remove(going)
     folder.rename(going)

@@ -196,6 +196,15 @@ def test_an_interrupted_removal_is_completed(folder, monkeypatch):
     assert list(folder.parent.iterdir()) == []
 
 
+def test_the_folder_behind_a_link_is_removed(folder, tmp_path):
+    link = tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    remove_folder(link)
+    assert not folder.exists()
+    assert list(link.parent.iterdir()) == [link]  # as it was before the folder
+
+
 def test_a_parent_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "run").touch()
     with (
