@@ -256,10 +256,11 @@ def test_a_run_is_not_resumed_with_other_settings(
 
 
 @pytest.mark.parametrize("out", ["none", "folder", "good"])
+@pytest.mark.parametrize("options", [(), ("--preset", "tiny")], ids=str)
 def test_a_missing_run_is_not_resumed(
-    refuses: Callable[..., str], folder: Path, out: str
+    refuses: Callable[..., str], folder: Path, out: str, options: tuple[str, ...]
 ) -> None:
-    message = refuses("train", "--out", folder / out, "--resume")
+    message = refuses("train", "--out", folder / out, "--resume", *options)
     assert message == (
         f"{folder / out}: must be a run to resume, but holds none; leave out --resume "
         "to start one."

@@ -72,6 +72,20 @@ def test_a_mixture_is_resumed_with_its_preset_but_without_its_corpora(
     assert "Continuing after step 2." in succeeds("train", "--resume", *few)
 
 
+def test_a_mixture_is_resumed_with_all_of_its_options(
+    succeeds, refuses, texts, tmp_path
+):
+    options = [*corpus(texts, "big"), *corpus(texts, "small")]
+    dev = ("--dev", "home", texts / "small.en", texts / "small.de")
+    few = (*STEPS[:-4], "training.steps=2", "--out", tmp_path / "run")
+    succeeds("train", *options, *dev, *few)
+    resumed = succeeds("train", *options, *dev, *few, "--resume")
+    assert "Continuing after step 2." in resumed
+    dev = ("--dev-source", texts / "big.en", "--dev-target", texts / "big.de")
+    message = refuses("train", *options, *dev, *few, "--resume")
+    assert "the run to resume was started with other files (dev source: " in message
+
+
 def test_a_damaged_count_of_corpora_is_named(succeeds, refuses, texts, tmp_path):
     options = [*corpus(texts, "big"), *corpus(texts, "small")]
     few = (*STEPS[:-4], "training.steps=2", "--no-dev", "--out", tmp_path / "run")

@@ -411,7 +411,7 @@ def _dev_sets(
     found: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
         if entry["kind"] == "dev set":
-            found.setdefault(str(entry.get("name")), []).append(entry)
+            found.setdefault(str(entry.get("name", "dev")), []).append(entry)
     return found
 
 

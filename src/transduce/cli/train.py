@@ -696,7 +696,8 @@ def _with_mixture(
         run = replace(run, corpora=corpora or replay)
     if replay and isinstance(files, CorpusFiles):
         files = replace(files, source=(), target=())
-    return run, with_corpora(files, run.corpora) if is_new or replay else files
+    is_given = is_new or corpora or replay
+    return run, with_corpora(files, run.corpora) if is_given else files
 
 
 def _without_dev(
@@ -745,7 +746,7 @@ def _run_config(
     """Return the requested settings, based on a preset, a start or a resumed run."""
     if preset is not None and files is not None:
         require_task(preset, files.task)
-    if resumed is not None and preset is not None and RunFolder(resumed).start:
+    if resumed is not None and preset is not None and RunFolder.open(resumed)[0].start:
         raise ConfigError(
             f"{resumed}: the run to resume started from a model, from which its "
             "settings follow; leave the preset out."

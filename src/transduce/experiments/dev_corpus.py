@@ -125,7 +125,8 @@ class DevScore:
 
     def entry(self) -> dict[str, Any]:
         """Values for the log."""
-        name = {} if self.name == MAIN_DEV else {"name": self.name}
+        is_usual = self.is_main and self.name == MAIN_DEV
+        name = {} if is_usual else {"name": self.name}
         return {
             "step": self.step,
             **name,

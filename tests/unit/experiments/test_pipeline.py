@@ -188,6 +188,14 @@ def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     assert result.dev.loss == pytest.approx(notes.scores[-1].loss)
 
 
+def test_the_log_names_every_dev_set_but_a_main_one_without_a_name() -> None:
+    quality = Quality(metric="bleu", name="BLEU", score=4.0, details="", log={})
+    score = DevScore(step=1, loss=2.0, perplexity=9.0, quality=quality)
+    assert "name" not in score.entry()
+    assert replace(score, name="home").entry()["name"] == "home"
+    assert replace(score, is_main=False).entry()["name"] == "dev"
+
+
 def test_the_warning_says_in_what_a_kept_average_is_worse() -> None:
     def score(bleu: float, loss: float, count: int = 1) -> DevScore:
         quality = Quality(metric="bleu", name="BLEU", score=bleu, details="", log={})
