@@ -17,6 +17,8 @@ from transduce.files import MADE_BY
 from transduce.search_config import SearchConfig
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"
+LIBRARYS = 'AutoTokenizer.from_pretrained("DIR")'
+SOURCE_IDS = '("A dog runs.", add_special_tokens=False).input_ids'
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
 
 
@@ -71,11 +73,22 @@ def test_settings_that_another_library_lacks_are_one_warning(
     )
 
 
+def documented(first_lines: str) -> str:
+    """Program of the page that begins with these lines."""
+    blocks = re.findall(r"```python\n(.*?)```", EXAMPLES.read_text(), flags=re.DOTALL)
+    [example] = [each for each in blocks if each.startswith(first_lines)]
+    return str(example)
+
+
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
 @pytest.mark.parametrize(
     ("target", "first_lines", "options"),
     [
-        ("ctranslate2", "import ctranslate2", ["--beam-size", 4, *AS_CTRANSLATE2]),
+        (
+            "ctranslate2",
+            "import ctranslate2\nimport tokenizers",
+            ["--beam-size", 4, *AS_CTRANSLATE2],
+        ),
         ("onnx", "import numpy", ["--beam-size", 1]),
         ("marian", "from transformers", ["--beam-size", 1]),
     ],
@@ -91,14 +104,54 @@ def test_documented_examples_translate_as_transduce_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     succeeds("export", model, "--to", target, "--out", "DIR")
-    blocks = re.findall(r"```python\n(.*?)```", EXAMPLES.read_text(), flags=re.DOTALL)
-    [example] = [each for each in blocks if each.startswith(first_lines)]
+    example = documented(first_lines)
     # ONNX Runtime has its own beam search.
     example = example.replace("generate(**batch)", "generate(**batch, num_beams=1)")
     found: dict[str, str] = {}
     exec(example, found)
     expected = succeeds("translate", model, *options, stdin=b"A dog runs.\n")
     assert found["text"] + "\n" == expected
+
+
+@pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
+@pytest.mark.parametrize(
+    ("target", "first_lines", "options"),
+    [
+        (
+            "ctranslate2",
+            "import ctranslate2\nfrom transformers",
+            ["--beam-size", 4, *AS_CTRANSLATE2],
+        ),
+        ("onnx", "import numpy", ["--beam-size", 1]),
+    ],
+)
+def test_documented_examples_translate_with_an_imported_model(
+    command: Callable[..., Any],
+    marian_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    first_lines: str,
+    options: list[object],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("import", marian_folder, "--out", "model").code == 0
+    assert command("export", "model", "--to", target, "--out", "DIR").code == 0
+    example = documented(first_lines)
+    # As the page says of ONNX.
+    for ours, theirs in (
+        ("import tokenizers", "from transformers import AutoTokenizer"),
+        ('tokenizers.Tokenizer.from_file("DIR/tokenizer.json")', LIBRARYS),
+        ('.encode("A dog runs.", add_special_tokens=False).ids', SOURCE_IDS),
+    ):
+        example = example.replace(ours, theirs)
+    found: dict[str, str] = {}
+    exec(example, found)
+    expected = command("translate", "model", *options, stdin=b"A dog runs.\n").out
+    # The random model does not end, and the libraries have other limits of length.
+    assert len(expected) > 100
+    assert found["text"].startswith(expected.strip())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@
     never = [["<pad>"], ["<s>"]]
     result = translator.translate_batch([source], beam_size=4, suppress_sequences=never)
 
+An imported model has source.spm, target.spm and vocab.json in place of tokenizer.json;
+`transformers.AutoTokenizer.from_pretrained("DIR")` reads them.
+
 Spaces in pieces are written as U+2581, as in SentencePiece. If the model has a
 shortlist, vmap.txt holds it: `translate_batch(..., use_vmap=True)` then chooses among
 the candidates of all sentences of a batch.
