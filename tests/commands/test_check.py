@@ -257,7 +257,10 @@ def test_trees_are_reported_on(trees, capsys):
         "  Training would start.",
     ):
         assert f"{line}\n" in output
-    assert "dev sources that are also in training: 3 (3 with the same target)" in output
+    assert (
+        "dev sentences that are also in training: 3 (3 with the same tree); remove\n"
+        "      them from the training treebank, or dev scores are too high."
+    ) in output
 
 
 def test_trees_are_one_object_in_json(trees, capsys):

@@ -57,6 +57,17 @@ def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_the_languages_of_trees_are_not_asked_for(
+    trees: Path, succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    call = ("train", "--preset", "tiny", "--device", "cpu", "--precision", "fp32")
+    files = ("--trees", trees, "--out", tmp_path / "run")
+    printed = succeeds(*call, *files, "--set", "training.steps=1")
+    assert "Variants of trees" in printed
+    assert "Languages" not in printed
+    assert "--source-language" not in printed
+
+
 def test_a_run_on_trees_is_scored_by_f1(parser: Path) -> None:
     log = [json.loads(line) for line in (parser / "log.jsonl").read_text().splitlines()]
     scores = [entry for entry in log if entry["kind"] in ("dev", "final")]

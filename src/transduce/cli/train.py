@@ -107,7 +107,8 @@ class TrainingDisplay(ProgressDisplay):
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
             self._show_corpus(start, start.corpus)
-            self.console.print(_languages(start.config))
+            if start.corpus.target_vocab_size is None:  # text, not trees
+                self.console.print(_languages(start.config))
         self.console.print(
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}{_threads(start)}"
@@ -325,8 +326,7 @@ def _languages(config: RunConfig) -> str:
     """Describe the model's languages, and how to set missing ones."""
     languages = config.languages
     options = ["--source-language"] * (languages.source is None)
-    if config.model.target_vocab_size is None:  # the target is text, not trees
-        options += ["--target-language"] * (languages.target is None)
+    options += ["--target-language"] * (languages.target is None)
     hint = f" (name them by {' and '.join(options)})" if options else ""
     others = [
         english_name(language)

@@ -74,15 +74,23 @@ class AugmentationConfig:
                 )
 
 
-def augmented(trees: Sequence[Tree], config: AugmentationConfig) -> Iterator[Tree]:
-    """Return all trees followed by their variants, which the seed determines."""
+def augmented(
+    trees: Sequence[Tree], config: AugmentationConfig, dev_trees: Sequence[Tree] = ()
+) -> Iterator[Tree]:
+    """Return all trees followed by their variants, which the seed determines.
+
+    A tree takes the place of a variant whose sentence is one of the dev trees'.
+    """
     yield from trees
     if config.copies:
         # Unlike the paper: variants of the trees enlarge a small treebank. Off by
         # default: `treebank.augmentation.copies`.
         maker = _Variants(trees, config)
+        held_out = {tuple(tree.words) for tree in dev_trees}
         for _ in range(config.copies):
-            yield from map(maker.variant, trees)
+            for tree in trees:
+                variant = maker.variant(tree)
+                yield tree if tuple(variant.words) in held_out else variant
 
 
 class _Variants:
@@ -259,7 +267,7 @@ def prepare_treebank(
         tokenizer, symbols = vocabulary, learn_symbols(trees, config.style)
     text = folder / TEXT
     training = _write_text(
-        augmented(trees, config.augmentation), symbols, text / "training"
+        augmented(trees, config.augmentation, dev_trees), symbols, text / "training"
     )
     dev = _write_text(dev_trees, symbols, text / "dev") if dev_trees else training
     corpus_files = CorpusFiles(

@@ -384,7 +384,7 @@ def without_preset(report: CorpusReport) -> CorpusReport:
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:
     """Advice about treebanks, in which repeated trees are no fault."""
     return (
-        *(_overlap_advice(report.overlap) if report.overlap else ()),
+        *(_overlap_advice(report.overlap, "parsing") if report.overlap else ()),
         *(_training_advice(report, report.epoch) if report.epoch else ()),
     )
 
@@ -396,7 +396,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     return (
         *(advice for name, split in named for advice in _refusals(name, split)),
         *(_useless_advice(name) for name in report.useless_corpora),
-        *(_overlap_advice(report.overlap) if report.overlap else ()),
+        *(_overlap_advice(report.overlap, "translation") if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_word_advice("source", report.training.source),
         *_word_advice("target", report.training.target),
@@ -515,9 +515,12 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
     fitting = _fitting_preset(kept, config, task)
     fewer = None
     if fitting is not None:
-        updates_then = sum(1 for _ in _first_epoch(dataset, PRESETS[fitting]))
-        fewer = _fewer_steps(PRESETS[fitting], updates_then)
-        fewer = fewer if fewer < PRESETS[fitting].training.steps else None
+        other = PRESETS[fitting]
+        # Variants are as long as their trees here, so this is an estimate.
+        growth = _num_copies(other, task) / _num_copies(config, task)
+        updates_then = round(growth * sum(1 for _ in _first_epoch(dataset, other)))
+        fewer = _fewer_steps(other, updates_then)
+        fewer = fewer if fewer < other.training.steps else None
     return EpochReport(
         updates=updates,
         padding=1 - tokens / positions,
@@ -540,9 +543,15 @@ def _fewer_steps(config: RunConfig, updates: int) -> int:
     return max(MANY_EPOCHS * updates, 2 * config.training.warmup_steps)
 
 
+def _num_copies(config: RunConfig, task: Task) -> int:
+    """Number of times that a pair is in an epoch; a tree also has its variants."""
+    return 1 + config.treebank.augmentation.copies if task == "parsing" else 1
+
+
 def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
     """Preset for a corpus of this size; None if the settings fit it."""
-    name = fitting_preset(int(kept.rows["target_length"].sum()), task)
+    num_tokens = int(kept.rows["target_length"].sum()) // _num_copies(config, task)
+    name = fitting_preset(num_tokens, task)
     ours, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
     return name if ours > fitting else None
 
@@ -584,14 +593,21 @@ def _useless_advice(corpus: str) -> Advice:
     )
 
 
-def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:
-    if overlap.sources.count:
-        yield Advice(
-            problem="dev sources that are also in training: "
-            f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same target)",
-            remedy="remove them from the training files by transduce clean "
-            "--dev-source, or dev scores are too high",
-        )
+def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:
+    if not overlap.sources.count:
+        return
+    if task == "parsing":
+        kind, target = "sentences", "tree"
+        files, means = "treebank", ""  # `transduce clean` does not read trees
+    else:
+        kind, target = "sources", "target"
+        files, means = "files", " by transduce clean --dev-source"
+    yield Advice(
+        problem=f"dev {kind} that are also in training: "
+        f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same {target})",
+        remedy=f"remove them from the training {files}{means}, or dev scores are too "
+        "high",
+    )
 
 
 def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:

@@ -92,6 +92,19 @@ def test_a_cut_is_a_constituent_of_its_tree() -> None:
         assert inner in str(before)
 
 
+def test_a_variant_with_the_sentence_of_a_dev_tree_is_its_tree() -> None:
+    config = replace(NOTHING, copies=3, cut=1.0)
+    usual = variants(TREES, config)
+    dev_trees = usual[::2]
+    held_out = {tree.words for tree in dev_trees}
+    made = list(augmented(TREES, config, dev_trees))[len(TREES) :]
+    assert made == [
+        tree if variant.words in held_out else variant
+        for tree, variant in zip(3 * TREES, usual, strict=True)
+    ]
+    assert held_out & {tree.words for tree in made} <= {tree.words for tree in TREES}
+
+
 def test_a_constituent_is_replaced_by_one_with_the_same_label() -> None:
     one = parse_tree("(TOP (S (NP (N a)) (VP (V b) (X (N c))) (P .)))")
     other = parse_tree("(TOP (S (NP (D d) (NP (N e))) (Y (V f) (V g))))")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,22 @@ from transduce.data.batches import Batcher, open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.prepared_corpus import prepare
+from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
     LOPSIDED_TOKENS,
     REMEDIES,
     CorpusReport,
     advise,
+    advise_on_treebank,
     check_corpus,
     check_prepared,
+    check_treebank,
     require_fitting,
 )
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
 from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.grammar.corpus import training_trees
 from transduce.text.vocabulary import PAD
 
 Lines = Sequence[bytes]
@@ -527,3 +532,26 @@ def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
     epoch = check(lines, lines, config=PRESETS["base"]).epoch
     assert epoch is not None
     assert epoch.proposal == "--preset multi30k"
+
+
+@pytest.mark.parametrize("copies", [0, 2])
+def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
+    copies: int, tmp_path: Path
+) -> None:
+    treebank = tmp_path / "my.trees"
+    trees = islice(training_trees(seed=1), 1_500)
+    treebank.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
+    files = TreebankFiles(trees=(treebank,))
+
+    fitting = check_treebank(files, PRESETS["parsing-small"])
+    assert "take fewer steps" not in "".join(map(str, advise_on_treebank(fitting)))
+    large = PRESETS["parsing-wsj"]
+    augmentation = replace(large.treebank.augmentation, copies=copies)
+    config = replace(
+        large,
+        treebank=replace(large.treebank, augmentation=augmentation),
+        tokenizer=PRESETS["parsing-small"].tokenizer,
+    )
+    epoch = check_treebank(files, config).epoch
+    assert epoch is not None
+    assert epoch.proposal == "--preset parsing-small"
