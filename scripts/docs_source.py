@@ -1,12 +1,13 @@
 """Show code beside the paper in the documentation, and check the tests named there.
 
-MkDocs calls this file as a hook. A comment on a line of its own, such as
+MkDocs calls this file as a hook. A line on its own, such as
 
-    <!-- source: transduce.model.attention.causal_mask -->
+    Code: `average` in [`transduce/checkpoint.py`](../../src/transduce/checkpoint.py)
 
-becomes the source of that function, class, method or value; several of one module, with
-spaces between them, share a block. A test is written
-`tests/FILE.py::NAME`, and shown by its name. A name that does not exist is an error.
+becomes the source of that function, class, method or value; several names, with commas
+between them, share a block. Where the page is read without the site, the line leads to
+the file. A test is written `tests/FILE.py::NAME`, and shown by its name. A name that
+does not exist is an error.
 
     python scripts/docs_source.py       # checks all pages of docs/paper
 """
@@ -20,7 +21,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "paper"
-SOURCE = re.compile(r"^<!-- source: ([\w. ]+) -->$", re.MULTILINE)
+SOURCE = re.compile(
+    r"^Code: (`[\w.]+`(?:, `[\w.]+`)*) in \[`([\w/]+\.py)`\]\(\.\./\.\./src/\2\)$",
+    re.MULTILINE,
+)
 TEST = re.compile(r"`(?:tests/)?((?:unit|relations)/[\w/]+\.py)(?:::(\w+))?`")
 
 
@@ -29,9 +33,9 @@ class MissingNameError(LookupError):
 
 
 def expanded(markdown: str) -> str:
-    """Replace the comments by code; `MissingNameError` if a name does not exist."""
+    """Put code in place of the lines that name it, or raise `MissingNameError`."""
     markdown = TEST.sub(lambda match: _test(match[0], match[1], match[2]), markdown)
-    return SOURCE.sub(lambda match: _block(match[1].split()), markdown)
+    return SOURCE.sub(lambda match: _block(match[1], match[2]), markdown)
 
 
 def _test(written: str, file: str, name: str | None) -> str:
@@ -42,33 +46,24 @@ def _test(written: str, file: str, name: str | None) -> str:
     return f'`{name}`{{ title="tests/{file}" }}' if name else written
 
 
-def _block(identifiers: list[str]) -> str:
-    """Return the code block of dotted names."""
-    code = "\n\n".join(_code(each) for each in identifiers)
-    [path] = {_module(each)[0].relative_to(ROOT / "src") for each in identifiers}
-    return f'```python title="{path.as_posix()}"\n{code}\n```'
+def _block(names: str, file: str) -> str:
+    """Return the code block of names between backticks."""
+    path = ROOT / "src" / file
+    if not path.is_file():
+        raise MissingNameError(f"There is no src/{file}.")
+    code = "\n\n".join(_code(path, name) for name in re.findall(r"[\w.]+", names))
+    return f'```python title="{file}"\n{code}\n```'
 
 
-def _code(identifier: str) -> str:
-    path, names = _module(identifier)
+def _code(path: Path, dotted: str) -> str:
     text = path.read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
-    for name in names:
+    for name in dotted.split("."):
         found = [each for each in ast.iter_child_nodes(node) if _defines(each, name)]
         if not found:
-            raise MissingNameError(f"There is no `{identifier}`.")
+            raise MissingNameError(f"There is no `{dotted}` in {path.name}.")
         node = found[0]
     return textwrap.dedent("\n".join(text.splitlines()[_first(node) : node.end_lineno]))
-
-
-def _module(identifier: str) -> tuple[Path, list[str]]:
-    """Return the file of a dotted name, and the names within it."""
-    parts = identifier.split(".")
-    for count in range(len(parts) - 1, 0, -1):
-        path = ROOT.joinpath("src", *parts[:count]).with_suffix(".py")
-        if path.is_file():
-            return path, parts[count:]
-    raise MissingNameError(f"There is no module of `{identifier}`.")
 
 
 def _defines(node: ast.AST, name: str) -> bool:

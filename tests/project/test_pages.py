@@ -1,7 +1,9 @@
-"""The documentation names only commands that exist."""
+"""The documentation names commands, files and code that exist."""
 
 import re
+import runpy
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -9,6 +11,9 @@ from transduce.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = re.compile(r"docs/reference/(?:commands/\S+|[a-z]+)\.md")
+"""Pages that only the site has, which tests/commands/test_docs.py looks for."""
+expanded = runpy.run_path(str(ROOT / "scripts" / "docs_source.py"))["expanded"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -23,3 +28,28 @@ def test_a_page_names_only_commands_that_exist(page: Path) -> None:
 
 def test_the_readme_names_commands() -> None:
     assert "transduce train" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name
+)
+def test_a_page_links_only_files_that_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", text))
+    missing = [
+        link for link in links if not (page.parent / unquote(link)).resolve().exists()
+    ]
+    places = [(page.parent / link).resolve().relative_to(ROOT) for link in missing]
+    assert [str(each) for each in places if not GENERATED.fullmatch(str(each))] == []
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "paper").glob("*.md")), ids=lambda page: page.name
+)
+def test_a_page_of_the_paper_links_its_code_and_the_site_shows_it(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"^Code: .*", text, flags=re.MULTILINE)
+    shown = expanded(text)
+    assert "<!--" not in text  # the page is also read without the site
+    assert shown.count('```python title="transduce/') == len(named)
+    assert "\nCode: " not in shown
