@@ -1,6 +1,6 @@
-# The server, with the models below /models:
+# The server, with the model in runs/mine and its languages:
 #     docker build --tag transduce .
-#     docker run --publish 127.0.0.1:5000:5000 --volume ./runs/mine:/models/en-de:ro transduce
+#     docker run --publish 127.0.0.1:5000:5000 --volume ./runs/mine:/models/mine:ro transduce
 
 FROM python:3.13 AS build
 COPY . /source
@@ -17,4 +17,4 @@ EXPOSE 5000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD \
     ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:5000/health')"]
 ENTRYPOINT ["transduce"]
-CMD ["serve", "en-de=/models/en-de", "--host", "0.0.0.0", "--port", "5000"]
+CMD ["serve", "/models/mine", "--host", "0.0.0.0", "--port", "5000"]

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -53,3 +54,13 @@ def test_a_page_of_the_paper_links_its_code_and_the_site_shows_it(page: Path) ->
     assert "<!--" not in text  # the page is also read without the site
     assert shown.count('```python title="transduce/') == len(named)
     assert "\nCode: " not in shown
+
+
+def test_the_page_about_serving_lists_every_status_of_a_refusal() -> None:
+    page = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, flags=re.MULTILINE)
+    modules = sorted((ROOT / "src" / "transduce" / "serving").glob("*.py"))
+    code = "".join(each.read_text(encoding="utf-8") for each in modules)
+    used = {HTTPStatus[name] for name in re.findall(r"HTTPStatus\.([A-Z_]+)", code)}
+    used.add(HTTPStatus.NOT_FOUND)  # of Starlette
+    assert {str(status.value) for status in used} == set(", ".join(rows).split(", "))
