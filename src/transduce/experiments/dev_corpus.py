@@ -95,20 +95,23 @@ class DevScore:
     is_main: bool = True
     """Whether the dev set chooses the best checkpoint."""
 
-    def is_tied(self, best: "DevScore") -> bool:
-        """Whether the scores are equal and the losses within `LOSS_TOLERANCE`."""
-        is_equal = self.quality.score == best.quality.score
-        return is_equal and abs(self.loss - best.loss) <= LOSS_TOLERANCE
-
     def dropped_for(self, best: "DevScore") -> str:
         """Message that this average is dropped for a better checkpoint."""
         one = "checkpoint" if best.step else "start"
         return f"{self._comparison(best, 'does worse')}. The {one} is the run's model."
 
-    def kept_despite(self, best: "DevScore") -> str:
-        """Message that this average is kept although a checkpoint scores better."""
+    def kept_despite(self, best: "DevScore", *, by_loss: bool) -> str | None:
+        """Message that this average is kept although a checkpoint is ahead of it.
+
+        None if the two are tied. Scores do not count if the checkpoint is ahead
+        `by_loss` alone.
+        """
         if best.loss < self.loss - LOSS_TOLERANCE:
             worse, equal = "has a higher loss", "its score is not lower"
+            if by_loss:
+                equal = "such low scores are not compared"
+        elif by_loss or self.quality.score == best.quality.score:
+            return None
         else:
             worse, equal = "has a lower score", "its loss is not clearly higher"
         return f"{self._comparison(best, worse)}, but {equal}, so the average is kept."
@@ -181,6 +184,10 @@ class DevHistory:
         """Whether the first entry is better than the other."""
         metric = self._metric([*self.entries, one, other])
         return _rank(one, metric) > _rank(other, metric)
+
+    def ranks_by_loss(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether the loss alone ranks the two entries, and no score."""
+        return self._metric([*self.entries, one, other]) == "loss"
 
     def beats_clearly(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether the first entry, the best of many, is also clearly better by loss.
@@ -468,11 +475,12 @@ class DevScoring:
             return history.beats_by_score(one, other)
         return history.beats_clearly(one, other)
 
-    def is_ahead(self, best: DevScore, average: DevScore) -> bool:
-        """Whether the best checkpoint has a better score, although it is not chosen."""
-        history = self._history(average.step)
-        is_better = history.beats(best.entry(), average.entry())
-        return is_better and not average.is_tied(best)
+    def kept_despite(self, best: DevScore, average: DevScore) -> str | None:
+        """Message that the average is kept although a checkpoint is ahead of it."""
+        history, one, other = self._history(average.step), best.entry(), average.entry()
+        if not history.beats(one, other):
+            return None
+        return average.kept_despite(best, by_loss=history.ranks_by_loss(one, other))
 
     def _history(self, step: int) -> DevHistory:
         """Dev scores of the checkpoints of a phase: by likelihood, or by reward.

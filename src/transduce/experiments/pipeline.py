@@ -973,8 +973,8 @@ class _Run:
             if averaged.exists():
                 remove_folder(averaged)
         else:
-            if dev and best and scoring.is_ahead(best, dev):
-                self._warn(dev.kept_despite(best))
+            if dev and best and (message := scoring.kept_despite(best, dev)):
+                self._warn(message)
             older = older or self._folder.path / BEST
             save_model(with_additions(model, older), averaged)
         # Resuming a finished run reports its result again, but does not log it again.

@@ -27,6 +27,7 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
+from transduce.training.config import BestBy
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
@@ -204,16 +205,41 @@ def test_the_warning_says_in_what_a_kept_average_is_worse() -> None:
         )
 
     mean = score(42.0, 2.59, count=2)
-    assert mean.kept_despite(score(42.0, 2.5)) == (
+    assert mean.kept_despite(score(42.0, 2.5), by_loss=False) == (
         "The average of the last 2 checkpoints has a higher loss on the dev corpus "
         "(BLEU 42.00, loss 2.590) than the checkpoint of step 30 alone (BLEU 42.00, "
         "loss 2.500), but its score is not lower, so the average is kept."
     )
-    assert mean.kept_despite(score(43.0, 2.59)) == (
+    assert mean.kept_despite(score(43.0, 2.59), by_loss=False) == (
         "The average of the last 2 checkpoints has a lower score on the dev corpus "
         "(BLEU 42.00, loss 2.590) than the checkpoint of step 30 alone (BLEU 43.00, "
         "loss 2.590), but its loss is not clearly higher, so the average is kept."
     )
+    assert mean.kept_despite(score(42.0, 2.586), by_loss=False) is None
+    mean = score(0.0, 5.3, count=2)
+    assert mean.kept_despite(score(1.0, 5.2), by_loss=True) == (
+        "The average of the last 2 checkpoints has a higher loss on the dev corpus "
+        "(BLEU 0.00, loss 5.300) than the checkpoint of step 30 alone (BLEU 1.00, "
+        "loss 5.200), but such low scores are not compared, so the average is kept."
+    )
+    assert mean.kept_despite(score(1.0, 5.299), by_loss=True) is None
+
+
+@pytest.mark.parametrize(
+    ("best_by", "entries", "expected"),
+    [
+        ("auto", [{"chrf": 11.0}, {"chrf": 0.0}], True),
+        ("auto", [{"chrf": 25.0}, {"chrf": 0.0}], False),
+        ("auto", [{"f1": 1.0}, {"f1": 0.0}], False),
+        ("loss", [{"chrf": 25.0}, {"chrf": 30.0}], True),
+        ("chrf", [{"chrf": 11.0}, {"chrf": 0.0}], False),
+    ],
+)
+def test_low_scores_are_ranked_by_loss(
+    best_by: BestBy, entries: list[dict[str, float]], expected: bool
+) -> None:
+    history = DevHistory(entries=[], best_by=best_by)
+    assert history.ranks_by_loss(entries[0], entries[1]) is expected
 
 
 @pytest.mark.parametrize(
@@ -238,12 +264,14 @@ def test_an_average_kept_despite_a_worse_score_causes_a_warning(
 ) -> None:
     monkeypatch.setattr(DevHistory, "beats", lambda *_: True)
     monkeypatch.setattr(DevHistory, "beats_clearly", lambda *_: False)
+    monkeypatch.setattr(DevHistory, "ranks_by_loss", lambda *_: True)
+    monkeypatch.setattr("transduce.experiments.dev_corpus.LOSS_TOLERANCE", -math.inf)
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(keep_checkpoints=3), out, CPU, notes)
     [warning] = notes.warnings
-    assert "checkpoints has a lower score on the dev corpus (" in warning
+    assert "checkpoints has a higher loss on the dev corpus (" in warning
     assert warning.endswith(
-        ", but its loss is not clearly higher, so the average is kept."
+        ", but such low scores are not compared, so the average is kept."
     )
     assert load_model(out / "averaged").step == 12
 
