@@ -157,14 +157,16 @@ def _require_own(
     out: Path, there: Sequence[Path], *, force: bool, made_by: str
 ) -> None:
     """Raise `ConfigError` unless a folder with files may be overwritten."""
+    maker = _maker(out)
+    is_own = maker == made_by and not any(each.is_dir() for each in there)
+    if is_own and force:
+        return
     if not force:
+        overwriting = ", or overwrite it with --force" if is_own else ""
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it with --force."
+            f"another{overwriting}."
         )
-    maker = _maker(out)
-    if maker == made_by and not any(each.is_dir() for each in there):
-        return
     found = "has folders in it" if maker == made_by else _described(maker)
     raise ConfigError(
         f"{out}: --force overwrites only a folder that the same command wrote, but "

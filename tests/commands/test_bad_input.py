@@ -217,7 +217,7 @@ def test_a_missing_device_is_refused(
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("full", "the output folder must be new or empty, but is not; continue"),
+        ("full", "the output folder must be new or empty, but is not; choose another."),
         ("good", "the output folder must be new or empty"),
         ("good/x", "good is a file; choose another name."),
         ("x" * 300, "File name too long"),

@@ -167,6 +167,9 @@ def test_a_folder_is_overwritten_by_force_if_the_command_has_written_it(
     Path("out", "folder").mkdir()
     message = refuses(*writing, "out", "--force")
     assert message.startswith("out: --force overwrites only a folder that the same")
+    assert refuses(*writing, "out") == (
+        "out: the output folder must be new or empty, but is not; choose another."
+    )
 
 
 @pytest.mark.parametrize(("writing", "mark"), FOLDERS.values(), ids=FOLDERS)

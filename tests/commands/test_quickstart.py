@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,11 @@ def test_the_quickstart_shows_five_translations_a_score_and_the_next_command(
     assert "transduce train --source my.en --target my.de" in printed
 
 
-def test_an_existing_folder_is_refused(refuses: Callable[..., str], out: Path) -> None:
-    message = refuses("quickstart", "--out", out)
-    assert "the output folder must be new or empty, but is not" in message
+def test_an_existing_folder_is_refused(command: Callable[..., Any], out: Path) -> None:
+    outcome = command("quickstart", "--out", out)
+    assert outcome.code == 2
+    assert "the output folder must be new or empty, but is not" in outcome.err
+    assert not outcome.out
 
 
 def test_the_quickstart_of_parsing_shows_five_trees_and_their_score(
@@ -142,6 +145,10 @@ def test_only_an_older_quickstart_is_overwritten(
     folder = copied(out, tmp_path / "out")
     assert "overwrite it with --force" in refuses("quickstart", "--out", folder)
     (folder / "mine").touch()
+    assert refuses("quickstart", "--out", folder) == (
+        f"{folder}: the output folder must be new or empty, but is not; choose another "
+        "with --out."
+    )
     said = refuses("quickstart", "--out", folder, "--force")
     assert "the folder holds something else" in said
     (folder / "mine").unlink()

@@ -169,7 +169,7 @@ def test_a_folder_that_holds_something_is_left_alone(
 ) -> None:
     (tmp_path / "mine").touch()
     remedies = {
-        tmp_path: "is not; choose another, or overwrite it with --force.",
+        tmp_path: "is not; choose another.",
         tmp_path / "mine": "is a file; choose another name.",
     }
     for out, remedy in remedies.items():

@@ -13,6 +13,7 @@ from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart import (
     ParsingResult,
     QuickstartResult,
+    require_new_quickstart,
     run_parsing_quickstart,
     run_quickstart,
 )
@@ -59,6 +60,7 @@ def quickstart(
             f"--pair {pair} needs --task translation, as parsing is only for English; "
             "leave one of them out."
         )
+    require_new_quickstart(out, overwrite=force)
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
     source, target = map(english_name, pair.split("-"))

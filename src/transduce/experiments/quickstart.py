@@ -76,7 +76,7 @@ def run_quickstart(
     Raises `ConfigError` if `out` is neither new nor empty, nor with `overwrite` an
     older quickstart. That stays until the new one begins to train.
     """
-    _require_new(out, overwrite=overwrite)
+    require_new_quickstart(out, overwrite=overwrite)
     files = write_corpus(out / "corpus", pair, overwrite=overwrite)
     consent = Consent(overwrites=overwrite)
     preset = PRESETS["quickstart"]
@@ -109,7 +109,7 @@ def run_parsing_quickstart(
 
     `out` and `overwrite` are those of `run_quickstart`.
     """
-    _require_new(out, overwrite=overwrite)
+    require_new_quickstart(out, overwrite=overwrite)
     with atomic_directory(out / "corpus", "quickstart", overwrite=overwrite) as corpus:
         _write_trees(corpus)
     files = TreebankFiles(
@@ -163,21 +163,38 @@ def _write_trees(folder: Path) -> None:
         write_lines(folder / f"{name}.trees", map(str, trees))
 
 
-def _require_new(out: Path, *, overwrite: bool) -> None:
+def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` if the folder holds more than a quickstart to overwrite."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not overwrite or not out.is_dir():
+    try:
+        _require_quickstart(out)
+    except ConfigError:
+        if overwrite:
+            raise
+        overwriting = ""
+    else:
+        overwriting = ", or overwrite it with --force"
+    if not overwrite:
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            "another with --out, or overwrite it with --force."
+            f"another with --out{overwriting}."
         )
-    if not {each.name for each in out.iterdir()} <= {"corpus", "run"}:
+
+
+def _require_quickstart(out: Path) -> None:
+    """Raise `ConfigError` unless the path is a quickstart's folder."""
+    corpus, run = out / "corpus", out / "run"
+    if not out.is_dir():
+        raise ConfigError(
+            f"{out}: the output must be a folder, but is a file; choose another name "
+            "by --out."
+        )
+    if not set(out.iterdir()) <= {corpus, run}:
         raise ConfigError(
             f"{out}: only a quickstart can be overwritten by another, but the folder "
             "holds something else; choose another by --out."
         )
-    corpus, run = out / "corpus", out / "run"
     require_new_folder(corpus, force=True, made_by="quickstart")
     if run.exists() and not _is_trained_on(run, corpus):
         raise ConfigError(

@@ -482,13 +482,18 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
+    is_run = (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
     if not overwrite or not path.is_dir():
+        remedy = "choose another"
+        if is_run:
+            remedy = (
+                "continue that run with --resume, or choose another folder; --force "
+                "overwrites a run"
+            )
         raise ConfigError(
-            f"{path}: the output folder must be new or empty, but is not; continue "
-            "that run with --resume, or choose another folder; --force overwrites a "
-            "run."
+            f"{path}: the output folder must be new or empty, but is not; {remedy}."
         )
-    if not (path / RUN_CONFIG).is_file() or not (path / TRAINING).is_dir():
+    if not is_run:
         raise ConfigError(
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."

@@ -83,7 +83,7 @@ def test_an_existing_file_or_folder_is_not_overwritten(
     there = out / "mine" if kind == "folder" else out
     there.parent.mkdir(exist_ok=True)
     there.write_text("precious")
-    with pytest.raises(ConfigError, match="must be new or empty, but is not; continue"):
+    with pytest.raises(ConfigError, match="must be new or empty, but is not; choose"):
         create(out, files)
     assert there.read_text() == "precious"
 
