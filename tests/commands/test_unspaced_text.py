@@ -73,9 +73,13 @@ def test_a_package_that_a_further_dev_set_needs_is_reported_before_training(
 ) -> None:
     import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
     monkeypatch.setitem(sys.modules, "MeCab", None)
-    german = options(tmp_path, "th", ".de")
-    japanese = tmp_path / "other.ja"
-    japanese.write_text("\n".join(TEXTS["ja"]), encoding="utf-8")
-    said = refuses(*TINY, *german, "--dev", "ja", tmp_path / "text.en", japanese)
+    texts = {"en": ENGLISH, "de": ENGLISH, "ja": TEXTS["ja"]}
+    for ending, lines in texts.items():
+        (tmp_path / f"text.{ending}").write_text("\n".join(lines), encoding="utf-8")
+    english, german, japanese = (tmp_path / f"text.{ending}" for ending in texts)
+    corpora = ("--corpus", "german", english, german)
+    corpora += ("--corpus", "japanese", english, japanese)
+    dev = ("--dev", "german", english, german, "--dev", "japanese", english, japanese)
+    said = refuses(*TINY, *corpora, *dev, "--out", tmp_path / "run")
     assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
     assert not (tmp_path / "run").exists()

@@ -77,6 +77,7 @@ from transduce.experiments.run_folder import (
     WENT_BACK,
     RunFiles,
     RunFolder,
+    dev_languages,
     known_languages,
     last_of_phase,
     refuse_changed_precision,
@@ -107,8 +108,13 @@ from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.settings import require_types
 from transduce.text.corpus import read_text
-from transduce.text.languages import guess
-from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
+from transduce.text.tokenizer import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+    own_target_size,
+)
+from transduce.text.vocabulary import language_tags
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.loss import (
@@ -333,20 +339,21 @@ def resolved(
     tokenizer = encoder.tokenizer if encoder else None
     refuse_contradictions(config, files, tokenizer)
     if isinstance(files, CorpusFiles):
-        _require_scoring(files, config)
+        _require_scoring(files, config, tokenizer)
     return config
 
 
-def _require_scoring(files: CorpusFiles, config: RunConfig) -> None:
+def _require_scoring(
+    files: CorpusFiles, config: RunConfig, tokenizer: Tokenizer | None
+) -> None:
     """Find missing packages of scoring now, not at the first checkpoint."""
     if not (files.has_dev or config.evaluation.hold_out):
         return
-    main = config.languages.target
-    texts: list[tuple[Sequence[Path], str | None]] = [
-        (files.dev_target or files.target, main),
-        *(((dev.target,), guess(dev.target) or main) for dev in files.dev_sets),
-    ]
-    for paths, language in texts:
+    tags = tokenizer.language_tags if tokenizer else language_tags(files.tags)
+    languages = dev_languages(config, files.absolute_names(), has_tags=bool(tags))
+    texts = [files.dev_target or files.target]
+    texts += [(dev.target,) for dev in files.dev_sets]
+    for paths, language in zip(texts, languages, strict=True):
         references = islice(read_text(paths), MAX_HELD_OUT)
         choose_tokenization(config.evaluation.tokenize, language, references)
 
