@@ -64,7 +64,11 @@ def test_the_printed_command_quotes_its_files(
 ) -> None:
     out = tmp_path / "my pairs"
     said = succeeds("clean", *my_corpus, "--out", out)
-    assert f"train --source '{out}/my.en' --target '{out}/my.de' --out" in said
+    assert said.endswith(
+        "Train on them:\n"
+        f"  transduce train --source '{out}/my.en' --target '{out}/my.de' \\\n"
+        "    --preset multi30k --out runs/mine\n"
+    )
 
 
 def test_rules_are_switched_off_and_thresholds_set(

@@ -32,11 +32,17 @@ def files(my_corpus: tuple[Path, Path]) -> tuple[object, ...]:
 def test_a_corpus_is_split_into_files_that_can_be_trained_on(
     succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "parts"
+    out = tmp_path / "my parts"
     said = succeeds("split", *files(my_corpus), "--dev", 40, "--test", 10, "--out", out)
     assert "450 pairs  train.en train.de" in said
     assert "40 pairs  dev.en dev.de" in said
     assert "10 pairs  test.en test.de" in said
+    assert said.endswith(
+        "Train on them:\n"
+        f"  transduce train --source '{out}/train.en' --target '{out}/train.de' \\\n"
+        f"    --dev-source '{out}/dev.en' --dev-target '{out}/dev.de' \\\n"
+        "    --preset multi30k --out runs/mine\n"
+    )
     parts = {name: lines(out / f"{name}.en") for name in ("train", "dev", "test")}
     assert [len(part) for part in parts.values()] == [450, 40, 10]
     assert sorted(line for part in parts.values() for line in part) == sorted(

@@ -1,6 +1,7 @@
 """`transduce check`: a report on a corpus before training."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from transduce.cli.options import (
     run_config,
     text_files,
 )
-from transduce.cli.terminal import BoundedConsole, Files, error_console
+from transduce.cli.terminal import BoundedConsole, Files, error_console, program
 from transduce.data.corpus_files import CorpusFiles, usual_number
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
@@ -133,6 +134,25 @@ def check(
         label = name if preset else f"{name}, which fits a corpus of this size"
         CorpusDisplay(console, label).show(report, advice)
     refuse(advice)
+
+
+def train_command(files: CorpusFiles) -> str:
+    """Return lines of a command that trains on files by the preset that fits them."""
+    sides = {
+        "--source": files.source,
+        "--target": files.target,
+        "--dev-source": files.dev_source,
+        "--dev-target": files.dev_target,
+    }
+    options = [
+        shlex.join((name, *map(str, paths))) for name, paths in sides.items() if paths
+    ]
+    lines = [
+        f"{program()} train {' '.join(options[:2])}",
+        *([" ".join(options[2:])] if files.has_dev else []),
+        f"--preset {preset_for(files)} --out runs/mine",
+    ]
+    return " \\\n    ".join(lines)
 
 
 def _resolved(run: RunConfig, files: RunFiles) -> RunConfig:

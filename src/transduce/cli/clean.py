@@ -1,7 +1,6 @@
 """`transduce clean`: the pairs of a corpus to train on, and the others with reasons."""
 
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.status import Status
 
+from transduce.cli.check import train_command
 from transduce.cli.options import Assignments, text_files
-from transduce.cli.terminal import Files, Force, error_console, program
+from transduce.cli.terminal import Files, Force, error_console
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
+from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.cleaning import clean as clean_corpus
 from transduce.settings import apply_assignments
@@ -142,15 +143,12 @@ def _show(report: CleaningReport, out: Path) -> None:
         print(f"Dropped pairs with details: {out / DROPPED_FILE}")
     if report.largest_score is not None:
         print(f"Largest score of a kept pair: {report.largest_score:.4f}")
-    sources, targets = (
-        shlex.join(str(out / getattr(each, side).name) for each in report.files)
-        for side in ("source", "target")
-    )
     if report.kept:
-        print(
-            f"Train on them:\n  {program()} train --source {sources} "
-            f"--target {targets} --out runs/mine"
+        kept = CorpusFiles(
+            source=tuple(out / each.source.name for each in report.files),
+            target=tuple(out / each.target.name for each in report.files),
         )
+        print(f"Train on them:\n  {train_command(kept)}")
 
 
 def _percent(share: float) -> str:

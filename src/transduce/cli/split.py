@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from transduce.cli.check import train_command
 from transduce.cli.options import text_files
-from transduce.cli.terminal import Files, Force, program, require_new_folder
+from transduce.cli.terminal import Files, Force, require_new_folder
 from transduce.data.corpus_files import (
+    CorpusFiles,
     read_through,
     require_choice,
     usual_number,
@@ -83,13 +85,15 @@ def split(
             f"{counted(left_out, 'pair')}."
         )
     train, held_out = (
-        [f"{out}/{name}.{ending}" for ending in endings] for name in names[:2]
+        [(out / f"{name}.{ending}",) for ending in endings] for name in names[:2]
     )
-    print(
-        f"Train on them:\n  {program()} train --source {train[0]} "
-        f"--target {train[1]} \\\n"
-        f"    --dev-source {held_out[0]} --dev-target {held_out[1]} --out runs/mine"
+    parts = CorpusFiles(
+        source=train[0],
+        target=train[1],
+        dev_source=held_out[0],
+        dev_target=held_out[1],
     )
+    print(f"Train on them:\n  {train_command(parts)}")
 
 
 def _usual(source: Files, target: Files) -> int:
