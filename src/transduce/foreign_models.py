@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,11 @@ MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a larger one is not a model's configuration."""
 FIRST_BYTES = 4_096
 TRAIN = "train one with `transduce train`"
+DOWNLOAD = (
+    "download one, such as by `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
+    "opus-mt-en-de`"
+)
+"""Where models to import come from, as this package trains none of them."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
 LFS_POINTER = b"version https://git-lfs"
@@ -82,11 +87,19 @@ KINDS_OF_FILES = {
 """Descriptions of files by the endings of their names."""
 
 
-def describe(path: Path, needed: str = WEIGHTS) -> Finding:
-    """Describe a path that is not a model, with a remedy.
+def describe(path: Path) -> Finding:
+    """Describe a path that is not a model, with a remedy."""
+    return _description(path, WEIGHTS)
 
-    `needed` is the file that a folder of the right kind would hold.
-    """
+
+def describe_origin(path: Path) -> Finding:
+    """Describe a path that is not a model to import, with a remedy."""
+    finding = _description(path, CONFIG)
+    return replace(finding, remedy=finding.remedy.replace(TRAIN, DOWNLOAD))
+
+
+def _description(path: Path, needed: str) -> Finding:
+    """Describe a path; `needed` is the file that a right folder would hold."""
     try:
         if path.is_dir():
             return _folder(path, needed)

@@ -108,6 +108,27 @@ def test_an_existing_output_is_not_overwritten(
     )
 
 
+def test_a_missing_model_to_import_is_to_be_downloaded(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    download = (
+        "download one, such as by `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
+        "opus-mt-en-de`."
+    )
+    origin, out = tmp_path / "nope", tmp_path / "imported"
+    needed = f"{origin}: must be a model of Marian or of Hugging Face's Marian, but"
+    assert refuses("import", origin, "--out", out) == (
+        f"{needed} is not there; name another folder, or {download}"
+    )
+    origin.mkdir()
+    (origin / "model.pt").write_bytes(b"\x80")
+    assert refuses("import", origin, "--out", out) == (
+        f"{needed} holds another program's weights, which cannot be imported; "
+        "`transduce import` takes the folder of a Marian model, with config.json or "
+        f"model.npz; else {download}"
+    )
+
+
 def test_only_an_older_import_is_overwritten(
     refuses: Callable[..., str],
     succeeds: Callable[..., str],

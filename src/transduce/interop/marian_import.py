@@ -28,7 +28,7 @@ from transformers import MarianMTModel
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json, require_file
-from transduce.foreign_models import describe, is_ours
+from transduce.foreign_models import describe_origin, is_ours
 from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.generation_settings import (
     SETTINGS,
@@ -753,7 +753,7 @@ def _require_files(origin: Path) -> None:
         not has_weights and not has_pickle and (origin / "model.bin").is_file()
     )
     if is_of_ctranslate2 or not (origin / SETTINGS).is_file():
-        raise RequestError(f"{needed} {describe(origin, SETTINGS)}")
+        raise RequestError(f"{needed} {describe_origin(origin)}")
     if not has_weights and has_pickle:
         raise RequestError(
             f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
