@@ -8,7 +8,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from transduce.architectures.config import TRANSFORMER, architecture_of
 from transduce.cli import COMMANDS
+from transduce.experiments.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,3 +66,25 @@ def test_the_page_about_serving_lists_every_status_of_a_refusal() -> None:
     used = {HTTPStatus[name] for name in re.findall(r"HTTPStatus\.([A-Z_]+)", code)}
     used.add(HTTPStatus.NOT_FOUND)  # of Starlette
     assert {str(status.value) for status in used} == set(", ".join(rows).split(", "))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))],
+    ids=lambda page: page.name,
+)
+def test_a_tutorial_stops_the_server_that_it_starts(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    started = re.findall(r"^(?:\$ )?transduce serve .*&$", text, flags=re.MULTILINE)
+    stopped = re.findall(r"^(?:\$ )?kill %1$", text, flags=re.MULTILINE)
+    assert len(started) == len(stopped)
+
+
+def test_the_page_about_rivals_begins_with_a_table_of_all_their_presets() -> None:
+    page = (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
+    rivals = {
+        name
+        for name, config in PRESETS.items()
+        if architecture_of(config.model) != TRANSFORMER
+    }
+    assert rivals == set(re.findall(r"`([\w-]+)`", page.split("\n## ")[0])) & {*PRESETS}
