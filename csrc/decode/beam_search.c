@@ -94,15 +94,23 @@ static int64_t grow_beam(const td_search *search, Sentence *sentence,
     return num_competing;
 }
 
-static int is_beam_done(const td_search *search, const Sentence *sentence)
+/* Log-probability of the best live hypothesis; minus infinity if no token may follow
+ * the hypotheses of the step before. */
+static double best_live(const td_search_config *config, const Sentence *sentence)
 {
-    const td_search_config *config = &search->config;
     const BeamEntry *entries =
         entries_of_step(config, sentence, sentence->num_steps - 1);
     double best = entries[0].log_prob;
     for (int64_t k = 1; k < config->beam_size; k++)
         if (entries[k].log_prob > best)
             best = entries[k].log_prob;
+    return best;
+}
+
+static int is_beam_done(const td_search *search, const Sentence *sentence)
+{
+    const td_search_config *config = &search->config;
+    const double best = best_live(config, sentence);
     if (best == -INFINITY || sentence->num_steps >= sentence->max_length)
         return 1;
     if (sentence->num_ranked < config->num_best)
@@ -114,11 +122,16 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
 }
 
 /* Rank live hypotheses at the end of the search: all if no hypothesis has finished; the
- * first `num_competing` if the length limit was reached and cut_ones_compete. */
+ * first `num_competing` if the length limit was reached and cut_ones_compete. If no
+ * token may follow, the live hypotheses are those of the step before. */
 static void cut_short(const td_search *search, Sentence *sentence,
                       int64_t num_competing, const double *coverage)
 {
     const td_search_config *config = &search->config;
+    const int is_dead_end =
+        sentence->num_steps > 1 && best_live(config, sentence) == -INFINITY;
+    if (is_dead_end)
+        sentence->num_steps--;
     const BeamEntry *entries =
         entries_of_step(config, sentence, sentence->num_steps - 1);
     const int is_at_limit = sentence->num_steps >= sentence->max_length;
@@ -128,8 +141,10 @@ static void cut_short(const td_search *search, Sentence *sentence,
                                                 : 0;
     for (int64_t k = 0; k < count; k++)
         if (entries[k].log_prob > -INFINITY)
-            end_hypothesis(search, sentence, entries[k].log_prob,
-                           coverage_term(search, coverage, entries[k].parent), k, 0);
+            end_hypothesis(
+                search, sentence, entries[k].log_prob,
+                coverage_term(search, coverage, is_dead_end ? k : entries[k].parent), k,
+                0);
 }
 
 /* Grow a sentence by one step. Returns whether it is done. */
@@ -157,13 +172,18 @@ static void end_path(const td_search *search, Sentence *path, int64_t is_finishe
 }
 
 /* Append the best candidate, or the second if the best would end a hypothesis below the
- * minimum length. Returns whether the sentence is done. */
+ * minimum length. A path that no token may follow is cut short. Returns whether the
+ * sentence is done. */
 static int step_path(const td_search *search, Sentence *path, SentenceCandidates found)
 {
     const td_search_config *config = &search->config;
     const int is_early = path->num_steps < config->min_length;
     const int chosen = is_early && found.tokens[0] == config->eos;
     const int is_end = found.tokens[chosen] == config->eos;
+    if (path->num_steps && found.log_probs[chosen] == -INFINITY) {
+        end_path(search, path, 0);
+        return 1;
+    }
     path->entries[path->num_steps++] =
         (BeamEntry){found.log_probs[chosen], 0, (int32_t)found.tokens[chosen]};
     if (!is_end && path->num_steps < path->max_length)

@@ -4,7 +4,7 @@ All searches obey them alike: in C, in Python, and with candidates found by PyTo
 results are those of Hugging Face's `generate` with the same settings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +152,19 @@ def test_a_forced_prefix_may_repeat_itself() -> None:
     assert best.ids[:3] == (4, 4, 4)
     rest = best.ids[3:]
     assert len({4, *rest}) == 1 + len(rest)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("found", [found_natively, found_in_python])
+def test_a_hypothesis_that_no_token_may_follow_is_cut_short(
+    beam_size: int, found: Callable[..., list[list[Hypothesis]]]
+) -> None:
+    config = SearchConfig(beam_size=beam_size, no_repeat_ngram=1, min_length=20)
+    for best, *_ in found(1, config, [(), (), ()]):
+        assert sorted(best.ids) == sorted({*range(VOCAB_SIZE)} - {PAD, BOS, EOS})
+        assert not best.is_finished
+        assert np.isfinite(best.token_log_probabilities).all()
+        assert sum(best.token_log_probabilities) == pytest.approx(best.log_probability)
 
 
 def test_restrictions_leave_the_log_probabilities_of_other_tokens() -> None:

@@ -225,7 +225,10 @@ class BeamSearch:
             state.live_coverage = self._coverage()
         is_end = (found.tokens == self._eos) & (found.log_probabilities > -math.inf)
         self._finish(found, is_end)
-        parents, tokens = self._continue(found, is_end)
+        # At most one candidate of each hypothesis ends, so there are enough others.
+        ranks = np.argsort(is_end, axis=1, kind="stable")[:, : config.beam_size]
+        self._end_where_no_token_may_follow(found, ranks)
+        parents, tokens = self._continue(found, ranks)
         is_live = ~self._are_done()
         first_rows = np.flatnonzero(is_live)[:, None] * logits.shape[1]
         self._keep(is_live)
@@ -289,19 +292,24 @@ class BeamSearch:
             joined = np.concatenate([getattr(state, name), new], axis=1)
             setattr(state, name, joined[sentence, best])
 
+    def _end_where_no_token_may_follow(
+        self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
+    ) -> None:
+        """Give sentences without a possible candidate their hypotheses so far."""
+        values = np.take_along_axis(found.log_probabilities, ranks, axis=1)
+        is_dead_end = np.fmax.reduce(values, axis=1) == -math.inf
+        for number in np.flatnonzero(is_dead_end & (self._state.lengths > 0)).tolist():
+            self.live[number].hypotheses = self._hypotheses(number)
+
     def _continue(
-        self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
+        self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
     ) -> tuple[
         Int64[np.ndarray, "sentences beam"], Int64[np.ndarray, "sentences beam"]
     ]:
-        """Make the best candidates that do not end the live hypotheses.
-
-        At most one candidate of each hypothesis ends, so there are enough others.
-        """
+        """Make the candidates of these ranks the live hypotheses."""
         state, config = self._state, self._config
         if state.lengths.max() == state.live_tokens.shape[2]:
             state.widen(2 * state.live_tokens.shape[2])
-        ranks = np.argsort(is_end, axis=1, kind="stable")[:, : config.beam_size]
         sentence = np.arange(len(ranks))[:, None]
         parents, tokens = found.parents[sentence, ranks], found.tokens[sentence, ranks]
         state.num_competing = (ranks < config.end_candidates).sum(axis=1)
@@ -338,15 +346,17 @@ class BeamSearch:
         if is_live.all():
             return
         for number in np.flatnonzero(~is_live).tolist():
-            self.live[number].hypotheses = self._hypotheses(number)
+            sentence = self.live[number]
+            sentence.hypotheses = sentence.hypotheses or self._hypotheses(number)
         self.live = [self.live[number] for number in np.flatnonzero(is_live)]
         self._state.keep(is_live)
 
     def _hypotheses(self, number: int) -> list[Hypothesis]:
         """Return a sentence's finished hypotheses, best first.
 
-        If there are none, those that the length limit cuts short take their place. With
-        patience, those cut short compete with finished ones.
+        If there are none, those that the length limit cuts short, or that no token may
+        follow, take their place. With patience, those cut short by the limit compete
+        with finished ones.
         """
         state = self._state
         num_finished = int((state.finished_scores[number] > -math.inf).sum())

@@ -4,6 +4,7 @@ It differs from beam search with a beam of one, which compares finished hypothes
 different lengths.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,9 +122,15 @@ class _Path(Sentence):
         return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
     def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
-        """Append the better of two tokens, but no end token before `min_length`."""
+        """Append the better of two tokens, but no end token before `min_length`.
+
+        A path that no token may follow is cut short.
+        """
         is_early = len(self.ids) < self._config.min_length
         chosen = 1 if is_early and tokens[0] == self._eos else 0
+        if self.ids and gains[chosen] == -math.inf:
+            self.hypotheses = [self._hypothesis(is_finished=False)]
+            return
         self.ids.append(tokens[chosen])
         self._gains.append(gains[chosen])
         is_finished = self.ids[-1] == self._eos

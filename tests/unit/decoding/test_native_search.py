@@ -37,6 +37,7 @@ searches = st.builds(
     diversity=st.sampled_from([0.0, 0.4]),
     min_length=st.integers(0, 5),
     coverage_penalty=st.sampled_from([0.0, 0.3]),
+    no_repeat_ngram=st.sampled_from([0, 0, 1, 2]),  # 1 soon leaves no token
 )
 
 
