@@ -68,7 +68,10 @@ class SearchTask(Generic[Searcher, Input]):
     lengths: Sequence[int]
     """Source tokens of each sentence, the end token included."""
     capacity: int
-    """Source positions of a batch, padding included; a longer sentence is alone."""
+    """Source positions of a batch, padding included; a longer sentence is alone.
+
+    It is 0 if the hypotheses of one position are more than a batch holds.
+    """
     start: Callable[[Searcher, list[Input]], Decoding]
     """Function that encodes sentences and starts their search.
 
@@ -113,7 +116,8 @@ class SearchTask(Generic[Searcher, Input]):
     def _late_shares(self, number: int) -> list[list[int]]:
         """Return shares of the shortest sentences, each of at least about a batch."""
         max_tokens = LATE_FRACTION * sum(self.lengths)
-        count = min(int(max_tokens / self.capacity), MAX_LATE_SHARES * number)
+        batches = int(max_tokens / max(self.capacity, 1))
+        count = min(batches, MAX_LATE_SHARES * number)
         order = _longest_first(self.lengths)
         sizes = accumulate(self.lengths[i] for i in reversed(order))
         late = order[len(order) - sum(size <= max_tokens for size in sizes) :]

@@ -129,7 +129,7 @@ def test_short_sentences_of_a_large_task_wait_for_the_first_free_process() -> No
 
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=16, max_size=200),
-    capacity=st.integers(1, 600),
+    capacity=st.integers(0, 600),
     number=st.integers(2, 6),
 )
 def test_each_sentence_is_in_one_share_of_a_task(
