@@ -19,8 +19,9 @@ stand beside the code that raises them: training that diverges or is stopped, a 
 process that is killed, an export whose proof fails.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class TransduceError(Exception):
@@ -114,6 +115,27 @@ def counted(number: int, noun: str, several: str | None = None) -> str:
     `several` is the plural; the default appends "s" to the noun.
     """
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
+def unknown_name(
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    listing: str = "",
+    key: Callable[[str], str] = str.lower,
+) -> str:
+    """Return the sentence for a name that is not known, with the nearest that is.
+
+    `listing` is a sentence that leads to the known names; the default names them all.
+    Names are compared by `key`.
+    """
+    by_key = {key(each): each for each in known}
+    listing = listing or f"known are {', '.join(by_key.values())}."
+    near = get_close_matches(key(name), by_key, n=1)
+    if near:
+        capital = f"{listing[0].upper()}{listing[1:]}"
+        listing = f"did you mean `{by_key[near[0]]}`? {capital}"
+    return f"There is no {kind} `{name[:SHOWN_CHARACTERS]}`; {listing}"
 
 
 def neither_or_both(*, are_given: bool) -> str:

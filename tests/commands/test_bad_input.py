@@ -166,8 +166,10 @@ def test_an_unknown_preset_names_the_nearest(
     refuses: Callable[..., str], folder: Path
 ) -> None:
     good, out = folder / "good", folder / "run"
-    options = ("--preset", "tyni", "--source", good, "--target", good, "--out", out)
-    assert refuses("train", *options).endswith("but is 'tyni'; did you mean 'tiny'?")
+    options = ("--preset", "tinny", "--source", good, "--target", good, "--out", out)
+    assert refuses("train", *options).startswith(
+        "There is no preset `tinny`; did you mean `tiny`? "
+    )
     assert not out.exists()
 
 

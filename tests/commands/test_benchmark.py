@@ -100,7 +100,7 @@ HUGE = ("model.num_layers=1000", "model.d_model=65536")
     [
         (("training", "--rounds", str(10**12)), "`rounds` must be at most 10,000, but"),
         (("training", "--rounds", "0"), "`rounds` must be at least 1, but is 0."),
-        (("training", "--preset", "tyni"), "did you mean 'tiny'?"),
+        (("training", "--preset", "tinny"), "did you mean `tiny`?"),
         (("training", "--set", "model.d_mode=1"), "did you mean `model.d_model`?"),
         (("training", "--set", "model.vocab_size=9"), "left to the tokenizer"),
         (

@@ -161,7 +161,7 @@ def test_settings_decide_what_is_kept(
             "equally many files, but have 2 and 1",
         ),
         (["--source", "a", "--target", "a", "--dev-source", "a"], "but only a is"),
-        (["--source", "a", "--target", "a", "--preset", "bas"], "did you mean 'base'"),
+        (["--source", "a", "--target", "a", "--preset", "bas"], "did you mean `base`"),
         (["--source", "a", "--target", "a", "--set", "x=1"], "there is no setting `x`"),
         (["--source", "a", "--target", "b"], "corpus: 0 of 1"),
         (["--source", "b", "--target", "b"], "corpus: 0 of 1"),

@@ -115,7 +115,7 @@ def test_a_model_drops_the_worst_share(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--off", "loops"), "There is no rule 'loops'; did you mean loop?"),
+        (("--off", "loops"), "There is no rule `loops`; did you mean `loop`?"),
         (("--off", "not-text"), "The rule not-text must be applied, since training"),
         (
             ("--set", "max_word=3"),

@@ -291,7 +291,7 @@ def test_a_missing_server_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("multi3k --out new", "but is 'multi3k'; did you mean 'multi30k'?"),
+        ("multi3k --out new", "no corpus `multi3k`; did you mean `multi30k`?"),
         ("multi30k --out full", "full: the output folder must be new or empty, but is"),
         ("multi30k --out full/mine", "mine: the output folder must be new or empty"),
         ("multi30k --out new --mirror here", "The mirror must be an address such as"),

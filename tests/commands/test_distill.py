@@ -382,7 +382,7 @@ def test_teachers_with_different_vocabularies_are_refused(
         (("--drop-worst", 1.5), "`drop_worst` must be from 0 to less than 1, but is"),
         (("--preset", "parsing-small"), "The preset parsing-small is for trees"),
         (("--preset", "adapt"), "a student is trained from the start; choose"),
-        (("--preset", "student-tny"), "The preset must be one of"),
+        (("--preset", "student-tny"), "did you mean `student-tiny`?"),
         (
             ("--set", "tokenizer.vocab_size=999"),
             "Settings of `tokenizer` have",

@@ -198,8 +198,35 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
         (("average", "m"), "--out must be given."),
         (("average", "--out", "m"), "CHECKPOINT must be given."),
         (("evaluate",), "--reference must be given."),
-        (("translate", "m", "n"), 'Unexpected argument: "n".'),
-        (("translate", "m", "n", "-"), 'Unexpected arguments: "n", "-".'),
+        (
+            ("translate", "m", "n"),
+            'Unexpected argument: "n"; text is read from standard input or --input.',
+        ),
+        (
+            ("parse", "m", "n", "-"),
+            'Unexpected arguments: "n", "-"; text is read from standard input or '
+            "--input.",
+        ),
+        (
+            ("train", "my.en", "my.de", "--out", "o"),
+            'Unexpected arguments: "my.en", "my.de"; name text by --source and '
+            "--target, or trees by --trees.",
+        ),
+        (
+            ("clean", "my.en", "my.de", "--out", "o"),
+            'Unexpected arguments: "my.en", "my.de"; name files by --source and '
+            "--target.",
+        ),
+        (
+            ("tune", "m", "my.en", "my.de"),
+            'Unexpected arguments: "my.en", "my.de"; name files by --dev-source and '
+            "--dev-target.",
+        ),
+        (
+            ("quickstart", "folder"),
+            'Unexpected argument: "folder"; name the output by --out.',
+        ),
+        (("presets", "base"), 'Unexpected argument: "base".'),
         (("train", "--out", "o", "--precision", "fp8"), 'Invalid value "fp8"'),
         (
             ("translate", "m", "--nbest", "two"),

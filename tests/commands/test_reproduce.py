@@ -206,7 +206,7 @@ def test_a_folder_that_holds_something_is_left_alone(
         (("table2", "--out", "o", "--tflops", "1e308"), "at most 1,000,000, but is"),
         (("table2", "--out", "o", "--tflops", "nan"), "at most 1,000,000, but is nan."),
         (("table2", "--out", "o", "--tflops", "inf"), "at most 1,000,000, but is inf."),
-        (("table2", "--out", "o", "--presets", "bsae"), "did you mean 'base'?"),
+        (("table2", "--out", "o", "--presets", "bsae"), "did you mean `base`?"),
         (
             ("table2", "--out", "o", "--presets", "big", "big"),
             "--presets must have no value twice, but big is given more than once",

@@ -160,7 +160,7 @@ def test_a_named_corpus_is_fetched_into_the_folder(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--rows", "A-h2"), "A row must be one of base, "),
+        (("--rows", "A-h2"), "There is no row `A-h2`; did you mean `A-h"),
         (("--scale", "0"), "`scale` must be a multiple of 1/8 from 1/8 to 1, but is 0"),
         (("--steps", "0"), "`training.steps` must be at least 1, but is 0."),
         (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
@@ -199,7 +199,7 @@ def test_a_corpus_without_one_of_its_sides_is_refused(
     assert refuses(*out, *files[:-1], missing) == (
         f"{missing}: a corpus must be a file, but there is none."
     )
-    assert "did you mean 'multi30k'" in refuses(*out, "--corpus", "multi30")
+    assert "did you mean `multi30k`" in refuses(*out, "--corpus", "multi30")
     assert not (tmp_path / "out").exists()
 
 

@@ -118,7 +118,7 @@ def test_the_json_list_of_settings_has_whole_descriptions(
 
 
 def test_an_unknown_preset_has_no_settings(refuses: Callable[..., str]) -> None:
-    assert "did you mean 'multi30k'?" in refuses("settings", "multi30")
+    assert "did you mean `multi30k`?" in refuses("settings", "multi30")
 
 
 @pytest.mark.parametrize("options", [(), ("big",), ("parsing-small",)], ids=str)

@@ -1,6 +1,7 @@
 """The command `transduce`: one module a sub-command, imported when it is called."""
 
 import gc
+import inspect
 import logging
 import os
 import re
@@ -394,7 +395,8 @@ def _mistake(error: CycloptsError) -> str:
         case UnusedCliTokensError():
             unused = [f'"{each}"' for each in error.unused_tokens or ()]
             noun = "argument" if len(unused) == 1 else "arguments"
-            message = f"Unexpected {noun}: {', '.join(unused)}."
+            instead = _instead_of_arguments(error.target) if error.target else ""
+            message = f"Unexpected {noun}: {', '.join(unused)}{instead}."
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
         ):
@@ -407,6 +409,22 @@ def _mistake(error: CycloptsError) -> str:
         case _:
             message = " ".join(str(error).split())
     return message.replace(DASH_AS_FILE, "-")
+
+
+def _instead_of_arguments(function: Callable[..., Any]) -> str:
+    """Return the end of a sentence about the options that name a command's files."""
+    if function.__name__ in ("translate", "sample", "parse"):
+        return "; text is read from standard input or --input"
+    options = inspect.signature(function).parameters
+    if "trees" in options:
+        return "; name text by --source and --target, or trees by --trees"
+    for names in (("source", "target"), ("dev_source", "dev_target"), ("out",)):
+        if all(name in options for name in names):
+            listed = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+            return (
+                f"; name {'the output' if names == ('out',) else 'files'} by {listed}"
+            )
+    return ""
 
 
 def _expected(hint: Any) -> str:

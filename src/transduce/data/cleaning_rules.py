@@ -10,14 +10,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from html.entities import html5
 from operator import eq
 from typing import NamedTuple
 
 from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, unknown_name
 from transduce.settings import require_between
 from transduce.text.languages import (
     UNSPACED_RUN,
@@ -154,9 +153,7 @@ def require_rule(name: str) -> None:
             "is switched off; leave it out of --off."
         )
     if name not in RULES:
-        near = get_close_matches(name, RULES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(RULES)}."
-        raise ConfigError(f"There is no rule {name[:SHOWN]!r}; {hint}")
+        raise ConfigError(unknown_name("rule", name, RULES))
 
 
 class SideText:

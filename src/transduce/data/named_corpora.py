@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
@@ -35,7 +34,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, unknown_name
 from transduce.files import path_lock, sync
 from transduce.text.corpus import BYTE_ORDER_MARK, MAX_LINE_BYTES, Line
 
@@ -418,12 +417,7 @@ def named_corpus(name: str) -> NamedCorpus:
     """Return the corpus of that name; `ConfigError` suggests the nearest name."""
     if name not in NAMED_CORPORA:
         # Swapped languages are the likeliest mistake.
-        known = {_in_order(each): each for each in NAMED_CORPORA}
-        nearest = known[get_close_matches(_in_order(name), known, n=1, cutoff=0.0)[0]]
-        raise ConfigError(
-            f"The corpus must be one of {', '.join(NAMED_CORPORA)}, but is {name!r}; "
-            f"did you mean {nearest!r}?"
-        )
+        raise ConfigError(unknown_name("corpus", name, NAMED_CORPORA, key=_in_order))
     return NAMED_CORPORA[name]
 
 

@@ -5,7 +5,6 @@ A preset is a literal `RunConfig`, most often BASE with a few values replaced.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Literal
 
 from transduce.architectures.config import (
@@ -22,7 +21,7 @@ from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
 from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, unknown_name
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
@@ -776,11 +775,8 @@ def require_start(name: str, *, has_start: bool) -> None:
 def preset(name: str) -> RunConfig:
     """Preset of that name; `ConfigError` suggests the nearest if there is none."""
     if name not in PRESETS:
-        nearest = get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"The preset must be one of {', '.join(PRESETS)}, but is {name!r}; did you "
-            f"mean {nearest!r}?"
-        )
+        listing = "`transduce presets` lists all."
+        raise ConfigError(unknown_name("preset", name, PRESETS, listing))
     return PRESETS[name]
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -37,7 +36,7 @@ from transduce.data.prepared_corpus import (
     PairEncoder,
     kept_pairs,
 )
-from transduce.errors import CheckpointError, ConfigError, DataError
+from transduce.errors import CheckpointError, ConfigError, DataError, unknown_name
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
@@ -156,11 +155,7 @@ def require_systems(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in SYSTEMS:
-            nearest = get_close_matches(name, SYSTEMS, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"A system must be one of {', '.join(SYSTEMS)}, but is {name!r}; did "
-                f"you mean {nearest!r}?"
-            )
+            raise ConfigError(unknown_name("system", name, SYSTEMS))
     return [name for name in SYSTEMS if not names or name in names]
 
 

@@ -9,7 +9,6 @@ smoothing and positions are the row's own values.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -19,7 +18,7 @@ from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
-from transduce.errors import ConfigError, counted
+from transduce.errors import ConfigError, counted, unknown_name
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
 from transduce.experiments.run_folder import (
     RunFolder,
@@ -159,11 +158,7 @@ def require_rows(rows: tuple[str, ...]) -> list[str]:
     """
     for row in rows:
         if row not in TABLE_3:
-            nearest = get_close_matches(row, TABLE_3, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"A row must be one of {', '.join(TABLE_3)}, but is {row!r}; did you "
-                f"mean {nearest!r}?"
-            )
+            raise ConfigError(unknown_name("row", row, TABLE_3))
     return [row for row in TABLE_3 if not rows or row in (*rows, "base")]
 
 

@@ -252,8 +252,8 @@ def test_a_threshold_can_be_set(assignment, source, target, rule) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"off": ("loops",)}, "There is no rule 'loops'; did you mean loop?"),
-        ({"off": ("qqq",)}, "There is no rule 'qqq'; known are not-text, empty, "),
+        ({"off": ("loops",)}, "There is no rule `loops`; did you mean `loop`?"),
+        ({"off": ("qqq",)}, "There is no rule `qqq`; known are not-text, empty, "),
         ({"off": ("not-text",)}, "The rule not-text must be applied"),
         ({"min_letters": 1.5}, "`min_letters` must be at most 1"),
         ({"min_script": -1.0}, "`min_script` must be at least 0"),

@@ -97,8 +97,8 @@ def test_an_unknown_name_suggests_the_nearest(name, nearest):
     with pytest.raises(ConfigError) as raised:
         named_corpus(name)
     assert str(raised.value) == (
-        "The corpus must be one of wmt14-en-de, wmt14-en-fr, multi30k, but is "
-        f"{name!r}; did you mean {nearest!r}?"
+        f"There is no corpus `{name}`; did you mean `{nearest}`? Known are "
+        "wmt14-en-de, wmt14-en-fr, multi30k."
     )
 
 

@@ -103,7 +103,7 @@ def test_french_has_its_own_vocabulary() -> None:
 
 
 def test_an_unknown_preset_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'base'"):
+    with pytest.raises(ConfigError, match="did you mean `base`"):
         training_cost("bsae")
 
 

@@ -143,7 +143,7 @@ def test_settings_of_all_systems_apply_before_matching() -> None:
 def test_systems_are_in_the_order_of_the_paper() -> None:
     assert require_systems(("base", "bytenet")) == ["bytenet", "base"]
     assert require_systems(()) == list(SYSTEMS)
-    with pytest.raises(ConfigError, match="is 'gmnt'; did you mean 'gnmt'"):
+    with pytest.raises(ConfigError, match="system `gmnt`; did you mean `gnmt`"):
         require_systems(("gmnt",))
 
 
