@@ -1,6 +1,7 @@
 """The examples run as described in their first lines, with small models."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
 from transduce.serving.admission import AdmissionConfig
+from transduce.serving.served_models import ModelName
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERS = ("one", "two", "three", "four", "five")
@@ -92,3 +94,15 @@ def test_systemd_reads_the_example_of_a_service(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "file", ["Dockerfile", "compose.yaml", "examples/transduce.service"]
+)
+def test_a_server_of_the_examples_takes_the_languages_of_its_model(file: str) -> None:
+    text = (EXAMPLES.parent / file).read_text(encoding="utf-8")
+    [model] = re.findall(
+        r"\bserve\b[\", ]+([^\s\"]+)", text.partition("FROM")[2] or text
+    )
+    name = ModelName.parse(model)
+    assert (name.name, name.stated) == ("mine", None)
