@@ -30,8 +30,8 @@ from transduce.text.languages import (
 from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import (
     Segment,
+    Spacing,
     sentences,
-    space_between,
     spaces_before,
     split_text,
 )
@@ -392,25 +392,26 @@ async def translated_segments(
 ) -> AsyncIterator[TranslatedSegment]:
     """Yield each segment as soon as it and all before it are translated."""
     reader = reader_of(queue, options)
-    before = ""
-    waiting: Segment | None = None
+    spacing = Spacing()
+    waiting = list[Segment]()
     async for segment, found in found_segments(segments, futures):
         if found is None:
-            if segment.is_adjacent:
-                waiting = segment  # the next translation decides on the space
+            if waiting or segment.is_adjacent:
+                waiting.append(segment)  # the next translation decides on the space
             else:
+                spacing.space_before(segment, "")
                 yield _copied(segment)
             continue
         [links] = await _links(
             queue, reader, [(segment, found)], num_alternatives, deadline
         )
-        space = space_between(before, found.text)
-        if waiting is not None:
-            yield _after(space, _copied(waiting))
-            waiting = None
+        for each in waiting:
+            yield _after(spacing.space_before(each, found.text), _copied(each))
+        waiting.clear()
         written = _written(options.format, num_alternatives, segment, found, links)
-        yield _after(space, written) if segment.is_adjacent else written
-        before = found.text or before
+        yield _after(spacing.space_before(segment, found.text), written)
+    for each in waiting:
+        yield _after(spacing.space_before(each, ""), _copied(each))
 
 
 async def found_segments(

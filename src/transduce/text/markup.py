@@ -620,6 +620,8 @@ class _Sentence:
     end: int
     start: int
     stop: int
+    is_kept: bool
+    """Whether it has nothing to translate."""
 
     def is_apart(self, block: _Block, tag: Piece) -> bool:
         """Whether other text stands between the sentence and a tag."""
@@ -633,10 +635,15 @@ def _sentences(
 ) -> list[tuple[Segment, int, int]]:
     """Sentences of a block, each with its span in the source."""
     readable = block.readable()
+    spans = list(sentence_spans(readable, language, splits_lines=splits_lines))
+    begins, ends = {begin for begin, _ in spans}, {end for _, end in spans}
     sentences = [
-        _Sentence(begin, end, *block.source_of(begin, end))
-        for begin, end in sentence_spans(readable, language, splits_lines=splits_lines)
-        if _has_own_letter(block, begin, end)
+        _Sentence(begin, end, *block.source_of(begin, end), is_kept=is_kept)
+        for begin, end in spans
+        # Other text without letters is copied with the tags around it.
+        if not (is_kept := not _has_own_letter(block, begin, end))
+        or begin in ends
+        or end in begins
     ]
     found: list[tuple[Segment, int, int]] = []
     at = 0
@@ -644,8 +651,12 @@ def _sentences(
         is_last = number == len(sentences)
         border = len(source.text) if is_last else sentences[number].start
         after = bisect_left(block.tags, border, lo=at, key=_start)
-        taken = _taken(block, sentence, block.tags[at:after])
-        own = _segments(source, block, sentence, taken)
+        if sentence.is_kept:
+            span = sentence.start, sentence.stop
+            own = [(Segment(source.cut(*span), is_kept=True), *span)]
+        else:
+            taken = _taken(block, sentence, block.tags[at:after])
+            own = _segments(source, block, sentence, taken)
         if number > 1 and sentences[number - 2].end == sentence.begin:
             own = _adjacent(source, own, block.tags[at:after])
         found += own
@@ -658,12 +669,14 @@ def _adjacent(
 ) -> list[tuple[Segment, int, int]]:
     """Mark where space belongs before a sentence: before the tags that open there."""
     [(first, start, stop), *others] = own
-    if not first.is_sentence:
+    if not (first.is_sentence or first.is_kept):
         return own
     opened = (tag.start for tag in tags if tag.start < start and tag.kind != "end")
     if (opening := next(opened, None)) is None:
         return [(replace(first, is_adjacent=True), start, stop), *others]
-    copied = Segment(source.cut(opening, start), is_adjacent=True)
+    copied = Segment(
+        source.cut(opening, start), is_adjacent=True, is_kept=first.is_kept
+    )
     return [(copied, opening, start), *own]
 
 

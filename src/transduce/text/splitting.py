@@ -442,6 +442,9 @@ class Segment:
     is_adjacent: bool = False
     """Whether two sentences stand side by side here, without space between them: the
     one before, and this one or the next."""
+    is_kept: bool = False
+    """Whether it is copied as a sentence with nothing to translate, or is the tags
+    before one."""
 
     @property
     def is_sentence(self) -> bool:
@@ -481,11 +484,15 @@ def split_text(
         for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
             segments += _copied(match[0][start:begin])
             sentence = match[0][begin:end]
-            is_adjacent = bool(segments) and segments[-1].is_sentence
+            last = segments[-1] if segments else None
+            is_kept = not is_read(sentence)
             segments.append(
-                Segment(sentence, sentence=sentence, is_adjacent=is_adjacent)
-                if is_read(sentence)
-                else Segment(sentence)
+                Segment(
+                    sentence,
+                    sentence=None if is_kept else sentence,
+                    is_adjacent=last is not None and (last.is_sentence or last.is_kept),
+                    is_kept=is_kept,
+                )
             )
             start = end
         segments += _copied(match[0][start:])
@@ -508,20 +515,46 @@ def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
     )
 
 
+class Spacing:
+    """Space between segments that their document lacks.
+
+    Sentences of Chinese and Japanese stand side by side, but their translations may
+    need space between them. A sentence that is kept is spaced as the translations
+    around it.
+    """
+
+    def __init__(self) -> None:
+        self._before = ""
+        """Last translation that is not empty."""
+        self._has_kept = False
+
+    def space_before(self, segment: Segment, translation: str) -> str:
+        """Return the space before the next segment.
+
+        The translation is that of the segment, or of the next one that has any, or
+        empty if there is none.
+        """
+        before, after = self._before, translation
+        if not before and self._has_kept:
+            before = after
+        if not after and segment.is_kept:
+            after = before
+        self._has_kept |= segment.is_kept
+        if segment.is_sentence:
+            self._before = translation or self._before
+        return space_between(before, after) if segment.is_adjacent else ""
+
+
 def spaces_before(
     segments: Sequence[Segment], translations: Sequence[str]
 ) -> list[str]:
-    """Return the space to write before each segment, which its document lacks.
-
-    Sentences of Chinese and Japanese stand side by side, but their translations may
-    need space between them.
-    """
-    found = iter(translations)
-    spaces, before, after = [], "", next(found, "")
+    """Return the space to write before each segment, which its document lacks."""
+    found, spacing = iter(translations), Spacing()
+    spaces, after = [], next(found, "")
     for each in segments:
-        spaces.append(space_between(before, after) if each.is_adjacent else "")
+        spaces.append(spacing.space_before(each, after))
         if each.is_sentence:
-            before, after = after or before, next(found, "")
+            after = next(found, "")
     return spaces
 
 

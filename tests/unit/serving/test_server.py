@@ -126,6 +126,27 @@ def test_space_between_sentences_stands_before_a_tag_in_answers_and_streams(
     assert "".join(each["source"] for each in pieces) == body["q"]
 
 
+@pytest.mark.parametrize(
+    "text", ["5。6。one。7。\n8\ntwo。9。", "one。<b>5。</b>two。<i>6。</i>"]
+)
+def test_sentences_without_a_letter_are_spaced_alike_in_answers_and_streams(
+    http: RunningServer, offline: Callable[[str], str], text: str
+) -> None:
+    body = {"q": text, "format": "html" if "<" in text else "text"}
+    whole = http.post("/translate", {**body, **EN_DE}).json["translatedText"]
+    one, two = offline("one。"), offline("two。")
+    expected = (
+        f"{one} <b>5。</b> {two} <i>6。</i>"
+        if "<" in text
+        else f"5。 6。 {one} 7。\n8\n{two} 9。"
+    )
+    assert whole == expected
+    answer = http.post("/v1/translate", {**body, "model": "en-de"})
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(each["translation"] for each in pieces) == whole
+    assert "".join(each["source"] for each in pieces) == text
+
+
 def test_sentences_are_split_by_the_language_of_the_model(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:

@@ -41,6 +41,30 @@ def test_translations_of_sentences_without_space_between_are_spaced(
     assert join_html(segments, ["A.", "B.", "C."]) == expected
 
 
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>你好。5。你呢？</p>", "<p>A. 5。 B.</p>"),
+        ("<p>你好。<b>5。</b>你呢？</p>", "<p>A. <b>5。</b> B.</p>"),
+        ("<p>你好。<b>5。你</b>呢？</p>", "<p>A. <b>5。 B</b>.</p>"),
+        ("<p>你好。<code>a</code>。你呢？</p>", "<p>A. <code>a</code>。 B.</p>"),
+        (
+            "<p>5。<i>你好。</i></p><p>你呢？<i>6。</i></p>",
+            "<p>5。 <i>A.</i></p><p>B. <i>6。</i></p>",
+        ),
+        ("<p>你好。 <b>5。</b> 你呢？</p>", "<p>A. <b>5。</b> B.</p>"),
+        ("<p>你好。</p>5。<p>你呢？</p>", "<p>A.</p>5。<p>B.</p>"),
+    ],
+)
+def test_sentences_without_a_letter_are_spaced_as_translations(
+    html: str, expected: str
+) -> None:
+    segments = split_html(html, "zh")
+    assert "".join(each.text for each in segments) == html
+    assert join_html(segments, ["A.", "B."]) == expected
+    assert join_html(segments, sentences(segments)) == html
+
+
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
     """Links from words of the translation to their paired source words."""
     source, target = units(sentence), units(translation)

@@ -217,6 +217,13 @@ def test_text_without_a_letter_is_copied() -> None:
         ("It runs.“He said so.”", "你好。|我是。", "你好。我是。"),
         ("It runs.“He said so.”", "Er läuft.|„Ja.“", "Er läuft. „Ja.“"),
         ("It runs.  He sits.", "Er läuft.|Er sitzt.", "Er läuft.  Er sitzt."),
+        ("你好。5。你呢？", "Hello.|You?", "Hello. 5。 You?"),
+        ("你好。5。你呢？", "はい。|君は？", "はい。5。君は？"),
+        ("5。6。你好。7。", "Hello.", "5。 6。 Hello. 7。"),
+        ("5。6。你好。7。", "はい。", "5。6。はい。7。"),
+        ("你好。5。\n你呢？", "Hello.|You?", "Hello. 5。\nYou?"),
+        ("你好。5。你呢？", "Hello.|", "Hello. 5。"),
+        ("你好。5。你呢？", "|", "5。"),
     ],
 )
 def test_translations_of_sentences_without_space_between_are_spaced_as_needed(
