@@ -19,6 +19,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError
 from transduce.files import lock_file
 from transduce.model_folder import model_sum
+from transduce.native import api
 from waiting import wait_until
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -230,6 +231,40 @@ def test_an_output_is_resumed_only_with_the_same_model_input_and_options(
     assert said in message
     assert "start over with --force" in message
     assert PART.read_bytes() == part
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("fp32", None),
+        ("bf16", "processes was 1 and is now 2"),
+    ],
+)
+def test_an_output_is_resumed_by_other_processes_if_they_find_the_same(
+    refuses, succeeds, model, stops_with, precision, said
+) -> None:
+    line = ("translate", model, "--input", LINES, "--output", OUTPUT, "--device", "cpu")
+    line = (*line, "--precision", precision)
+    stops_with(KeyboardInterrupt())
+    refuses(*line, "--processes", 1)
+    resumed = (*line, "--processes", 2, "--resume")
+    if said is None and api() is not None:
+        succeeds(*resumed)
+    else:
+        assert (said or "processes was") in refuses(*resumed)
+
+
+def test_an_output_of_the_native_library_is_not_resumed_by_pytorch(
+    refuses, model, stops_with, monkeypatch
+) -> None:
+    line = ("translate", model, "--input", LINES, "--output", OUTPUT, "--device", "cpu")
+    stops_with(KeyboardInterrupt())
+    refuses(*line)
+    is_native = Translator.is_native.fget
+    monkeypatch.setattr(
+        Translator, "is_native", property(lambda self: not is_native(self))
+    )
+    assert "library was " in refuses(*line, "--resume")
 
 
 def test_a_line_added_to_the_input_does_not_prevent_resuming(

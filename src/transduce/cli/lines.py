@@ -38,7 +38,7 @@ from transduce.decoding.translations import (
     arriving_windows,
     full_windows,
 )
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, interdependent_lines
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import (
     is_open_as,
@@ -110,6 +110,20 @@ def into_language_of(
     if named is not None:
         warn_of_other_language(model, "target", chosen, targets)
     return translator.into(chosen)
+
+
+def decoding_of(translator: Translator, batch_lines: int) -> Origin:
+    """Return everything about the computation on which the results depend.
+
+    `batch_lines` is the number of lines whose results may depend on each other. If
+    there are several, results also depend on how the lines are divided.
+    """
+    return {
+        "device": translator.device,
+        "precision": translator.precision,
+        "library": "native" if translator.is_native else "PyTorch",
+        **({"processes": translator.num_processes} if batch_lines > 1 else {}),
+    }
 
 
 def tags_of(translator: Translator) -> Origin:
@@ -548,17 +562,21 @@ def write_translations(
     destination: Destination,
     origin: Callable[[], Origin],
     form: Form,
-    batch_lines: int,
+    translator: Translator,
 ) -> None:
     """Write each translation as soon as it is ready: as text, n-best, or JSON.
 
     A message names each long line that was translated in parts.
     """
     is_on_screen = destination.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
+    batch_lines = interdependent_lines(translator, with_scores=form.jsonl)
+
+    def whole_origin() -> Origin:
+        decoding = {**decoding_of(translator, batch_lines), **tags_of(translator)}
+        return {**origin(), **decoding, "form": asdict(form)}
+
     with (
-        destination.opened(
-            lambda: {**origin(), "form": asdict(form)}, batch_lines
-        ) as output,
+        destination.opened(whole_origin, batch_lines) as output,
         counted_lines(is_on_screen) as count_line,
     ):
         first = output.num_done

@@ -12,6 +12,7 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
+    decoding_of,
     search_of,
     source_lines,
 )
@@ -113,6 +114,7 @@ def parse(
     }
     config, parser = search_of(translator.search, settings), translator.parser()
     is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
+    together = interdependent_lines(translator, with_scores=False)
 
     def origin() -> Origin:
         return {
@@ -123,11 +125,9 @@ def parse(
             "constrained": constrained,
             "pretty": pretty,
             "drawn": svg_file is not None,
-            "device": translator.device,
-            "precision": translator.precision,
+            **decoding_of(translator, together),
         }
 
-    together = interdependent_lines(translator, with_scores=False)
     with (
         destination.opened(origin, together) as out,
         counted_lines(is_on_screen) as count_line,

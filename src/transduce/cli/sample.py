@@ -14,14 +14,13 @@ from transduce.cli.lines import (
     RecordOutput,
     Resume,
     source_lines,
-    tags_of,
     warn_of_other_language,
     write_translations,
 )
 from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import interdependent_lines, load
+from transduce.decoding.translator import load
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig
 
@@ -128,9 +127,6 @@ def sample(
             "command": "sample",
             "models": [model_sum(each) for each in (model, *ensemble)],
             "sampling": asdict(config),
-            "device": translator.device,
-            "precision": translator.precision,
-            **tags_of(translator),
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
@@ -142,5 +138,5 @@ def sample(
         destination,
         origin,
         Form(num_best=number, jsonl=jsonl),
-        interdependent_lines(translator, with_scores=jsonl),
+        translator,
     )

@@ -11,6 +11,7 @@ from transduce.cli.lines import (
     Destination,
     Origin,
     Resume,
+    decoding_of,
     into_language_of,
     tags_of,
     warn_of_other_languages,
@@ -84,7 +85,7 @@ def score(
             "command": "score",
             "model": model_sum(model),
             "jsonl": jsonl,
-            "device": translator.device,
+            **decoding_of(translator, WINDOW_LINES),
             **tags_of(translator),
         }
 

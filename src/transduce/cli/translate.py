@@ -17,14 +17,13 @@ from transduce.cli.lines import (
     search_of,
     shortlist_origin,
     source_lines,
-    tags_of,
     warn_of_other_language,
     write_translations,
 )
 from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import interdependent_lines, load
+from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.model_folder import model_sum
 from transduce.search_config import LengthPenalty
@@ -203,9 +202,6 @@ def translate(
             "models": [model_sum(each) for each in (model, *ensemble)],
             "search": asdict(config),
             "prefixes": prefixes is not None,
-            "device": translator.device,
-            "precision": translator.precision,
-            **tags_of(translator),
             **shortlist_origin(config, translator.shortlist),
         }
 
@@ -220,5 +216,5 @@ def translate(
         destination,
         origin,
         Form(num_best=config.num_best, jsonl=jsonl),
-        interdependent_lines(translator, with_scores=jsonl),
+        translator,
     )

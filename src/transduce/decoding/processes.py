@@ -332,7 +332,8 @@ class WorkerPool(Generic[Searcher]):
                 f"{number} are requested on {sys.platform} and {device}."
             )
         self._searcher = searcher
-        self._number = number
+        self.number = number
+        """Number of processes that search."""
         self._idle: list[_Worker] = []
         self._is_free = Lock()
         self._is_closed = False
@@ -349,7 +350,7 @@ class WorkerPool(Generic[Searcher]):
         with another task. It also searches for what a killed worker leaves undone, with
         a `TransduceWarning`. An exception of `on_step` or of a worker ends the search.
         """
-        shares = task.shares(self._number)
+        shares = task.shares(self.number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
             yield from search_in_batches(task, self._searcher, on_step)
             return
@@ -383,7 +384,7 @@ class WorkerPool(Generic[Searcher]):
         busy: dict[Connection, _Worker] = {}
         try:
             self._end_if_closed()
-            number = min(len(shares), self._number)
+            number = min(len(shares), self.number)
             self._fill(number)
             for share in shares[:number]:
                 worker = self._idle.pop()
@@ -508,7 +509,7 @@ class _Worker:
 
     def start(self, task: SearchTask[Any, Any], numbers: list[int]) -> None:
         """Send some of the sentences to the worker."""
-        self._numbers, self.missing = numbers, set(numbers)
+        self.numbers, self.missing = numbers, set(numbers)
         with suppress(OSError):  # it was killed; `receive` raises then
             self.connection.send(task.subset(numbers))
 
@@ -520,7 +521,7 @@ class _Worker:
             raise EOFError from None
         if isinstance(found, Exception):
             raise found
-        numbered = [(self._numbers[i], hypotheses) for i, hypotheses in found]
+        numbered = [(self.numbers[i], hypotheses) for i, hypotheses in found]
         self.missing.difference_update(number for number, _ in numbered)
         return numbered
 

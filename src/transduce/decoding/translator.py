@@ -174,7 +174,7 @@ class Translator:
         """BCP 47 tag of the target language; None if unknown."""
         if self.device == "cpu":
             keep_freed_memory()  # each step allocates the logits of all hypotheses
-        if num_processes > 1 or not all(map(self._is_native, self._checkpoints)):
+        if num_processes > 1 or not self.is_native:
             self.get_ready()  # to raise errors now, and once for all processes
         self.batch_positions = batch_positions(self.device)
         """Largest number of source positions of a batch, padding included, times the
@@ -197,6 +197,16 @@ class Translator:
             f"{config.d_model}, {self.tokenizer.vocab_size:,} pieces"
             f"{several}, on {self.device} ({self.precision})>"
         )
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native library decodes all models, and not PyTorch."""
+        return all(map(self._decodes_natively, self._checkpoints))
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that translate."""
+        return 1 if self._pool is None else self._pool.number
 
     @property
     def target_languages(self) -> list[str]:
@@ -261,7 +271,7 @@ class Translator:
         It is loaded at the first use. Raises `RequestError` if PyTorch is not
         installed.
         """
-        if not self._is_native(self._checkpoints[0]):
+        if not self._decodes_natively(self._checkpoints[0]):
             return cast(Any, self.models[0])
         with packages_for("A look into the model"):
             from transduce.decoding.torch_model import prepare
@@ -650,7 +660,7 @@ class Translator:
             "int8" if can_multiply and all(map(_is_int8, self._checkpoints)) else "fp32"
         )
 
-    def _is_native(
+    def _decodes_natively(
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> bool:
         """Return whether the native library decodes a model."""
@@ -665,7 +675,7 @@ class Translator:
         self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
     ) -> DecodingModel:
         """Prepare a model for decoding, in the native library if that can decode it."""
-        if not self._is_native(checkpoint):
+        if not self._decodes_natively(checkpoint):
             with packages_for(self._need_of_torch(checkpoint)):
                 from transduce.decoding.torch_model import prepare
             return prepare(checkpoint, self.precision, self.device)
@@ -824,11 +834,11 @@ def with_known_shortlist(
 def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
     """Return the number of lines whose results may depend on each other by rounding.
 
-    It is 1 on a CPU in fp32, and in int8 if scores do not matter.
+    It is 1 where the native library decodes in fp32, or in int8 if scores do not
+    matter. PyTorch's results depend on the batch in every precision.
     """
-    precision = translator.precision
-    is_exact = precision == "fp32" or (precision == "int8" and not with_scores)
-    return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES
+    is_exact = translator.precision == "fp32" or not with_scores
+    return 1 if translator.is_native and is_exact else WINDOW_LINES
 
 
 def _is_int8(checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint") -> bool:

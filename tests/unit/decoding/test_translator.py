@@ -12,9 +12,14 @@ import torch
 from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import translator as translator_module
-from transduce.decoding.native_decoder import DecodingPrecision
-from transduce.decoding.translations import Pace, Translation, full_windows
-from transduce.decoding.translator import Translator, load
+from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
+from transduce.decoding.translations import (
+    WINDOW_LINES,
+    Pace,
+    Translation,
+    full_windows,
+)
+from transduce.decoding.translator import Translator, interdependent_lines, load
 from transduce.device import Hardware
 from transduce.errors import (
     CheckpointError,
@@ -397,6 +402,24 @@ def test_a_coverage_penalty_for_several_models_is_refused(
     config = SearchConfig(coverage_penalty=0.2)
     with pytest.raises(RequestError, match="used with one model, .* but 2 are loaded"):
         together.translate_stream(["one"], config)
+
+
+@pytest.mark.skipif(api() is None, reason="there is no native library")
+def test_lines_are_independent_only_where_the_native_library_decodes(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(precision: PrecisionChoice) -> list[int]:
+        translator = Translator(trained_checkpoint, CPU, precision=precision)
+        return [
+            interdependent_lines(translator, with_scores=with_scores)
+            for with_scores in (False, True)
+        ]
+
+    assert found("fp32") == [1, 1]
+    assert found("int8") == [1, WINDOW_LINES]
+    assert found("bf16") == [WINDOW_LINES, WINDOW_LINES]
+    monkeypatch.setattr("transduce.decoding.translator.api", lambda: None)
+    assert found("fp32") == [WINDOW_LINES, WINDOW_LINES]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
