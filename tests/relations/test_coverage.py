@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
-from transduce.text.vocabulary import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
 SOURCES = ["one two three", "four", "eight seven six five four three two one"]
@@ -116,6 +117,32 @@ def test_no_hook_is_left_between_the_steps(trained_checkpoint):
     decoder.step(np.array([[BOS]]))
     assert not model.decoder_layers[-1].cross_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)
+
+
+def test_a_decoder_ignores_the_attention_of_other_threads(trained_checkpoint):
+    """Both pass through the model's one tap."""
+    model = trained_checkpoint.build()
+    tap = model.cross_attention_taps[-1]
+    memory = model.encode(torch.tensor([[5, 6, EOS]]))
+    others = model.encode(torch.tensor([[5, EOS, PAD], [6, 7, EOS]]))
+    decoder = TorchCoverageDecoder(FusedStep(model), memory, tap)
+    other = TorchCoverageDecoder(FusedStep(model), others, tap)
+
+    def step_by_another_thread(*_: object) -> None:
+        handle.remove()
+        thread = Thread(target=other.step, args=(np.array([[BOS], [BOS]]),))
+        thread.start()
+        thread.join()
+
+    # In the middle of a step, when the decoder records.
+    handle = model.decoder_layers[0].feed_forward.register_forward_pre_hook(
+        step_by_another_thread
+    )
+    decoder.step(np.array([[BOS]]))
+    alone = TorchCoverageDecoder(FusedStep(model), memory, tap)
+    alone.step(np.array([[BOS]]))
+    assert np.array_equal(decoder.coverage(), alone.coverage())
+    assert float(other._attention.sum()) == pytest.approx(2)  # it took its step
 
 
 def sharpened(checkpoint, factor=4.0):

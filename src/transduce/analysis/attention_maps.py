@@ -5,7 +5,6 @@ the weights.
 """
 
 import re
-import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from transduce.architectures.mixture_of_experts import (
     MixtureEncoderLayer,
     MixtureTransformer,
 )
+from transduce.decoding.torch_decoder import recorded_weights
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
@@ -138,7 +138,7 @@ def attention_maps(
     """
     with ExitStack() as stack:
         recorded = {
-            kind: [stack.enter_context(_recorded(tap)) for tap in taps]
+            kind: [stack.enter_context(recorded_weights(tap)) for tap in taps]
             for kind, taps in _taps(model).items()
         }
         model.decode(target_in, model.encode(source))
@@ -172,24 +172,6 @@ def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
     hook = attention.weights_tap.register_forward_hook(mask)
     try:
         yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _recorded(tap: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the weights of all heads at each forward pass of this thread."""
-    recorded: list[Tensor] = []
-    thread = threading.get_ident()
-
-    def record(_: nn.Module, __: object, weights: Tensor) -> None:
-        # Another thread may translate with the same model meanwhile.
-        if threading.get_ident() == thread:
-            recorded.append(weights)
-
-    hook = tap.register_forward_hook(record)
-    try:
-        yield recorded
     finally:
         hook.remove()
 

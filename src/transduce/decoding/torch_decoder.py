@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Protocol, runtime_checkable
 from weakref import finalize
 
@@ -344,6 +344,26 @@ class TorchDecoder:
         return torch.from_numpy(numbers).to(self.state.memory_mask.device)
 
 
+@contextmanager
+def recorded_weights(tap: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the attention weights that pass through a tap in this thread.
+
+    Other threads may decode with the same model, and its taps, meanwhile.
+    """
+    recorded: list[Tensor] = []
+    thread = get_ident()
+
+    def record(_: nn.Module, __: object, weights: Tensor) -> None:
+        if get_ident() == thread:
+            recorded.append(weights)
+
+    hook = tap.register_forward_hook(record)
+    try:
+        yield recorded
+    finally:
+        hook.remove()
+
+
 class TorchCoverageDecoder(TorchDecoder):
     """A decoder that sums the attention of its hypotheses to the source.
 
@@ -364,11 +384,12 @@ class TorchCoverageDecoder(TorchDecoder):
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        tap = self._tap.register_forward_hook(self._add_attention)
-        try:
-            return super().step(last_ids)
-        finally:
-            tap.remove()
+        with recorded_weights(self._tap) as recorded:
+            logits = super().step(last_ids)
+        [weights] = recorded  # sentences x heads x group x source
+        with torch.inference_mode():
+            self._attention = self._attention + weights.float().mean(dim=1)
+        return logits
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
@@ -398,14 +419,6 @@ class TorchCoverageDecoder(TorchDecoder):
             logs.double().sum(-1).cpu().numpy()
         )
         return sums
-
-    def _add_attention(
-        self,
-        _: nn.Module,
-        __: object,
-        weights: Float[Tensor, "sentences heads group source"],
-    ) -> None:
-        self._attention = self._attention + weights.float().mean(dim=1)
 
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "

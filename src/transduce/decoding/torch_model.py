@@ -5,7 +5,6 @@ The second half computes candidates, samples and scores from logits that are ten
 """
 
 import math
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -43,6 +42,7 @@ from transduce.decoding.torch_decoder import (
     TorchCoverageDecoder,
     TorchDecoder,
     plain_linear,
+    recorded_weights,
 )
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError, TransduceWarning
@@ -138,21 +138,14 @@ class TorchModel:
         Sources are with end tokens. The weights are the mean over a layer's heads. The
         model must have cross-attention.
         """
-        recorded: list[Tensor] = []
-        thread = threading.get_ident()
-
-        def record(_: nn.Module, __: object, weights: Tensor) -> None:
-            # Another thread may translate with the same model meanwhile.
-            if threading.get_ident() == thread:
-                recorded.append(weights.float().mean(dim=1))
-
         target_in = pad_rows([[BOS, *ids[:-1]] for ids in targets])
         with ExitStack() as stack:
-            for tap in self.model.cross_attention_taps:
-                stack.callback(tap.register_forward_hook(record).remove)
+            taps = self.model.cross_attention_taps
+            recorded = [stack.enter_context(recorded_weights(tap)) for tap in taps]
             memory = self.encode(sources)
             self.model.decode(target_in.to(memory.mask.device), memory)
-        maps = torch.stack(recorded, dim=1).cpu().numpy()
+        layers = [weights.float().mean(dim=1) for [weights] in recorded]
+        maps = torch.stack(layers, dim=1).cpu().numpy()
         return [
             weights[:, : len(target), : len(source)]
             for weights, source, target in zip(maps, sources, targets, strict=True)
