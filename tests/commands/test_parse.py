@@ -250,8 +250,8 @@ def test_trees_or_a_model_are_scored(
     said = refuses("evaluate-parses", *both)
     assert said == f"{message}both are; leave one out."
     assert refuses("evaluate-parses", "-", "-", stdin=trees.read_bytes()) == (
-        "Standard input must stand for one file, as it is read once, but `-` is given "
-        "more than once; name the others."
+        "Standard input must stand for one file, as it is read once, but stands for "
+        "several; name the others."
     )
 
 
