@@ -130,8 +130,8 @@ def test_the_number_of_a_line_is_printed_as_it_is(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--source good", "Both sides of a corpus must be given, but only good is."),
-        ("--target good", "Both sides of a corpus must be given, but only good is."),
+        ("--source good", "but only good is; add --target."),
+        ("--target good", "but only good is; add --source."),
         ("", "A corpus must be given: --source FILE... --target FILE..."),
         (
             "--source good good --target good",

@@ -146,7 +146,7 @@ def test_settings_decide_what_is_kept(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--target", "a"], "Both sides of a corpus must be given, but only a is."),
+        (["--target", "a"], "but only a is; add --source."),
         ([], "A corpus must be given: --source FILE... --target FILE..., or --trees"),
         (["--trees", "a", "--source", "a", "--target", "a"], "Either text or trees"),
         (["--dev-trees", "a"], "but only --dev-trees are; add --trees"),

@@ -79,7 +79,10 @@ def test_a_corpus_for_another_task_is_refused(
     [
         (("--sentences", str(10**20)), "`--sentences` must be at most 1,000,000, but"),
         (("--sentences", "0"), "`--sentences` must be at least 1, but is 0."),
-        (("--source", "no"), "Both sides of a corpus must be given, but only no is."),
+        (
+            ("--source", "no"),
+            "Both sides of a corpus must be given, but only no is; add",
+        ),
         (("--source", "no", "--target", "no"), "no: the file cannot be read"),
         (
             ("--source", "empty", "--target", "empty"),

@@ -226,7 +226,12 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
             ("quickstart", "folder"),
             'Unexpected argument: "folder"; name the output by --out.',
         ),
-        (("presets", "base"), 'Unexpected argument: "base".'),
+        (
+            ("presets", "base"),
+            'Unexpected argument: "base"; `transduce settings` shows the preset that '
+            "it is given.",
+        ),
+        (("evaluate-parses", "a", "b", "c"), 'Unexpected argument: "c".'),
         (("train", "--out", "o", "--precision", "fp8"), 'Invalid value "fp8"'),
         (
             ("translate", "m", "--nbest", "two"),

@@ -258,7 +258,7 @@ def test_an_output_is_not_resumed_with_another_shortlist(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--source", "x"], "Both sides of a corpus must be given, but only x is."),
+        (["--source", "x"], "but only x is; add --target."),
         (["--per-piece", "0"], "`per_piece` must be at least 1, but is 0"),
         (["--frequent", "-1"], "`frequent` must be at least 0, but is -1"),
         (["--alignments", "x"], "--alignments needs the text that is aligned"),

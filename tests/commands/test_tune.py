@@ -153,7 +153,7 @@ def test_parsers_are_tuned_by_f1(
     ("options", "message"),
     [
         ((), "A development set must be given: either --dev-source and --dev-target"),
-        (("--dev-source", "x"), "Both sides of a corpus must be given"),
+        (("--dev-source", "x"), "but only x is; add --dev-target."),
         (("--beam-sizes", 0), "`search.beam_size` must be "),
         (("--length-penalties", -1), "`search.length_penalty` must be from 0 to"),
         (("--patiences", 0), "`search.patience` must be "),

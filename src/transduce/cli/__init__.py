@@ -415,6 +415,8 @@ def _instead_of_arguments(function: Callable[..., Any]) -> str:
     """Return the end of a sentence about the options that name a command's files."""
     if function.__name__ in ("translate", "sample", "parse"):
         return "; text is read from standard input or --input"
+    if function.__name__ == "presets":
+        return "; `transduce settings` shows the preset that it is given"
     options = inspect.signature(function).parameters
     if "trees" in options:
         return "; name text by --source and --target, or trees by --trees"

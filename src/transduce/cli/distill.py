@@ -141,7 +141,7 @@ def distill(
     """
     if not teachers:
         raise ConfigError("A teacher must be given; name a model or run folder.")
-    require_both(dev_source, dev_target)
+    require_both(dev_source, dev_target, "dev-")
     refuse_trees(*source, *reference)
     require_student_preset(preset)
     student = run_config(preset, config, settings)

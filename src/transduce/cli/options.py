@@ -225,12 +225,18 @@ def require_distinct(option: str, values: Sequence[object]) -> None:
             )
 
 
-def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:
-    """Raise `ConfigError` if only one side of a corpus is given."""
+def require_both(
+    source: tuple[Path, ...], target: tuple[Path, ...], part: str = ""
+) -> None:
+    """Raise `ConfigError` if only one side of a corpus is given.
+
+    Its options are --source and --target, or those with the prefix of a part, "dev-".
+    """
     if bool(source) != bool(target):
+        missing = "target" if source else "source"
         raise ConfigError(
             "Both sides of a corpus must be given, but only "
-            f"{(source or target)[0]} is."
+            f"{(source or target)[0]} is; add --{part}{missing}."
         )
 
 
@@ -243,7 +249,7 @@ def text_files(
 ) -> CorpusFiles:
     """Return the text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
-    require_both(dev_source, dev_target)
+    require_both(dev_source, dev_target, "dev-")
     _require_files(*source, *target, *dev_source, *dev_target)
     refuse_trees(*source, *target)
     refuse_trees(*dev_source, *dev_target, option="--dev-trees")

@@ -94,7 +94,7 @@ def tune(
         Number of processes that share the sentences, each on one core; by default one
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
-    require_both(dev_source, dev_target)
+    require_both(dev_source, dev_target, "dev-")
     if bool(dev_source) == bool(dev_trees):
         raise ConfigError(
             "A development set must be given: either --dev-source and --dev-target, or "
