@@ -14,6 +14,7 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.cli.train import TrainingDisplay
+from transduce.native import api
 from transduce.training.trainer import StepReport
 
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
@@ -25,6 +26,30 @@ STATE_FILES = {"training.json", "training.safetensors"}
 def corpus_options(corpus_files: tuple[Path, Path]) -> tuple[object, ...]:
     source, target = corpus_files
     return ("--source", source, "--target", target)
+
+
+def test_impossible_bad_words_are_refused_before_the_training(
+    refuses, corpus_options, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    setting = "search.bad_words=[[100000]]"
+    message = refuses(*TINY, *corpus_options, "--out", out, "--set", setting)
+    assert message.startswith("`search.bad_words` must hold token ids below the voc")
+    assert not out.exists()
+
+
+def test_a_wrong_instruction_set_is_refused_before_the_corpus_is_read(
+    corpus_options, tmp_path: Path
+) -> None:
+    if api() is None:
+        pytest.skip("there is no native library")
+    out, program = tmp_path / "run", (sys.executable, "-m", "transduce")
+    line = [str(each) for each in (*program, *TINY, *corpus_options, "--out", out)]
+    environment = {**os.environ, "TRANSDUCE_ISA": "avx3"}
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("transduce: TRANSDUCE_ISA is avx3, but this proc")
+    assert not out.exists()
 
 
 def names(folder: Path) -> set[str]:

@@ -419,8 +419,7 @@ class Translator:
         require_translation(self)
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
-        self._require_known(config.bad_words)
-        self._require_a_choice(config)
+        require_possible(config, self.tokenizer)
         config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
@@ -453,26 +452,6 @@ class Translator:
                         f"but {text!r} has a word outside it; leave it out."
                     )
         return [ids for ids in found if ids]
-
-    def _require_known(self, words: Iterable[Sequence[int]]) -> None:
-        """Raise `ConfigError` if a token id is outside the vocabulary."""
-        largest = max(chain.from_iterable(words), default=0)
-        if largest >= self.tokenizer.vocab_size:
-            raise ConfigError(
-                "`search.bad_words` must hold token ids below the vocabulary's size "
-                f"{self.tokenizer.vocab_size:,}, but one is {largest:,}."
-            )
-
-    def _require_a_choice(self, config: SearchConfig) -> None:
-        """Raise `ConfigError` if bad words leave no token for a first place."""
-        number = own_target_size(self.tokenizer) or self.tokenizer.vocab_size
-        excluded = {word[0] for word in config.bad_words if len(word) == 1}
-        excluded |= {*EXCLUDED, *([EOS] if config.min_length else [])}
-        if sum(token < number for token in excluded) == number:
-            raise ConfigError(
-                "`search.bad_words` (--bad-words) must leave some tokens to choose "
-                f"from, but exclude all {number:,} of the vocabulary; name fewer."
-            )
 
     @overload
     def sample(  # type: ignore[overload-overlap]
@@ -829,6 +808,25 @@ def with_known_shortlist(
         stacklevel=4,  # the caller of `translate_stream`
     )
     return replace(config, shortlist=False)
+
+
+def require_possible(config: SearchConfig, tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` if bad words are outside the vocabulary, or leave no token
+    for a first place."""
+    largest = max(chain.from_iterable(config.bad_words), default=0)
+    if largest >= tokenizer.vocab_size:
+        raise ConfigError(
+            "`search.bad_words` must hold token ids below the vocabulary's size "
+            f"{tokenizer.vocab_size:,}, but one is {largest:,}."
+        )
+    number = own_target_size(tokenizer) or tokenizer.vocab_size
+    excluded = {word[0] for word in config.bad_words if len(word) == 1}
+    excluded |= {*EXCLUDED, *([EOS] if config.min_length else [])}
+    if sum(token < number for token in excluded) == number:
+        raise ConfigError(
+            "`search.bad_words` (--bad-words) must leave some tokens to choose "
+            f"from, but exclude all {number:,} of the vocabulary; name fewer."
+        )
 
 
 def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:

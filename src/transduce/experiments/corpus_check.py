@@ -32,6 +32,7 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
+from transduce.decoding.translator import require_possible
 from transduce.errors import ConfigError, counted
 from transduce.experiments.corpus_survey import (
     FILTER_REASONS,
@@ -53,7 +54,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
-from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, learn_tokenizer, load_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 """A pair is lopsided if one side is longer by more than this factor and by at least
@@ -323,8 +324,11 @@ def check_prepared(
     """Check a prepared corpus like `check_corpus`, without file names and lines.
 
     This is fast, as ids are read instead of texts. Bytes are counted only with
-    `has_bytes`, and in a vocabulary that has them.
+    `has_bytes`, and in a vocabulary that has them. Raises `ConfigError` if the search
+    settings of a translator do not fit its vocabulary.
     """
+    if task == "translation":
+        require_possible(config.search, load_tokenizer(folder / TOKENIZER_FILE))
     splits = {
         name: survey_prepared(
             open_dataset(folder / where),

@@ -104,6 +104,7 @@ from transduce.model_folder import (
     load_dictionary,
     newest_first,
 )
+from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.settings import require_types
@@ -335,6 +336,7 @@ def resolved(
         refuse_unknown_targets(start, config, files)
         if not (files.has_dev or config.evaluation.hold_out):
             config = without_default_patience(config)
+    api()  # refuses a wrong TRANSDUCE_ISA now, not after the preparation
     require_memory(model, hardware)
     tokenizer = encoder.tokenizer if encoder else None
     refuse_contradictions(config, files, tokenizer)
