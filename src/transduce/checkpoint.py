@@ -5,8 +5,8 @@ not at all (`files.atomic_directory`). A run's checkpoints also hold the state o
 training (`training.trainer.save_training`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from transduce.architectures.mixture_of_experts import (
     MixtureTransformer,
 )
 from transduce.architectures.recurrent import RecurrentModel
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import CheckpointError, RequestError, TransduceWarning
 from transduce.files import atomic_directory, is_utf8, require_file
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -192,17 +192,21 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     save_tensors(weights, folder / WEIGHTS)
 
 
-def with_additions(checkpoint: Checkpoint, older: Path) -> Checkpoint:
-    """Add what commands have added to an older model of the same run.
+def with_search_and_shortlist_of(checkpoint: Checkpoint, older: Path) -> Checkpoint:
+    """Copy the tuned search and the shortlist of an older model of the same run.
 
-    These are the search that `transduce tune` has chosen, and the shortlist. If the
-    older model is missing or damaged, the checkpoint is returned as it is.
+    There may be no older model. What is damaged is left out, with a warning.
     """
-    with suppress(CheckpointError):
-        old = open_model(older)
-        search = old.search or checkpoint.search
-        return replace(checkpoint, search=search, shortlist=old.shortlist)
-    return checkpoint
+    if not older.is_dir():
+        return checkpoint
+    try:
+        search = open_model(older, with_shortlist=False).search
+        checkpoint = replace(checkpoint, search=search or checkpoint.search)
+        return replace(checkpoint, shortlist=open_model(older).shortlist)
+    except CheckpointError as error:
+        message = f"{error} The next model of the run does without it."
+        warnings.warn(message, TransduceWarning, stacklevel=2)
+        return checkpoint
 
 
 def load_model(path: Path) -> Checkpoint:

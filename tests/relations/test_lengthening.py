@@ -21,11 +21,11 @@ from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, TransduceWarning
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
-from transduce.model_folder import find_model, write_search
+from transduce.model_folder import SHORTLIST_FILE, find_model, write_search
 from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import Processes
@@ -168,6 +168,27 @@ def test_the_average_of_the_end_before_is_kept_but_no_longer_the_model(
     assert find_model(run) == run / "averaged"
     found = load_model(run / "averaged")
     assert (found.step, found.search) == (20, tuned)
+
+
+def test_the_search_of_the_last_model_is_kept_not_that_of_an_earlier_end(
+    run: Path,
+) -> None:
+    resume(run, CPU, Warnings(), steps=20)
+    shutil.rmtree(run / "averaged")  # as if the best checkpoint were the model
+    tuned = SearchConfig(beam_size=7)
+    write_search(run / "best", tuned)
+    resume(run, CPU, Warnings())
+    assert load_model(run / "averaged").search == tuned
+
+
+def test_a_damaged_shortlist_does_not_lose_the_tuned_search(run: Path) -> None:
+    tuned = SearchConfig(beam_size=7)
+    write_search(run / "averaged", tuned)
+    (run / "averaged" / SHORTLIST_FILE).write_bytes(b"damaged")
+    with pytest.warns(TransduceWarning, match="does without it"):
+        resume(run, CPU, Warnings())
+    found = load_model(run / "averaged")
+    assert (found.search, found.shortlist) == (tuned, None)
 
 
 def test_another_number_of_updates_has_the_type_of_a_number(run: Path) -> None:

@@ -18,7 +18,11 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce.checkpoint import Checkpoint, save_model, with_additions
+from transduce.checkpoint import (
+    Checkpoint,
+    save_model,
+    with_search_and_shortlist_of,
+)
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
@@ -421,7 +425,7 @@ class DevScoring:
         for score in sorted(scores, key=lambda score: score.is_main):
             if score.is_main and self._history(score.step).is_best(score.entry()):
                 best = self._folder.path / BEST
-                save_model(with_additions(checkpoint, best), best)
+                save_model(with_search_and_shortlist_of(checkpoint, best), best)
             # Log last: a crash before this leaves no score of a model not saved.
             kind = "dev" if score.is_main else DEV_SET
             self._folder.log(kind, **score.entry())

@@ -23,7 +23,7 @@ from transduce.checkpoint import (
     built,
     load_model,
     save_model,
-    with_additions,
+    with_search_and_shortlist_of,
 )
 from transduce.data.augmentation import (
     Augmentation,
@@ -399,6 +399,10 @@ def _lengthen(
     progress, before = _newest_progress(folder), config.training
     training = _lengthened(before, steps, progress, folder.path)
     now = replace(config, training=training)
+    averaged, best = folder.path / AVERAGED, folder.path / BEST
+    with suppress(CheckpointError):  # a damaged best is reported at the end
+        if averaged.is_dir() and best.is_dir():  # the average is about to be set aside
+            save_model(with_search_and_shortlist_of(load_model(best), averaged), best)
     folder.lengthen(progress.step, config, now)
     messages = [
         f"The number of updates of the run (`training.steps`) changes from "
@@ -962,7 +966,7 @@ class _Run:
         updates by reward, both are of that phase. The run's model before, if there is
         one, passes on its search and its shortlist.
         """
-        averaged, older = self._folder.path / AVERAGED, self._folder.newest_average
+        averaged, older = self._folder.path / AVERAGED, self._folder.last_model
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
         model, folder, scoring = average(members), AVERAGED, self._scoring
@@ -977,15 +981,14 @@ class _Run:
             folder, dev = BEST, best
             model = load_model(self._folder.path / BEST)
             scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
-            if older is not None:
-                save_model(with_additions(model, older), self._folder.path / BEST)
             if averaged.exists():
+                model = with_search_and_shortlist_of(model, averaged)
+                save_model(model, self._folder.path / BEST)
                 remove_folder(averaged)
         else:
             if dev and best and (message := scoring.kept_despite(best, dev)):
                 self._warn(message)
-            older = older or self._folder.path / BEST
-            save_model(with_additions(model, older), averaged)
+            save_model(with_search_and_shortlist_of(model, older), averaged)
         # Resuming a finished run reports its result again, but does not log it again.
         before = self._scores_of_start(trainer)
         if dev is not None and not self._folder.has_results:

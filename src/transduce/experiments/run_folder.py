@@ -79,7 +79,7 @@ ENTRIES = {
     *(CORPUS, CHECKPOINTS, STOPPED, AVERAGED, BEST, START, TENSORBOARD),
 }
 """Names of everything that a run keeps in its folder."""
-EARLIER_AVERAGES = f"{AVERAGED}-[0-9]*"
+EARLIER_AVERAGES = f"{AVERAGED}-" + 8 * "[0-9]"
 """Averages of earlier ends, in a run that was trained longer."""
 FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
 """Kinds of log entries with the scores at the end: of the run's model on the main dev
@@ -372,22 +372,24 @@ class RunFolder:
         ]
         steps = {"before": before.training.steps, "now": config.training.steps}
         entries.append({"kind": LENGTHENED, "step": made, **steps})
-        self._write_log(entries)
-        # Log first. A crash before the next line leaves a line that changes little.
-        record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
-        with atomic_file(self.path / RUN_CONFIG) as new:
-            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        # The average first: after a crash, a run without one makes it again.
         if (self.path / AVERAGED).is_dir():
             earlier = self.path / f"{AVERAGED}-{before.training.steps:08d}"
             if earlier.is_dir():
                 remove_folder(earlier)
             (self.path / AVERAGED).rename(earlier)
+        self._write_log(entries)
+        # Then the log. A crash before the next line leaves a line that changes little.
+        record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
+        with atomic_file(self.path / RUN_CONFIG) as new:
+            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     @property
-    def newest_average(self) -> Path | None:
-        """The run's average, or else that of its last earlier end, if there is one."""
-        averages = [*sorted(self.path.glob(EARLIER_AVERAGES)), self.path / AVERAGED]
-        return next((path for path in reversed(averages) if path.is_dir()), None)
+    def last_model(self) -> Path:
+        """The model that commands took for the run's at its last end, if it has one."""
+        earlier = sorted(self.path.glob(EARLIER_AVERAGES), reverse=True)
+        models = [self.path / AVERAGED, self.path / BEST, *earlier]
+        return next((path for path in models if path.is_dir()), models[0])
 
     def _write_log(self, entries: Iterable[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(entry) + "\n" for entry in entries)
