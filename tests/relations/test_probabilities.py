@@ -97,14 +97,20 @@ def test_numpy_draws_tokens_as_often_as_pytorch(
         assert np.abs(ours - np.bincount(theirs, minlength=VOCAB)).max() <= 1
 
 
-def test_numpy_and_pytorch_draw_the_same_tokens_without_restriction(
-    logits: Float32[np.ndarray, "rows vocab"],
+@pytest.mark.parametrize(
+    "restriction",
+    [{}, {"top_k": 7}, {"top_k": VOCAB}, {"top_k": 2 * VOCAB}, {"top_p": 0.6}],
+    ids=str,
+)
+def test_numpy_and_pytorch_draw_the_same_tokens(
+    logits: Float32[np.ndarray, "rows vocab"], restriction: dict[str, Any]
 ) -> None:
+    config = SamplingConfig(**restriction)
     chances = np.random.default_rng(1).random(500)
     for row in logits[:5]:
-        ours = draw(row, chances, SamplingConfig())
+        ours = draw(row, chances, config)
         tensor = torch.from_numpy(row)[None, None]
-        [theirs], _ = draw_by_torch(tensor, chances[None], SamplingConfig(), ())
+        [theirs], _ = draw_by_torch(tensor, chances[None], config, ())
         assert (ours == theirs).mean() > 0.99  # bounds are rounded differently
 
 

@@ -625,11 +625,12 @@ def _draw(
     config: SamplingConfig,
 ) -> Int64[Tensor, "sentences samples"]:
     values = logits / config.temperature
-    is_restricted = config.top_k is not None or config.top_p < 1
+    vocab_size = logits.size(-1)
+    count = min(config.top_k or vocab_size, vocab_size)
+    is_restricted = count < vocab_size or config.top_p < 1
     tokens: Tensor | None = None  # in the order of the vocabulary
     if is_restricted:
-        vocab_size = logits.size(-1)
-        values, tokens = _largest(values, config.top_k or vocab_size)
+        values, tokens = _largest(values, count)
     probabilities = values.double().softmax(dim=-1)
     reached = probabilities.cumsum(dim=-1)
     if is_restricted:
