@@ -14,6 +14,7 @@ import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
 from transduce.grammar.corpus import training_trees
+from transduce.search_config import SearchConfig
 from transduce.trees.trees import Tree, parse_tree, read_trees
 
 SETTINGS = (
@@ -211,6 +212,34 @@ def test_a_parser_of_no_numbers_is_refused(
     call = ("parse", tmp_path / "model", "--beam-size", beam_size, *options)
     message = refuses(*call, stdin=b"the dog\n")
     assert message.startswith("The model must put out numbers, but puts out NaN; its")
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(
+    "own",
+    [{"no_repeat_ngram": 1}, {"min_length": 90}, {"bad_words": ((3,), (4,))}],
+    ids=lambda own: next(iter(own)),
+)
+def test_a_constrained_search_leaves_out_settings_that_exclude_symbols(
+    command: Callable[..., Any],
+    parser: Path,
+    tmp_path: Path,
+    beam_size: int,
+    own: dict[str, Any],
+) -> None:
+    line = b"the old dog barked at the old dog .\n"
+    call = ("--beam-size", beam_size, "--constrained")
+    plain = command("parse", parser, *call, stdin=line)
+    model = load_model(parser)
+    save_model(
+        replace(model, search=replace(model.search or SearchConfig(), **own)),
+        tmp_path / "model",
+    )
+    outcome = command("parse", tmp_path / "model", *call, stdin=line)
+    assert (outcome.code, outcome.out) == (0, plain.out)
+    [name] = own
+    assert f"`search.{name}` does not apply to a constrained search" in outcome.err
+    assert outcome.err.count("\n") == 1
 
 
 def test_the_api_parses_raw_text(parser: Path) -> None:

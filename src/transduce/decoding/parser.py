@@ -8,8 +8,9 @@ sentence: a full stop is parted from its word only at the end, and before a brac
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
 from operator import add
@@ -31,7 +32,7 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.translations import Pace, in_order, require_lists
-from transduce.errors import counted, shortened
+from transduce.errors import TransduceWarning, counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.bracket_f1 import (
@@ -139,10 +140,12 @@ class Parser:
 
         Yields each parse as soon as it and all before it are done. The default config
         is the model's own. Constrained search puts out only trees over the words, which
-        need no repairs.
+        need no repairs; settings that exclude symbols are left out, with a warning.
         """
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config
+        if constrained:
+            config = _without_exclusions(config)
         start = partial(
             _start, config=config, symbols=self._vocabulary, constrained=constrained
         )
@@ -197,6 +200,21 @@ class Parser:
             score=0.0 if found is None else found.score,
             is_overlong=len(sentence.source) > MAX_SOURCE_TOKENS,
         )
+
+
+def _without_exclusions(config: SearchConfig) -> SearchConfig:
+    """Return a config whose settings never exclude all symbols that a tree allows."""
+    usual = SearchConfig()
+    names = ("min_length", "no_repeat_ngram", "bad_words")
+    excluding = [n for n in names if getattr(config, n) != getattr(usual, n)]
+    for name in excluding:
+        warnings.warn(
+            f"`search.{name}` does not apply to a constrained search, in which it "
+            "could exclude all symbols that continue a tree, and is left out.",
+            TransduceWarning,
+            stacklevel=3,
+        )
+    return replace(config, **{name: getattr(usual, name) for name in excluding})
 
 
 def _start(
