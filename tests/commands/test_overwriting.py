@@ -339,6 +339,16 @@ def test_a_run_is_not_overwritten_together_with_other_files(refuses, run) -> Non
     assert Path("run/data/my.en").read_text(encoding="utf-8") == "One.\nTwo.\n"
 
 
+def test_force_is_not_offered_for_a_run_beside_other_files(refuses, run) -> None:
+    shutil.copytree(run, "run")
+    shutil.copytree("text", "run/data")
+    said = refuses("train", "--preset", "tiny", *CORPUS, "--no-dev", "--out", "run")
+    assert said == (
+        "run: the output folder must be new or empty, but is not; continue that run "
+        "with --resume, or choose another folder."
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [("clean", *CORPUS), ("split", *CORPUS, "--dev", "1"), ("quantize", "model"),

@@ -158,6 +158,18 @@ def test_only_an_older_quickstart_is_overwritten(
     assert (folder / "corpus" / "train.en").is_file()
 
 
+def test_a_quickstart_whose_run_holds_other_files_stays_whole(
+    refuses: Callable[..., str], out: Path, tmp_path: Path
+) -> None:
+    folder = copied(out, tmp_path / "out")
+    (folder / "run" / "int8").mkdir()
+    assert "--force" not in refuses("quickstart", "--out", folder)
+    (folder / "corpus" / "train.en").write_text("The old corpus.\n")
+    said = refuses("quickstart", "--out", folder, "--force")
+    assert said.startswith(f"{folder}/run: only the files of a run can be overwritten")
+    assert (folder / "corpus" / "train.en").read_text() == "The old corpus.\n"
+
+
 @pytest.mark.parametrize("corpus", ["none", "empty", "another"])
 def test_a_run_on_other_text_is_not_overwritten_by_a_quickstart(
     refuses: Callable[..., str], out: Path, tmp_path: Path, corpus: str

@@ -16,7 +16,11 @@ from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_folder import PICTURE, RUN_CONFIG
+from transduce.experiments.run_folder import (
+    PICTURE,
+    RUN_CONFIG,
+    require_replaceable_run,
+)
 from transduce.files import MADE_BY, atomic_directory, read_json, require_new_folder
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
 from transduce.metrics.scores import BleuScore, choose_tokenization, corpus_bleu
@@ -196,12 +200,15 @@ def _require_quickstart(out: Path) -> None:
             "holds something else; choose another by --out."
         )
     require_new_folder(corpus, force=True, made_by="quickstart")
-    if run.exists() and not _is_trained_on(run, corpus):
+    if not run.exists():
+        return
+    if not _is_trained_on(run, corpus):
         raise ConfigError(
             f"{run}: only the run of a quickstart can be overwritten by another, but "
             f"this one was not trained on {corpus}; choose another folder by --out, or "
             "remove the run yourself."
         )
+    require_replaceable_run(run)
 
 
 def _is_trained_on(run: Path, corpus: Path) -> bool:

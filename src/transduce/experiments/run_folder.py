@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -478,24 +478,30 @@ def without_default_patience(config: RunConfig) -> RunConfig:
 
 
 def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
-    """Raise `ConfigError` unless the path is free, or a run to overwrite.
+    """Raise `ConfigError` unless the path is free, or a run to overwrite."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if overwrite and path.is_dir():
+        require_replaceable_run(path, files.paths)
+        return
+    remedy = "choose another"
+    if is_run(path):
+        remedy = "continue that run with --resume, or choose another folder"
+        # Force is offered only if it is not refused afterwards.
+        with suppress(ConfigError):
+            require_replaceable_run(path, files.paths)
+            remedy += "; --force overwrites a run"
+    raise ConfigError(
+        f"{path}: the output folder must be new or empty, but is not; {remedy}."
+    )
+
+
+def require_replaceable_run(path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raise `ConfigError` unless a folder holds a run that another may replace.
 
     Besides the run, nothing may be lost: neither its folder nor the training's input.
     """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    is_run = (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
-    if not overwrite or not path.is_dir():
-        remedy = "choose another"
-        if is_run:
-            remedy = (
-                "continue that run with --resume, or choose another folder; --force "
-                "overwrites a run"
-            )
-        raise ConfigError(
-            f"{path}: the output folder must be new or empty, but is not; {remedy}."
-        )
-    if not is_run:
+    if not is_run(path):
         raise ConfigError(
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
@@ -509,7 +515,7 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
             f"{path}: only the files of a run can be overwritten by another, but the "
             f"folder also holds {others[0]}; move it, or choose another folder."
         )
-    require_without(path, files.paths)
+    require_without(path, inputs)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 
