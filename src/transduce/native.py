@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -79,35 +79,45 @@ ffi, _library = load(library_folder())
 """Types of the native library, and functions for its pointers and structs."""
 
 
-OUT_OF_MEMORY = (
-    "Decoding needs memory for a step, but there is none left; give fewer or shorter "
-    "sentences at once, or search with a smaller beam."
+class Work(NamedTuple):
+    """Work of the library, for the message if memory is lacking."""
+
+    name: str
+    remedy: str
+
+
+DECODING = Work(
+    "Decoding",
+    "give fewer or shorter sentences at once, or search with a smaller beam",
+)
+LOADING = Work("Loading the model", "end other programs, or take a smaller model")
+LAYERS = Work(
+    "Computing a batch",
+    "end other programs, or take smaller batches or a smaller model",
 )
 
 
 class _Refusal(threading.local):
-    """Message about the last allocation that was refused to this thread."""
+    """Sizes of the last allocation that was refused to this thread."""
 
-    message: str | None = None
+    sizes: str = ""
 
-    def take(self) -> str | None:
-        """Return the message and clear it."""
-        message, self.message = self.message, None
-        return message
+    def take(self) -> str:
+        """Return the sizes and clear them."""
+        sizes, self.sizes = self.sizes, ""
+        return sizes
 
 
 _refusal = _Refusal()
 
 
 def _is_free(num_bytes: int) -> int:
-    """Return whether so much memory is free; if not, keep a message about it."""
+    """Return whether so much memory is free; if not, keep the sizes."""
     free = free_memory(1)
     if num_bytes <= free:
         return 1
-    _refusal.message = (
-        f"Decoding needs {num_bytes / 2**30:,.1f} GiB at once, but "
-        f"{free / 2**30:,.1f} GiB are free; search with a smaller beam, or for shorter "
-        "translations."
+    _refusal.sizes = (
+        f"{num_bytes / 2**30:,.1f} GiB at once, but {free / 2**30:,.1f} GiB are free"
     )
     return 0
 
@@ -171,11 +181,11 @@ def has_amx_int8() -> bool:
     return loaded is not None and bool(loaded.td_has_amx_int8())
 
 
-def check(status: int) -> None:
+def check(status: int, work: Work = DECODING) -> None:
     """Raise an error unless a status is `TD_OK`.
 
-    Raises `RequestError` if memory is lacking, `IndexError` for a token id outside the
-    vocabulary, and `ValueError` otherwise.
+    Raises `RequestError` if memory for the work is lacking, `IndexError` for a token id
+    outside the vocabulary, and `ValueError` otherwise.
     """
     if status == 0:
         return
@@ -186,7 +196,8 @@ def check(status: int) -> None:
         for describe in (loaded.td_status_name, loaded.td_status_message)
     )
     if status == loaded.TD_OUT_OF_MEMORY:
-        raise RequestError(_refusal.take() or OUT_OF_MEMORY)
+        sizes = _refusal.take() or "more memory, but there is none left"
+        raise RequestError(f"{work.name} needs {sizes}; {work.remedy}.")
     if status == loaded.TD_BAD_TOKEN:
         raise IndexError(message)
     raise ValueError(f"{message} ({name})")

@@ -34,6 +34,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import QuantizedWeight
 from transduce.native import (
+    LOADING,
     api,
     check,
     empty_aligned,
@@ -95,10 +96,10 @@ class NativeModel:
         self._is_int8 = precision == "int8"
         self._api = native.decode
         handle = ffi.new("td_model **")
-        check(self._api.model_new(_native_config(config, precision), handle))
+        check(self._api.model_new(_native_config(config, precision), handle), LOADING)
         self._handle = ffi.gc(handle[0], self._api.model_free)
         kept = [self._set(name, values) for name, values in weights.items()]
-        check(self._api.model_finish(self._handle, num_threads()))
+        check(self._api.model_finish(self._handle, num_threads()), LOADING)
         del kept  # the library has read them only now
 
     @property
@@ -218,7 +219,8 @@ class NativeModel:
                     pointer(values.values, "int8_t *"),
                     pointer(values.scales, "float *"),
                     *values.values.shape,
-                )
+                ),
+                LOADING,
             )
             return values
         values = np.ascontiguousarray(values, dtype=np.float32)
@@ -226,7 +228,8 @@ class NativeModel:
         check(
             self._api.model_set(
                 self._handle, name.encode(), pointer(values, "float *"), *values.shape
-            )
+            ),
+            LOADING,
         )
         return values
 
@@ -457,7 +460,8 @@ class PackedLinear:
                 native_precision(precision),
                 num_threads(),
                 handle,
-            )
+            ),
+            LOADING,
         )
         self._handle = ffi.gc(handle[0], self._api.linear_free)
 

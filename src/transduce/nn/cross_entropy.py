@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from transduce.native import check, ffi
+from transduce.native import ffi
 from transduce.nn.operators import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
+    check,
     has_bf16_products,
     has_triton,
     in_blocks,

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.model.transformer import Memory
-from transduce.native import check, ffi
+from transduce.native import ffi
 from transduce.nn.operators import (
     MASK_MULTIPLE,
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     ROW_MULTIPLE,
+    check,
     draw_dropout,
     draw_seeds,
     has_bf16_products,

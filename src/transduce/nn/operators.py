@@ -29,7 +29,7 @@ from torch.nn import functional
 from transduce import native
 from transduce.errors import TransduceWarning
 from transduce.model.layers import SSRU
-from transduce.native import check, ffi
+from transduce.native import LAYERS, ffi
 
 ROW_MULTIPLE = 16
 """Most functions need rows of a multiple of this many elements, to fill registers."""
@@ -57,6 +57,11 @@ def loaded_nn_api() -> Any:
     api = nn_api()
     assert api is not None
     return api
+
+
+def check(status: int) -> None:
+    """Raise the errors of `native.check` unless a status is `TD_OK`."""
+    native.check(status, LAYERS)
 
 
 def has_sgemm() -> bool:

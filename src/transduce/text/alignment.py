@@ -22,7 +22,7 @@ from jaxtyping import Float32, Float64, Int32, Int64
 
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
-from transduce.native import check, ffi, library, pointer
+from transduce.native import Work, check, ffi, library, pointer
 from transduce.processes import call_interruptibly
 from transduce.settings import shown
 from transduce.text.corpus import SentencePair
@@ -201,7 +201,8 @@ def likeliest_targets(
                 num_threads,
                 pointer(tokens, "int32_t *"),
                 pointer(probabilities, "float *"),
-            )
+            ),
+            Work("Learning word translations", "give fewer sentence pairs"),
         )
 
     call_interruptibly(learn)  # minutes for millions of pairs

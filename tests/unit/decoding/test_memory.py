@@ -10,6 +10,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.text.alignment import EncodedPairs, likeliest_targets
 
 needs_library = pytest.mark.skipif(native.api() is None, reason="no native library")
 
@@ -28,24 +29,43 @@ def checked_from(num_bytes: int) -> Iterator[None]:
     ("least", "free", "is_refused"),
     [(0, 2**10, True), (0, 2**40, False), (2**40, 2**10, False)],
 )
-def test_a_search_beyond_memory_is_refused(
+def test_a_model_beyond_memory_is_refused(
     trained_checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     least: int,
     free: int,
     is_refused: bool,
 ) -> None:
-    """Free memory is checked only for large searches."""
+    """Free memory is checked only for large allocations."""
     monkeypatch.setattr(native, "free_memory", lambda _: float(free))
     translator = Translator(trained_checkpoint, "cpu")
     with checked_from(least):
         if is_refused:
             with pytest.raises(
-                RequestError, match="GiB are free; search with a smaller be"
+                RequestError, match=r"^Loading the model needs .* take a smaller model"
             ):
-                translator.translate(["one two"])
+                translator.get_ready()
         else:
             assert translator.translate(["one two"])[0].hypotheses
+
+
+@needs_library
+def test_the_work_that_lacks_memory_is_named(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(trained_checkpoint, "cpu")
+    translator.get_ready()
+    pairs = EncodedPairs.of([([1], [1])])
+    monkeypatch.setattr(native, "free_memory", lambda _: 0.0)
+    with checked_from(0):
+        with pytest.raises(
+            RequestError, match="^Decoding needs .* free; .* with a smaller beam"
+        ):
+            translator.translate(["one two"])
+        with pytest.raises(
+            RequestError, match="^Learning word translations needs .* give fewer sen"
+        ):
+            likeliest_targets(pairs, 1)
 
 
 @needs_library
