@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
-    from transduce.errors import TransduceError
+    from transduce.errors import TransduceError, TransduceWarning
     from transduce.experiments.cleaning import clean
     from transduce.experiments.distillation import distill
     from transduce.experiments.synthetic_text import back_translate
@@ -45,6 +45,7 @@ __all__ = [
     "SamplingConfig",
     "SearchConfig",
     "TransduceError",
+    "TransduceWarning",
     "Translation",
     "Translator",
     "__version__",
@@ -61,6 +62,7 @@ _HOMES = {
     "SamplingConfig": "transduce.search_config",
     "SearchConfig": "transduce.search_config",
     "TransduceError": "transduce.errors",
+    "TransduceWarning": "transduce.errors",
     "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
     "back_translate": "transduce.experiments.synthetic_text",

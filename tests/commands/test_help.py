@@ -13,6 +13,7 @@ import pytest
 import transduce
 from transduce.cli import COMMANDS, GROUPS, PARTS, command_line
 from transduce.cli.help import described
+from transduce.errors import TransduceWarning
 
 ASK_FOR_HELP = """
 import sys
@@ -37,6 +38,12 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 def test_the_package_shows_its_public_names_and_no_others() -> None:
     assert dir(transduce) == sorted(transduce.__all__)
+    assert all(hasattr(transduce, name) for name in transduce.__all__)
+
+
+def test_warnings_of_the_package_have_a_public_class() -> None:
+    assert transduce.TransduceWarning is TransduceWarning
+    assert issubclass(TransduceWarning, UserWarning)
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
