@@ -2,15 +2,17 @@
 
 import re
 import runpy
-from http import HTTPStatus
+import socket
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
+from serving_client import running
 from transduce.architectures.config import TRANSFORMER, architecture_of
 from transduce.cli import COMMANDS
 from transduce.experiments.presets import PRESETS
+from transduce.serving.server import create_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,11 +63,23 @@ def test_a_page_of_the_paper_links_its_code_and_the_site_shows_it(page: Path) ->
 def test_the_page_about_serving_lists_every_status_of_a_refusal() -> None:
     page = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\d, ]+) \|", page, flags=re.MULTILINE)
-    modules = sorted((ROOT / "src" / "transduce" / "serving").glob("*.py"))
-    code = "".join(each.read_text(encoding="utf-8") for each in modules)
-    used = {HTTPStatus[name] for name in re.findall(r"HTTPStatus\.([A-Z_]+)", code)}
-    used.add(HTTPStatus.NOT_FOUND)  # of Starlette
-    assert {str(status.value) for status in used} == set(", ".join(rows).split(", "))
+    listed = {int(status) for row in rows for status in row.split(", ")}
+    operations = create_app([]).openapi()["paths"]["/translate"].values()
+    documented = {int(each) for one in operations for each in one["responses"]} - {200}
+    requests = {
+        404: b"GET /no HTTP/1.0\r\n\r\n",
+        405: b"PUT /health HTTP/1.0\r\n\r\n",
+        414: b"GET /%s HTTP/1.0\r\n\r\n" % (b"a" * 20_000),
+        431: b"GET /health HTTP/1.0\r\na: %s\r\n\r\n" % (b"a" * 20_000),
+        501: b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n",
+        505: b"GET /health HTTP/2.0\r\n\r\n",
+    }
+    with running([]) as server:
+        for status, request in requests.items():
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(request)
+                assert client.recv(64).startswith(b"HTTP/1.1 %d " % status)
+    assert listed == documented | set(requests)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
 from transduce.experiments.dev_corpus import (
+    UNRELATED_CHRF,
     DevCorpus,
     DevHistory,
     DevScore,
@@ -164,15 +165,16 @@ def with_training(**settings: object) -> RunConfig:
     return replace(TINY, training=replace(TINY.training, **settings))
 
 
+def spoiled_average(members: Sequence[Checkpoint]) -> Checkpoint:
+    mean = average(members)
+    weights = {name: -weight for name, weight in mean.weights.items()}
+    return replace(mean, weights=weights)
+
+
 def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoiled(members: Sequence[Checkpoint]) -> Checkpoint:
-        mean = average(members)
-        weights = {name: -weight for name, weight in mean.weights.items()}
-        return replace(mean, weights=weights)
-
-    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled)
+    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled_average)
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(best_by="loss"), out, CPU, notes)
     [result] = notes.results
@@ -259,15 +261,14 @@ def test_the_best_checkpoint_must_beat_the_average_by_loss_too(
     assert history.beats_clearly({"bleu": bleu, "loss": loss}, mean) is expected
 
 
-def test_an_average_kept_despite_a_worse_score_causes_a_warning(
+def test_an_average_kept_despite_a_worse_loss_causes_a_warning(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DevHistory, "beats", lambda *_: True)
-    monkeypatch.setattr(DevHistory, "beats_clearly", lambda *_: False)
-    monkeypatch.setattr(DevHistory, "ranks_by_loss", lambda *_: True)
-    monkeypatch.setattr("transduce.experiments.dev_corpus.LOSS_TOLERANCE", -math.inf)
+    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled_average)
+    config = replace(with_training(keep_checkpoints=3), search=NEVER_RIGHT)
     out, notes = tmp_path / "run", Notes()
-    train(files, with_training(keep_checkpoints=3), out, CPU, notes)
+    train(files, config, out, CPU, notes)
+    assert max(score.quality.log["chrf"] for score in notes.scores) < UNRELATED_CHRF
     [warning] = notes.warnings
     assert "checkpoints has a higher loss on the dev corpus (" in warning
     assert warning.endswith(
