@@ -581,7 +581,8 @@ typedef struct td_decode_api {
      * live or `max_steps` steps are taken. The decoder must have the search's live
      * sentences with groups of beam_size, and sum attention if there is a coverage
      * penalty. `tokens` [live, group] are read first. Writes the number of steps to
-     * `num_steps`.
+     * `num_steps`. With AMX in int8, log-probabilities may differ in their last digits
+     * between one thread and several.
      *
      * If a step fails after others, the call returns TD_OK, and the next call reports
      * the failure. If the decoder cannot be reordered after a step, both handles can
