@@ -42,8 +42,8 @@ def load(folder: Path) -> tuple[Any, Any | None]:
     The functions are None if the library is missing. They are also None, and a warning
     is issued, if the library cannot be loaded or does not match its header.
     """
-    with suppress(OSError, AttributeError):
-        for types, header_hash in _interfaces(folder):
+    for types, header_hash in _interfaces(folder):
+        with suppress(OSError, AttributeError):
             loaded = types.dlopen(str(folder / LIBRARY))
             if types.string(loaded.td_header_hash()).decode() == header_hash:
                 return types, loaded
@@ -56,17 +56,27 @@ def load(folder: Path) -> tuple[Any, Any | None]:
 
 def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
     """Yield types with the hash of their header: from the build, then parsed here."""
-    if (path := folder / INTERFACE).is_file():
-        module: dict[str, Any] = {}
-        exec(path.read_bytes(), module)
-        yield module["ffi"], module["HEADER_HASH"]
-    if (path := folder / HEADER).is_file():
-        from cffi import FFI, CDefError
+    for name, read in ((INTERFACE, _built_interface), (HEADER, _parsed_header)):
+        if (path := folder / name).is_file():
+            found = None
+            with suppress(Exception):  # a damaged file may raise anything
+                found = read(path.read_bytes())
+            if found is not None:
+                yield found
 
-        text, parsed = path.read_bytes(), FFI()
-        with suppress(CDefError):
-            parsed.cdef(declarations(text.decode()))
-            yield parsed, hash_of(text)
+
+def _built_interface(source: bytes) -> tuple[Any, str]:
+    module: dict[str, Any] = {}
+    exec(source, module)
+    return module["ffi"], module["HEADER_HASH"]
+
+
+def _parsed_header(text: bytes) -> tuple[Any, str]:
+    from cffi import FFI
+
+    types = FFI()
+    types.cdef(declarations(text.decode()))
+    return types, hash_of(text)
 
 
 def library_folder() -> Path:

@@ -102,6 +102,17 @@ def test_interface_of_another_header_is_ignored(folder: Path) -> None:
     assert len(types.typeof(functions.td_load_isa).args) == 1
 
 
+@pytest.mark.parametrize("size", [0, 10, 2_000, -20])
+def test_the_header_is_read_in_place_of_a_truncated_interface(
+    folder: Path, size: int
+) -> None:
+    native_header.write_interface(folder / HEADER, folder / INTERFACE)
+    (folder / INTERFACE).write_bytes((folder / INTERFACE).read_bytes()[:size])
+    assert loaded(folder) is not None
+    (folder / HEADER).write_bytes((folder / HEADER).read_bytes()[:size])
+    refuses(folder)
+
+
 def test_the_interface_of_the_build_has_the_layout_of_the_header(folder: Path) -> None:
     parsed, _ = native.load(folder)
     native_header.write_interface(folder / HEADER, folder / INTERFACE)
