@@ -42,7 +42,11 @@ from transduce.experiments.corpus_check import (
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import RunConfig, require_task
-from transduce.experiments.run_folder import RunFiles, known_languages, needs_of_dev
+from transduce.experiments.run_folder import (
+    RunFiles,
+    faults_without_dev,
+    known_languages,
+)
 
 WIDTH = 80
 """Columns of the report without a terminal, so that output is the same everywhere."""
@@ -124,7 +128,7 @@ def check(
             number = report.training.pairs.total
             advice = advise(report)
     if not files.has_dev and usual_number(number) is None:
-        for message in needs_of_dev(run.training):
+        for message in faults_without_dev(run.training):
             raise ConfigError(message)
     if json_output:
         content = {"preset": name, **as_json(report, advice)}

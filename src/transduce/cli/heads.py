@@ -8,9 +8,9 @@ from transduce.analysis.heads import (
     SEED,
     as_report,
     grammar_sentences,
-    into_built_in,
     survey_annotated,
     survey_heads,
+    translator_and_pair,
     tree_pairs,
 )
 from transduce.cli.lines import into_language_of, warn_of_other_languages
@@ -95,7 +95,7 @@ def heads(
                 require_text(source[0], (pair.source for pair in corpus))
                 require_text(target[0], (pair.target for pair in corpus))
             else:
-                translator, pair = into_built_in(translator)
+                translator, pair = translator_and_pair(translator)
                 spoken = grammar_sentences(sentences, pair)
                 corpus = [
                     SentencePair(source=s.source, target=s.target) for s in spoken

@@ -20,7 +20,7 @@ from transduce.data.corpus_mixture import require_mixture
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import RunFiles, needs_of_dev
+from transduce.experiments.run_folder import RunFiles, faults_without_dev
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.pair_changes import TextAugmentationConfig
@@ -68,7 +68,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     training, is_parser = config.training, isinstance(files, TreebankFiles)
     will_have_dev = files.has_dev or config.evaluation.hold_out
     if not will_have_dev:
-        yield from needs_of_dev(training)
+        yield from faults_without_dev(training)
     metrics = ("auto", *files.metrics, "loss")
     if will_have_dev and training.best_by not in metrics:
         known = ", ".join(f'"{metric}"' for metric in metrics)

@@ -137,7 +137,7 @@ class RunFolder:
             corpus = _prepare(files, config, new, sibling_runs, encoder)
             if corpus.dev is None:  # there may be too few pairs to hold one out
                 config = config if start is None else without_default_patience(config)
-                for message in needs_of_dev(config.training):
+                for message in faults_without_dev(config.training):
                     raise ConfigError(message)
             model = replace(
                 config.model,
@@ -447,8 +447,8 @@ def _is_number(value: object, *kinds: type) -> bool:
     return type(value) in kinds and abs(value) < LARGEST  # type: ignore[arg-type] # a number
 
 
-def needs_of_dev(training: TrainingConfig) -> Iterator[str]:
-    """Yield refusals of the settings that need a dev corpus, if there is none."""
+def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
+    """Yield a message for each setting that needs a dev corpus, as there is none."""
     if training.patience is not None:
         yield (
             "`training.patience` needs a dev corpus, but there is none; add "

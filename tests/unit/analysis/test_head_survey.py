@@ -6,10 +6,10 @@ import torch
 from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.heads import (
     grammar_sentences,
-    into_built_in,
     maps_of,
     survey_annotated,
     survey_heads,
+    translator_and_pair,
 )
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import EncodedPair
@@ -104,7 +104,7 @@ def test_the_sentences_of_the_survey_are_in_the_models_languages(
     translator: Translator, source: str | None, target: str | None, pair: str
 ) -> None:
     translator.source_language, translator.target_language = source, target
-    assert into_built_in(translator) == (translator, pair)
+    assert translator_and_pair(translator) == (translator, pair)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_model_of_other_languages_needs_text(
 ) -> None:
     translator.source_language, translator.target_language = source, target
     with pytest.raises(RequestError, match=f"translates {named}; give text by"):
-        into_built_in(translator)
+        translator_and_pair(translator)
 
 
 def test_a_model_of_several_languages_is_surveyed_in_that_of_the_corpus(
@@ -136,7 +136,7 @@ def test_a_model_of_several_languages_is_surveyed_in_that_of_the_corpus(
     several = Translator(
         Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1), "cpu"
     )
-    translator, pair = into_built_in(several)
+    translator, pair = translator_and_pair(several)
     assert (translator.language_tag, pair) == (">>zh<<", "en-zh")
     sentences = grammar_sentences(4, "en-de")
     read: list[EncodedPair] = []
