@@ -435,7 +435,7 @@ def atomic_directory(
 def remove_folder(folder: Path) -> None:
     """Remove a folder; after a crash, no part of it is left under its name.
 
-    Of a symbolic link, the folder is removed to which it leads, as one is written.
+    A symbolic link is followed: its target is removed and the link stays.
     """
     folder = real_path(folder)
     going = folder.with_name(f".{folder.name}.transduce-gone")

@@ -390,8 +390,8 @@ def _refuse_settings(assignments: Sequence[str], options: Mapping[str, str]) -> 
             )
 
 
-def _sizes(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[bool]:
-    """Whether systems are small: one answer, or both before a corpus is downloaded."""
+def _values_of_is_small(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[bool]:
+    """Possible values of `is_small`: both before a corpus is downloaded, else one."""
     if size != "auto":
         return [size == "small"]
     return (
@@ -409,13 +409,13 @@ def _require_possible(
     for seed in options.seeds:
         with_seed(preset("base"), seed)
     faults: list[ConfigError] = []
-    sizes = _sizes(corpus, options.size)
-    for is_small in sizes:
+    possible = _values_of_is_small(corpus, options.size)
+    for is_small in possible:
         try:
             _system_configs(options, is_small=is_small)
         except ConfigError as error:
             faults.append(error)
-    if len(faults) == len(sizes):
+    if len(faults) == len(possible):
         raise faults[0]
 
 
@@ -471,7 +471,7 @@ def _train_table2(
         files = fetched(corpus, out / CORPUS)
         if isinstance(corpus, NamedCorpus) and not tests:
             tests = fetched_tests(corpus, out / CORPUS)
-        [is_small] = _sizes(files, options.size)
+        [is_small] = _values_of_is_small(files, options.size)
         configs = _system_configs(options, is_small=is_small)
         experiment = SystemExperiment(
             folder=out.absolute(),

@@ -316,7 +316,7 @@ class EnsembleRun:
     def discard_stale(self) -> None:
         """Remove translations by other models than the members have now.
 
-        The models that translate are recorded beside each translation.
+        Also records the members' models beside each translation that is to be made.
         """
         try:
             sums = {member.name: model_sum(member.path) for member in self.members}

@@ -121,9 +121,9 @@ class MarianSettings:
     max_positions: int
     """Maximum length of a sentence in tokens."""
     search: SearchConfig
-    """Search settings; None if the folder has none."""
+    """Search settings of the folder; greedy if it gives no number of beams."""
     languages: LanguagesConfig
-    """Languages that the folder names; None where it names none."""
+    """Languages that the folder names."""
     vocab_size: int
     """Rows of Marian's embedding of sources; those after its pieces are left out."""
     target_vocab_size: int

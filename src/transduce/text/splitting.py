@@ -440,8 +440,7 @@ class Segment:
     tags: SentenceTags | None = None
     """Markup within the sentence, if there is any."""
     is_adjacent: bool = False
-    """Whether two sentences stand side by side here, without space between them: the
-    one before, and this one or the next."""
+    """Whether a translation of the document may need a space before this segment."""
     is_kept: bool = False
     """Whether it is copied as a sentence with nothing to translate, or is the tags
     before one."""
