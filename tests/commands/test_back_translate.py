@@ -288,6 +288,13 @@ def test_old_pairs_are_removed_when_a_command_starts_over(
 ) -> None:
     arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
     succeeds(*arguments)
+    own = ("back-translated.en.gz", "back-translated.fr", "back-translated.clean")
+    for name in own:  # the user's
+        Path("out", name).touch()
+    report = json.loads(Path("out/report.json").read_text())
+    report["source"] = "back-translated.sv"  # of a model of other languages
+    Path("out/report.json").write_text(json.dumps(report))
+    Path("out/back-translated.sv").touch()
 
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -296,7 +303,8 @@ def test_old_pairs_are_removed_when_a_command_starts_over(
     assert "holds out/back-trans" in refuses("back-translate", teacher, *old)
     monkeypatch.setattr(Translator, "translate_stream", stopped)
     assert refuses(*arguments, "--beam-size", 2, "--force").startswith("Interrupted.")
-    assert sorted(os.listdir("out")) == ["settings.json", "translations.jsonl"]
+    begun = {"settings.json", "translations.jsonl"}
+    assert set(os.listdir("out")) == {*begun, *own}
 
 
 def test_a_folder_with_other_content_is_refused(refuses, teacher, mono) -> None:

@@ -350,9 +350,12 @@ def test_pairs_are_written_anew_for_another_language(
 ) -> None:
     shutil.copytree(finished, "out")
     language = ("languages.target=de-AT",)
+    own = {"distilled.en.gz", "distilled.clean.en", "distilled.fr"}  # the user's
+    for name in own:
+        Path("out", name).touch()
     succeeds(*arguments(teacher, "out", "--force"), *language)
     names = {each.name for each in Path("out").glob("distilled.*")}
-    assert names == {"distilled.en", "distilled.de-AT"}
+    assert names == {"distilled.en", "distilled.de-AT", *own}
     written = Path("out/distilled.de-AT").read_bytes()
     assert written == (finished / "distilled.de").read_bytes()
     assert load_model(Path("out/student")).target_language == "de-AT"

@@ -54,6 +54,7 @@ from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import tokenizer_settings
 from transduce.experiments.synthetic_text import (
     MAX_RATIO,
+    SETTINGS,
     TRANSLATIONS,
     Generation,
     InputFigures,
@@ -412,14 +413,17 @@ def _distill(
         "student": _student_settings(plan, hardware),
     }
     with locked_folder(out, settings):
-        record_settings(out, settings, partial(_discard, out), overwrite=overwrite)
+        pairs = _pair_paths(out, plan.student.languages)
+        discard = partial(_discard, out, pairs)
+        record_settings(out, settings, discard, overwrite=overwrite)
         files = _text(out, plan)
         text = InputText(paths=files.source, references=files.target)
         is_whole = files.source == plan.source
         total = (figures if is_whole else text.figures()).different
         _translate(out, text, translator, generation, observer, total)
         translator.close()  # its processes would take the training's cores
-        source, target = _select(out, plan, figures, observer)
+        source, target = pairs
+        _select(out, pairs, plan.drop_worst, figures, observer)
         files = replace(files, source=(source,), target=(target,))
         if encoder is None and tags and not is_run(out / STUDENT):
             learning = plan.student.tokenizer
@@ -538,19 +542,45 @@ def _student_settings(plan: DistillationPlan, hardware: Hardware) -> dict[str, A
     }
 
 
-def _discard(out: Path, step: str) -> None:
-    """Remove the result of a step."""
+def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
+    """Remove the result of a step.
+
+    A student of other languages than before has other files of pairs.
+    """
+    old = _recorded_pairs(out)
     match step:
         case "translation":
             (out / TRANSLATIONS).unlink(missing_ok=True)
         case "pairs":
-            # Those of other languages have other names.
-            for path in (out / PAIRS, *out.glob(f"{DISTILLED}.*")):
+            for path in {out / PAIRS, *pairs, *old}:
                 path.unlink(missing_ok=True)
         case "student":
             for name in (STUDENT, REPORT_FOLDER):
                 if (out / name).exists():
                     remove_folder(out / name)
+            for path in () if old == pairs else old:
+                path.unlink(missing_ok=True)
+
+
+def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:
+    """Return the files of the pairs, which end in their languages."""
+    source = out / f"{DISTILLED}.{languages.source or 'source'}"
+    return source, out / f"{DISTILLED}.{languages.target or 'target'}"
+
+
+def _recorded_pairs(out: Path) -> tuple[Path, ...]:
+    """Return the files of the pairs by the recorded settings; none without a record."""
+    if not (out / SETTINGS).is_file():
+        return ()
+    student = read_json(out / SETTINGS).get("student")
+    known = student if isinstance(student, dict) else {}
+    tags = {side: known.get(f"languages.{side}") for side in ("source", "target")}
+    if any(not isinstance(tag, str | None) for tag in tags.values()):
+        return ()
+    try:
+        return _pair_paths(out, LanguagesConfig(**tags))
+    except ConfigError:  # no languages
+        return ()
 
 
 def _files(plan: DistillationPlan) -> CorpusFiles:
@@ -593,22 +623,18 @@ def _translate(
 
 def _select(
     out: Path,
-    plan: DistillationPlan,
+    pairs: tuple[Path, Path],
+    drop_worst: float,
     figures: InputFigures,
     observer: DistillationObserver,
-) -> tuple[Path, Path]:
+) -> None:
     """Write the pairs to learn from, unless an earlier call has done it."""
-    languages = plan.student.languages
-    source = out / f"{DISTILLED}.{languages.source or 'source'}"
-    target = out / f"{DISTILLED}.{languages.target or 'target'}"
     record = out / PAIRS
-    if not all(path.is_file() for path in (record, source, target)):
-        _discard(out, "pairs")
-        pairs = write_kept(out / TRANSLATIONS, source, target, plan.drop_worst)
+    if not all(path.is_file() for path in (record, *pairs)):
+        counts = write_kept(out / TRANSLATIONS, *pairs, drop_worst)
         with atomic_file(record) as new:
-            new.write_text(json.dumps(pairs, indent=2) + "\n", encoding="utf-8")
+            new.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
     observer.selected(figures, read_json(record))
-    return source, target
 
 
 def _train(

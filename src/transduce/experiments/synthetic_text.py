@@ -665,9 +665,12 @@ def _back_translate(
         }
     }
 
+    source, target = synthetic_paths(folder, translator, text.paths)
+
     def discard(_step: str) -> None:
-        pairs = folder.glob(f"{BACK_TRANSLATED}.*")  # in whatever languages
-        for path in (folder / REPORT, *pairs, folder / TRANSLATIONS):
+        # The old pairs may be in other languages; the report of them goes last.
+        pairs = {*_reported_pairs(folder), source, target}
+        for path in (*pairs, folder / TRANSLATIONS, folder / REPORT):
             path.unlink(missing_ok=True)
 
     with locked_folder(folder, settings):
@@ -680,7 +683,6 @@ def _back_translate(
             on_progress(done, figures.different)
 
         translate_text(text, folder / TRANSLATIONS, translator, generation, count)
-        source, target = synthetic_paths(folder, translator, text.paths)
         pairs = write_kept(folder / TRANSLATIONS, target, source, drop_worst)
         result = BackTranslation(
             source=source, target=target, figures=figures, pairs=pairs
@@ -700,6 +702,21 @@ def _report(result: BackTranslation, folder: Path) -> None:
     }
     with atomic_file(folder / REPORT) as new:
         new.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _reported_pairs(folder: Path) -> list[Path]:
+    """Return the files of pairs that the report in a folder names; none without it."""
+    try:
+        report = read_json(folder / REPORT)
+    except CheckpointError:
+        return []
+    return [
+        folder / name
+        for name in (report.get("source"), report.get("target"))
+        if isinstance(name, str)
+        and name.startswith(f"{BACK_TRANSLATED}.")
+        and name == Path(name).name
+    ]
 
 
 def generation_settings(
