@@ -323,8 +323,10 @@ class EnsembleRun:
         except CheckpointError:  # a model was removed after it had translated
             return
         for path in map(self.translations, self.tests):
-            record = path.with_suffix(".json")
-            if not record.is_file() or read_json(record) != sums:
+            record, known = path.with_suffix(".json"), None
+            with suppress(CheckpointError):
+                known = read_json(record)
+            if known != sums:
                 path.unlink(missing_ok=True)
                 with atomic_file(record) as new:
                     new.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")

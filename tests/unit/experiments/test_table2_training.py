@@ -392,6 +392,13 @@ def test_an_ensemble_translates_again_after_a_member_was_trained_again(
         ensemble.translations(ensemble.tests[0]).write_text("\n".join(GOOD) + "\n")
         ensemble.discard_stale()
         assert ensemble.is_done
+    record = base.translations(base.tests[0]).with_suffix(".json")
+    record.write_text("{", encoding="utf-8")
+    base.discard_stale()
+    assert not base.is_done
+    base.translations(base.tests[0]).write_text("\n".join(GOOD) + "\n")
+    base.discard_stale()
+    assert base.is_done
     [member] = [run for run in runs if (run.row, run.seed) == ("base", 2)]
     (member.path / "averaged" / "model.safetensors").write_bytes(b"other weights")
     for ensemble in (gnmt, base):
