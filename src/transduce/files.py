@@ -3,12 +3,13 @@
 import ctypes
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
     return content
+
+
+def without_infinity(value: Any) -> Any:
+    """Replace infinity and NaN, which JSON lacks, by None, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: without_infinity(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinity(each) for each in value]
+    is_lacking = isinstance(value, float) and not math.isfinite(value)
+    return None if is_lacking else value
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:

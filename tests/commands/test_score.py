@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from transduce.decoding.native_decoder import EncodedSources, NativeModel
+from transduce.decoding.translator import Translator
+from transduce.metrics.scores import TargetScore
 
 
 @pytest.fixture
@@ -39,6 +41,22 @@ def test_json_lines_end_with_the_total(
         "perplexity": pytest.approx(math.exp(-log_probability / num_tokens)),
     }
     assert pairs[1]["num_tokens"] == 1  # the end token of an empty line
+
+
+def test_a_perplexity_that_is_too_large_is_null_in_json(
+    succeeds: Callable[..., str],
+    model: Path,
+    pair_options: tuple[object, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unlikely(
+        _: object, sources: list[str], targets: list[str]
+    ) -> list[TargetScore]:
+        return [TargetScore(log_probability=-1e6, num_tokens=1) for _ in targets]
+
+    monkeypatch.setattr(Translator, "score", unlikely)
+    *_, total = succeeds("score", model, "--jsonl", *pair_options).splitlines()
+    assert '"perplexity": null' in total
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

@@ -1,6 +1,8 @@
 """Files and folders are written whole or not at all, whatever fails."""
 
 import errno
+import json
+import math
 import os
 import shutil
 import stat
@@ -21,6 +23,7 @@ from transduce.files import (
     require_file,
     require_new_folder,
     require_place,
+    without_infinity,
 )
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -580,3 +583,9 @@ def test_force_names_the_command_of_another_folder_on_one_line(
         require_new_folder(tmp_path, force=True, made_by="quantize")
     assert f"the same command wrote, but this one {said}" in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_json_has_null_for_infinity_and_nan() -> None:
+    values = {"a": [1, math.inf, "x"], "b": {"c": (math.nan, 0.5, None)}}
+    text = json.dumps(without_infinity(values), allow_nan=False)
+    assert json.loads(text) == {"a": [1, None, "x"], "b": {"c": [None, 0.5, None]}}

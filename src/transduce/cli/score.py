@@ -20,6 +20,7 @@ from transduce.cli.terminal import Files, Force
 from transduce.decoding.translations import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
+from transduce.files import without_infinity
 from transduce.metrics.scores import TargetScore, perplexity
 from transduce.model_folder import model_sum
 from transduce.text.corpus import SentencePair, read_pairs
@@ -114,7 +115,7 @@ def _line(score: TargetScore, *, jsonl: bool) -> str:
     if not jsonl:
         return f"{score.log_probability:.6f}\n"
     line = {"log_probability": score.log_probability, "num_tokens": score.num_tokens}
-    return json.dumps(line) + "\n"
+    return json.dumps(without_infinity(line)) + "\n"
 
 
 def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str:
@@ -125,7 +126,7 @@ def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str
             "total_tokens": num_tokens,
             "perplexity": mean,
         }
-        return json.dumps(summary) + "\n"
+        return json.dumps(without_infinity(summary)) + "\n"
     return (
         f"# {counted(num_pairs, 'pair')}, {counted(num_tokens, 'token')}: "
         f"log-probability "

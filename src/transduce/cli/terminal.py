@@ -5,7 +5,6 @@ Only --force overwrites an output file.
 
 import atexit
 import json
-import math
 import os
 import re
 import sys
@@ -33,7 +32,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from transduce.errors import ConfigError, DataError, TransduceWarning, counted
-from transduce.files import atomic_directory, atomic_file, real_file, require_place
+from transduce.files import (
+    atomic_directory,
+    atomic_file,
+    real_file,
+    require_place,
+    without_infinity,
+)
 from transduce.files import require_new_folder as require_new_folder
 from transduce.report.report import Report, as_page, show, write_markdown
 
@@ -235,23 +240,13 @@ def finish_report(
         with atomic_directory(out, command, overwrite=overwrite) as folder:
             write_markdown(report, folder, name)
             (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
-            text = json.dumps(_in_json(figures), indent=2) + "\n"
+            text = json.dumps(without_infinity(figures), indent=2) + "\n"
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
     finally:
         show(report, console)
     plain_console().print(
         f"The report is in {out}: {name}.md, {name}.html, {name}.json."
     )
-
-
-def _in_json(figures: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None."""
-    if isinstance(figures, Mapping):
-        return {name: _in_json(each) for name, each in figures.items()}
-    if isinstance(figures, list | tuple):
-        return [_in_json(each) for each in figures]
-    is_lacking = isinstance(figures, float) and not math.isfinite(figures)
-    return None if is_lacking else figures
 
 
 Files = Annotated[

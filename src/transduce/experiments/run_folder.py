@@ -5,7 +5,6 @@ same name that describe one model (`MODEL_CONFIG` in `transduce.model_folder`).
 """
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +50,7 @@ from transduce.files import (
     remove_folder,
     require_place,
     require_without,
+    without_infinity,
 )
 from transduce.machine import Precision
 from transduce.model_folder import (
@@ -94,11 +94,6 @@ Value = TypeVar("Value", str, dict[str, Any])
 
 RunFiles = CorpusFiles | TreebankFiles
 """Files that a run is trained on."""
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:
@@ -304,7 +299,7 @@ class RunFolder:
         """Append an entry to the log."""
         path = self.path / LOG
         with named_errors(path), path.open("a", encoding="utf-8") as file:
-            entry = {"kind": kind, **{k: _finite(v) for k, v in values.items()}}
+            entry = without_infinity({"kind": kind, **values})
             file.write(json.dumps(entry) + "\n")
 
     def log_results(self, results: Iterable[Mapping[str, Any]]) -> None:
@@ -313,7 +308,7 @@ class RunFolder:
         They replace scores at the end that an older version had begun to log.
         """
         kept = [entry for entry in self.read_log() if entry["kind"] not in RESULTS]
-        finite = [{k: _finite(v) for k, v in entry.items()} for entry in results]
+        finite = [without_infinity(entry) for entry in results]
         self._write_log([*kept, *finite])
 
     def read_log(self) -> Iterator[dict[str, Any]]:

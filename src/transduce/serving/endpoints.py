@@ -1,7 +1,6 @@
 """Endpoints of the HTTP interface, and the server's metrics for Prometheus."""
 
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.decoding.parser import Parse
 from transduce.decoding.translator import Translator
 from transduce.errors import OverdueError, TransduceError, packages_for
+from transduce.files import without_infinity
 from transduce.model.config import AttentionKind
 from transduce.serving import messages
 from transduce.serving.admission import (
@@ -299,7 +299,7 @@ class Endpoints:
             messages.Score(
                 log_probability=each.log_probability,
                 num_tokens=each.num_tokens,
-                perplexity=each.perplexity if math.isfinite(each.perplexity) else None,
+                perplexity=without_infinity(each.perplexity),
             )
             for _, each in sorted(found, key=itemgetter(0))
         ]
