@@ -1,11 +1,10 @@
 """`transduce average`: mean of the weights of checkpoints."""
 
-import sys
 from pathlib import Path
 
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.terminal import Force, require_new_folder
+from transduce.cli.terminal import Force, require_new_folder, warn
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import (
     is_by_reward,
@@ -64,10 +63,9 @@ def average(
     mean = average_checkpoints(members)
     for folder in folders:
         if len(folders) > 1 and real_path(folder).name == AVERAGED:
-            print(
-                f"Warning: {folder} is an average itself, so its weight in the new "
-                "average is that of one checkpoint.",
-                file=sys.stderr,
+            warn(
+                f"{folder} is an average itself, so its weight in the new average is "
+                "that of one checkpoint."
             )
     save_model(mean, out, "average", overwrite=force)
     print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
@@ -95,9 +93,8 @@ def _members(path: Path, last: int | None) -> list[Path]:
         return last_of_phase(saved, training)
     members = saved[-last:]
     if len({is_by_reward(member, training) for member in members}) > 1:
-        print(
-            f"Warning: some of the last {last} checkpoints of {path} are from before "
-            "its updates by reward; leave out --last to average only those after.",
-            file=sys.stderr,
+        warn(
+            f"some of the last {last} checkpoints of {path} are from before its "
+            "updates by reward; leave out --last to average only those after."
         )
     return members

@@ -1,7 +1,6 @@
 """`transduce evaluate-parses`: EVALB's scores of predicted trees."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
+from transduce.cli.terminal import warn
 from transduce.data.treebank import read_both, read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
@@ -175,7 +175,7 @@ def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -
             "takes punctuation from the gold tree, --allow-dropped accepts it)."
         )
     for fault in dropped:
-        print(f"Warning: {fault}; the sentence is not scored.", file=sys.stderr)
+        warn(f"{fault}; the sentence is not scored.")
 
 
 def _faults(score: BracketScore) -> Iterator[str]:

@@ -1,10 +1,9 @@
 """`transduce import`: a model of another library, proven equal."""
 
-import sys
 from pathlib import Path
 
 from transduce.cli.export import proof_sentences
-from transduce.cli.terminal import Force, require_new_folder
+from transduce.cli.terminal import Force, require_new_folder, warn
 from transduce.errors import packages_for
 from transduce.text.languages import LanguagesConfig
 
@@ -72,6 +71,6 @@ def import_(
             proof = f"Proof: {found}"
             differing = differing_settings(folder)
         for each in differing:
-            print(f"Warning: {each}", file=sys.stderr)
+            warn(each)
     print(f"The model is in {out}.")
     print(f"{proof}.")

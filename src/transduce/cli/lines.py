@@ -29,6 +29,7 @@ from transduce.cli.terminal import (
     replaceable,
     require_new,
     unwritable_as_data_error,
+    warn,
     writer,
 )
 from transduce.decoding.translations import (
@@ -71,7 +72,7 @@ def warn_of_other_language(
     try:
         require_language_of_files(model, side, known, paths)
     except ConfigError as error:
-        print(f"Warning: {error}", file=sys.stderr)
+        warn(error)
 
 
 def warn_of_other_languages(
@@ -583,10 +584,9 @@ def write_translations(
         pace = Pace(windows=windows, on_line=count_line, first_line=first)
         for number, each in enumerate(translate(output, pace), start=first + 1):
             if each.num_parts > 1:
-                print(
-                    f"Warning: line {number:,} is too long, and is translated in "
-                    f"{each.num_parts} parts.",
-                    file=sys.stderr,
+                warn(
+                    f"line {number:,} is too long, and is translated in "
+                    f"{each.num_parts} parts."
                 )
             output.write("".join(line + "\n" for line in _lines(each, form)))
 
@@ -618,7 +618,7 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
     """
     config, dropped = own.changed(options)
     for each in (*dropped, *_pointless(config, options)):
-        print(f"Warning: {each}", file=sys.stderr)
+        warn(each)
     return config
 
 

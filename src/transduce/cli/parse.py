@@ -21,6 +21,7 @@ from transduce.cli.terminal import (
     Force,
     counted_lines,
     require_new,
+    warn,
     writer,
 )
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -153,10 +154,7 @@ def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
     """Yield the trees; a message names sentences that are too long."""
     for number, each in enumerate(parses, start=first):
         if each.is_overlong:
-            print(
-                f"Warning: line {number:,} is too long to parse, and its tree is flat.",
-                file=sys.stderr,
-            )
+            warn(f"line {number:,} is too long to parse, and its tree is flat.")
         yield each.tree
 
 

@@ -407,7 +407,7 @@ def _discard(descriptor: int) -> None:
 
 @contextmanager
 def warnings_as_sentences() -> Iterator[None]:
-    """Print the package's warnings, one a line, without the code that gives them."""
+    """Print the package's warnings by `warn`, without the code that gives them."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", TransduceWarning)
         show_other = warnings.showwarning
@@ -416,7 +416,7 @@ def warnings_as_sentences() -> Iterator[None]:
             message: Warning | str, category: type[Warning], *place: Any, **to: Any
         ) -> None:
             if issubclass(category, TransduceWarning):
-                print(f"Warning: {message}", file=sys.stderr)
+                warn(message)
             else:
                 show_other(message, category, *place, **to)
 
@@ -424,8 +424,13 @@ def warnings_as_sentences() -> Iterator[None]:
         yield
 
 
+def warn(message: object) -> None:
+    """Print a warning on standard error, like a message."""
+    print_message(f"Warning: {message}")
+
+
 def print_message(message: str) -> None:
-    """Print a final message on standard error, ignoring failures.
+    """Print a message on one line of standard error, ignoring failures.
 
     Control characters, such as a line end in the name of a file, are escaped.
     """

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -15,8 +16,10 @@ from transduce.cli.terminal import (
     ProgressDisplay,
     ProgressLine,
     finish_report,
+    warn,
+    warnings_as_sentences,
 )
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, TransduceWarning
 from transduce.report.report import Report, Section
 
 FIGURES = ("loss 5.123", "perplexity 168.0", "12,345 tokens/s")
@@ -128,3 +131,14 @@ def test_a_report_that_cannot_be_written_is_printed(
     with pytest.raises(CheckpointError, match="cannot be saved"):
         finish_report(report, {}, tmp_path / "file" / "out", "heads", overwrite=False)
     assert "All of them matter." in capsys.readouterr().out
+
+
+def test_a_warning_is_one_line_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with warnings_as_sentences():
+        warnings.warn("a file\nis old.", TransduceWarning, stacklevel=1)
+    warn("a file\x1b is old.")
+    assert capsys.readouterr().err == (
+        "Warning: a file\\nis old.\nWarning: a file\\x1b is old.\n"
+    )
