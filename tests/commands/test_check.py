@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 
@@ -291,3 +292,71 @@ def test_a_pipe_is_refused_since_a_check_reads_several_times(tmp_path, capsys):
         _check((tmp_path / "pipe", tmp_path / "pipe"), "--preset", "tiny")
     assert exit_.value.code == 2
     assert "pipe: a corpus must be a file, since it is read" in capsys.readouterr().err
+
+
+PATIENCE = ("--preset", "tiny", "--set", "training.patience=2")
+
+
+def written(name: str, lines: Iterable[str]) -> str:
+    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return name
+
+
+def numbered(name: str, number: int) -> tuple[str, str]:
+    """Two files of so many different pairs."""
+    lines = [f"{name} line {i}" for i in range(number)]
+    return written(f"{name}.en", lines), written(f"{name}.de", lines)
+
+
+def test_pairs_to_hold_out_are_counted_in_the_first_corpus_alone(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    few, many = numbered("few", 60), numbered("many", 750)
+    both = ("--corpus", "few", *few, "--corpus", "many", *many)
+    for command in (["check"], ["train", "--out", "run"]):
+        said = _fail(capsys, [*command, *both, *PATIENCE])
+        assert "`training.patience` needs a dev corpus, but there is none" in said
+    main(["check", "--corpus", "many", *many, "--corpus", "few", *few, *PATIENCE])
+    assert "Training would start." in capsys.readouterr().out
+
+
+def test_only_different_translated_sources_can_be_held_out(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    source = written("a.en", (f"line {i % 150}" for i in range(600)))
+    target = written("a.de", (f"Zeile {i}" for i in range(600)))
+    said = _fail(capsys, ["check", "--source", source, "--target", target, *PATIENCE])
+    assert "`training.patience` needs a dev corpus, but there is none" in said
+
+
+def test_only_different_trees_can_be_held_out(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree = "(S (NP (DT the) (NN dog{})) (VP (VBZ barks)))"
+    trees = written("a.trees", (tree.format(i % 150) for i in range(600)))
+    said = _fail(capsys, ["check", "--trees", trees, *PATIENCE])
+    assert "`training.patience` needs a dev corpus, but there is none" in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--dev-target", "dev.es"),
+        ("--dev-target", "dev.de", "--set", "languages.target=es"),
+    ],
+)
+def test_a_language_that_no_corpus_has_is_refused_as_training_does(
+    options, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"line {i}" for i in range(20)]
+    for name in ("a.en", "a.de", "a.fr", "dev.en", "dev.es", "dev.de"):
+        written(name, lines)
+    both = ["--corpus", "one", "a.en", "a.de", "--corpus", "two", "a.en", "a.fr"]
+    call = [*both, "--preset", "tiny", "--dev-source", "dev.en"]
+    for command in (["check"], ["train", "--out", "run"]):
+        said = _fail(capsys, [*command, *call, *options])
+        assert "must be one of the model's, but is 'es'" in said
+    main(["check", *call, "--dev-target", "dev.de"])
+    assert "Training would start." in capsys.readouterr().out

@@ -21,7 +21,7 @@ from transduce.cli.options import (
     text_files,
 )
 from transduce.cli.terminal import BoundedConsole, Files, error_console, program
-from transduce.data.corpus_files import CorpusFiles, usual_number
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError, counted
@@ -44,8 +44,10 @@ from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import RunConfig, require_task
 from transduce.experiments.run_folder import (
     RunFiles,
+    can_hold_out,
     faults_without_dev,
     known_languages,
+    require_dev_sets,
 )
 
 WIDTH = 80
@@ -121,15 +123,12 @@ def check(
         refuse_contradictions(run, files)
         if isinstance(files, TreebankFiles):
             report = check_treebank(files, run)
-            number = report.training.trees
             advice = advise_on_treebank(report)
         else:
             report = check_corpus(files, run)
-            number = report.training.pairs.total
             advice = advise(report)
-    if not files.has_dev and usual_number(number) is None:
-        for message in faults_without_dev(run.training):
-            raise ConfigError(message)
+        if not any(each.is_refusal for each in advice):  # or the report says why
+            _refuse_dev(files, run)
     if json_output:
         content = {"preset": name, **as_json(report, advice)}
         print(json.dumps(content, indent=2, default=str))
@@ -138,6 +137,18 @@ def check(
         label = name if preset else f"{name}, which fits a corpus of this size"
         CorpusDisplay(console, label).show(report, advice)
     refuse(advice)
+
+
+def _refuse_dev(files: RunFiles, run: RunConfig) -> None:
+    """Raise an error if training would refuse the dev corpus, or needs a missing one.
+
+    The corpus must be one that training accepts.
+    """
+    if isinstance(files, CorpusFiles):
+        require_dev_sets(files, run)
+    faults = [] if files.has_dev else list(faults_without_dev(run.training))
+    if faults and not can_hold_out(files, run.training.seed):
+        raise ConfigError(faults[0])
 
 
 def train_command(files: CorpusFiles) -> str:

@@ -457,6 +457,14 @@ def choose(
     return Choice(parts=parts, num_read=num_read, seed=seed)
 
 
+def choose_dev(files: CorpusFiles, seed: int) -> Choice | None:
+    """Choose the sources of a dev corpus, of a mixture in its first corpus.
+
+    Returns None if there are too few pairs. `DataError` if a file cannot be used.
+    """
+    return choose(_translated_sources(*files.sides[0]), None, seed)
+
+
 def _key(source: str, seed: int) -> bytes:
     """Hash of a source and a seed, regardless of white space."""
     text = " ".join(source.split()).encode()
@@ -471,11 +479,11 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
     """
     for sides in files.sides:
         require_files(chain(*sides))
-    source, target = files.sides[0]
-    choice = choose(_translated_sources(source, target), None, seed)
+    choice = choose_dev(files, seed)
     if choice is None:
         return None
     folder.mkdir()
+    source, target = files.sides[0]
     dev = _outputs(folder, "dev")
     parts = [_outputs(folder, "training")]
     parts += [_outputs(folder, f"training-{i}") for i in range(1, len(files.sides))]

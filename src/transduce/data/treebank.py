@@ -254,11 +254,9 @@ def prepare_treebank(
     """
     trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
-    is_held_out = False
-    if held_out_by is not None:
-        sentences = [" ".join(tree.words) for tree in trees]
-        if (parts := hold_out(trees, sentences, held_out_by)) is not None:
-            (trees, dev_trees), is_held_out = parts, True
+    parts = None if held_out_by is None else hold_out_trees(trees, held_out_by)
+    if parts is not None:
+        trees, dev_trees = parts
     tokenizer: TokenizerConfig | Tokenizer
     if isinstance(vocabulary, PairEncoder) and vocabulary.symbols is not None:
         tokenizer, symbols = vocabulary.tokenizer, vocabulary.symbols
@@ -284,7 +282,14 @@ def prepare_treebank(
     if dev_trees:
         write_lines(folder / DEV_TREES, map(str, dev_trees))
     shutil.rmtree(text)
-    return replace(corpus, is_held_out=is_held_out)
+    return replace(corpus, is_held_out=parts is not None)
+
+
+def hold_out_trees(
+    trees: Sequence[Tree], seed: int
+) -> tuple[list[Tree], list[Tree]] | None:
+    """Divide trees into training and dev by their sentences; None if too few."""
+    return hold_out(trees, [" ".join(tree.words) for tree in trees], seed)
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:

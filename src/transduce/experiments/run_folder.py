@@ -18,6 +18,7 @@ from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
 from transduce.data.corpus_files import (
     MAIN_DEV,
     CorpusFiles,
+    choose_dev,
     hold_out_pairs,
     read_through,
 )
@@ -35,7 +36,9 @@ from transduce.data.prepared_corpus import (
 from transduce.data.treebank import (
     DEV_TREES,
     TreebankFiles,
+    hold_out_trees,
     prepare_treebank,
+    read_treebank,
 )
 from transduce.errors import CheckpointError, ConfigError, DataError, VersionError
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
@@ -64,7 +67,12 @@ from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.corpus import read_pairs
 from transduce.text.languages import LanguagesConfig, guess, guess_all
-from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
+from transduce.text.tokenizer import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+    own_target_size,
+)
 from transduce.text.vocabulary import find_language_tag, language_tags
 from transduce.training.config import TrainingConfig
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
@@ -462,6 +470,16 @@ def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
         )
 
 
+def can_hold_out(files: RunFiles, seed: int) -> bool:
+    """Whether there is enough text to hold a dev corpus out of it, as a run does.
+
+    `DataError` if a file cannot be used.
+    """
+    if isinstance(files, TreebankFiles):
+        return hold_out_trees(read_treebank(files.trees), seed) is not None
+    return choose_dev(files, seed) is not None
+
+
 def without_default_patience(config: RunConfig) -> RunConfig:
     """Settings of a run from a model without a dev corpus, which patience needs.
 
@@ -537,14 +555,8 @@ def _prepare(
             sibling_runs,
             seed,
         )
-    tags = language_tags(files.tags)
-    if encoder is not None:
-        tags = encoder.tokenizer.language_tags
-    languages = dev_languages(config, files.absolute_names(), has_tags=bool(tags))
     # Find faults before any work.
-    if tags and config.languages.target is not None:
-        find_language_tag(config.languages.target, tags)
-    _require_dev_sets(files, languages, tags)
+    languages = require_dev_sets(files, config, encoder.tokenizer if encoder else None)
     parts = None
     if seed is not None:
         parts = hold_out_pairs(files, folder / "text", seed)
@@ -588,10 +600,18 @@ def dev_languages(
     return [language or usual for language in (main, *map(guess, further))]
 
 
-def _require_dev_sets(
-    files: CorpusFiles, languages: Sequence[str | None], tags: Sequence[str]
-) -> None:
-    """Raise an error if a dev set has no text, or a language that the model lacks."""
+def require_dev_sets(
+    files: CorpusFiles, config: RunConfig, tokenizer: Tokenizer | None = None
+) -> list[str | None]:
+    """Return the target language of each dev set, as `dev_languages` does.
+
+    Raises an error if a dev set has no text, or if the run or a dev set has a language
+    that the model lacks. A tokenizer is given if none is learned.
+    """
+    tags = tokenizer.language_tags if tokenizer else language_tags(files.tags)
+    languages = dev_languages(config, files.absolute_names(), has_tags=bool(tags))
+    if tags and config.languages.target is not None:
+        find_language_tag(config.languages.target, tags)
     main = (files.dev_source, files.dev_target)
     further = [((dev.source,), (dev.target,)) for dev in files.dev_sets]
     for (source, target), language in zip((main, *further), languages, strict=True):
@@ -608,6 +628,7 @@ def _require_dev_sets(
         if tags and language is not None:
             what = f"{target[0]}: the target language of a dev set"
             find_language_tag(language, tags, what)
+    return languages
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
