@@ -54,7 +54,7 @@ def test_systems_are_trained_and_added(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--systems", "lstm"), "did you mean"),
+        (("--systems", "lstm"), "There is no system `lstm`; known are bytenet, "),
         (("--steps", "0"), "`--steps` must be at least 1"),
         (("--set", "model.dropout=0"), "use --size, --scale and --match"),
         (("--set", "model={dropout=0}"), "`model.dropout` must not be changed by --"),
