@@ -26,6 +26,15 @@ def options(folder: Path, language: str, ending: str) -> tuple[object, ...]:
     return ("--source", source, "--target", target, *dev, "--out", folder / "run")
 
 
+@pytest.fixture
+def without_mecab(
+    import_anew: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hide the package that splits Japanese into words."""
+    import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+
+
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "by its script"])
 @pytest.mark.parametrize("language", TEXTS)
 def test_training_scores_by_the_tokenizer_of_the_language(
@@ -52,27 +61,19 @@ def test_a_setting_chooses_another_tokenizer(
     assert ", sacreBLEU (char) " in succeeds(*TINY, *files, *chosen)
 
 
+@pytest.mark.usefixtures("without_mecab")
 def test_a_missing_package_is_reported_before_training(
-    refuses: Callable[..., str],
-    tmp_path: Path,
-    import_anew: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    refuses: Callable[..., str], tmp_path: Path
 ) -> None:
-    import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
-    monkeypatch.setitem(sys.modules, "MeCab", None)
     said = refuses(*TINY, *options(tmp_path, "ja", ".ja"))
     assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("without_mecab")
 def test_a_package_that_a_further_dev_set_needs_is_reported_before_training(
-    refuses: Callable[..., str],
-    tmp_path: Path,
-    import_anew: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    refuses: Callable[..., str], tmp_path: Path
 ) -> None:
-    import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
-    monkeypatch.setitem(sys.modules, "MeCab", None)
     texts = {"en": ENGLISH, "de": ENGLISH, "ja": TEXTS["ja"]}
     for ending, lines in texts.items():
         (tmp_path / f"text.{ending}").write_text("\n".join(lines), encoding="utf-8")
