@@ -144,7 +144,7 @@ def own_micro_batches(
 
 
 AT_ONCE = 2
-"""Number of batches that are computed at once. Of more, only one could run Python."""
+"""Number of batches that are computed at once; Python code runs in one at a time."""
 MAX_FLOPS_AT_ONCE = 5 * 10**10
 """FLOPs of the largest batch that is computed beside another. Larger ones take long
 native calls and much memory."""
@@ -410,7 +410,7 @@ class GraphedGradients:
         return losses
 
     def _graph(self, batch: PackedBatch) -> "_GradientGraph | None":
-        """Return the graph of a batch's shape; None if there is none, nor to be one."""
+        """Return the graph of a batch's shape, made if it is due; None without one."""
         shape = batch.shape
         if shape in self._graphs or self._is_full:
             return self._graphs.get(shape)

@@ -104,7 +104,7 @@ class BatchLoss(nn.Module):
         return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
 
     def _trained_loss(self, batch: Batch) -> Loss:
-        """Return the losses of a batch in training, but for those of mixtures."""
+        """Return the losses of a batch in training, without the auxiliary loss."""
         # Unlike the paper: two passes over a batch, which differ by their dropout, can
         # be trained to predict the same (Liang et al., 2021). Off by default:
         # `training.consistency`.
@@ -152,9 +152,9 @@ class BatchLoss(nn.Module):
         return self._loss(states, batch.target_out)
 
     def _guided_cross_entropy(self, batch: Batch, num_passes: int = 1) -> Loss:
-        """Return the losses of a batch with that of guided attention, if any.
+        """Return the losses of a batch, with that of guided attention, if there is one.
 
-        They are means of the passes over each pair that the batch has.
+        A batch may have each pair `num_passes` times; losses are means of the passes.
         """
         consistency = self._consistency if num_passes > 1 else 0.0
         if self._guidance is None:
@@ -166,7 +166,7 @@ class BatchLoss(nn.Module):
         return replace(loss, smoothed=guided)
 
     def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:
-        """Loss of the model itself in the last pass over a batch."""
+        """Return the auxiliary loss of the last pass over a batch; 0 without one."""
         if not isinstance(self.model, AuxiliaryLoss):
             return 0.0
         return (batch.target_out != PAD).sum() * self.model.auxiliary_loss()
@@ -241,9 +241,9 @@ class GuidedAttention:
     weight: float
     """Weight of this loss relative to the cross-entropy."""
     begins_word: Bool[Tensor, " source_vocab"]
-    """For each source id, the result of `word_beginnings`."""
+    """Whether each source id begins a word: the result of `word_beginnings`."""
     takes_word: Bool[Tensor, " target_vocab"]
-    """For each target id, whether it stands for the next word."""
+    """Whether each target id stands for the next word."""
 
     def next_word(
         self,

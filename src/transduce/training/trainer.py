@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from operator import add, attrgetter
 from pathlib import Path
@@ -63,11 +63,11 @@ DIVERGENCE = 1.0
 RISE = 0.2
 """Rise of the recent loss that may be the beginning of divergence."""
 REWARD_SHARE = 0.5
-"""Share of the safe memory that a micro-batch with its samples takes: a trial tells
-their memory less exactly than that of a batch."""
+"""Share of the safe memory for a micro-batch with its samples, whose memory a trial
+predicts less exactly than that of a batch."""
 MAX_REWARD_BATCHES = 2
-"""Most positions of a micro-batch with its samples, in batches with the samples of all
-their pairs: samples can be longer than references, so one could be less than all."""
+"""Largest micro-batch with its samples, in batches whose pairs all have samples as long
+as their references. More than one, because samples can be longer."""
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 
@@ -128,8 +128,8 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
-    """Time until its figures were read, from its start, or from the reading of the
-    figures of the update before if that was later."""
+    """Seconds since the update started, or since the figures of the one before were
+    read, if that was later."""
     shares: Mapping[str, float] | None = None
     """Share of each corpus of a mixture in the pairs of this stage so far; None without
     a mixture."""
@@ -217,15 +217,15 @@ class Trainer:
     ) -> MicroBatchSize:
         """Find how much of an update fits in memory, and split updates accordingly.
 
-        `max_positions` is an upper bound. `reward_positions` are those of an earlier
-        start of the run, which stay if they fit. All processes agree on the numbers of
-        positions; time and memory are those of this process. Raises `ConfigError` if
-        not even one pair fits.
+        `max_positions` is an upper bound. `reward_positions` is the number that an
+        earlier start of the run used in updates by reward; it is kept if it fits. All
+        processes agree on both numbers; time and memory are those of this process.
+        Raises `ConfigError` if not even one pair fits.
         """
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
             compile_error = self.compile_layers()
-        moments = self._optimizer.missing_moments()
+        moments = self._optimizer.missing_moments()  # which an update needs as well
         sharing = self._processes.count_here
         found = find_micro_batch(
             self._batch_loss,
@@ -234,43 +234,49 @@ class Trainer:
             sharing,
             self.gradients.graphs,
         )
-        found = replace(found, compile_error=compile_error)
-        num_fitting = (
-            SAFE_SHARE * self._hardware.free_bytes(sharing) / max(found.growth_bytes, 1)
-        )
-        self._fits_beside_another = num_fitting >= AT_ONCE
+        free_bytes = self._hardware.free_bytes(sharing)
         del moments
-        # All processes must split alike, or two would process the same pair.
-        bound = float(found.max_positions) if found.was_cut else math.inf
-        bound = min(bound, math.inf if max_positions is None else float(max_positions))
-        bound = self._processes.all_reduce_min(bound, self._hardware.device)
-        self._max_positions = None if math.isinf(bound) else int(bound)
+        num_fitting = SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
+        self._fits_beside_another = num_fitting >= AT_ONCE
+        bounds = [found.max_positions] if found.was_cut else []
+        bounds += [] if max_positions is None else [max_positions]
+        self._max_positions = self._smallest(min(bounds, default=None))
         if self._max_positions is not None:
             found = replace(found, max_positions=self._max_positions, was_cut=True)
         if self._config.reward != "none":
             fitting = self._positions_by_reward(found, num_fitting, reward_positions)
-            agreed = self._processes.all_reduce_min(
-                float(fitting), self._hardware.device
-            )
-            self._reward_positions = int(agreed)
-        return replace(found, reward_positions=self._reward_positions)
+            self._reward_positions = self._smallest(fitting)
+        return replace(
+            found, compile_error=compile_error, reward_positions=self._reward_positions
+        )
+
+    def _smallest(self, max_positions: int | None) -> int | None:
+        """Return the smallest bound of all processes; None is no bound.
+
+        All must split updates alike, or two would process the same pair.
+        """
+        bound = math.inf if max_positions is None else float(max_positions)
+        bound = self._processes.all_reduce_min(bound, self._hardware.device)
+        return None if math.isinf(bound) else int(bound)
 
     def _positions_by_reward(
         self, found: MicroBatchSize, num_fitting: float, earlier: int | None
     ) -> int:
         """Return how many positions to compute at a time in an update by reward.
 
-        They include those of the samples, and take at most `REWARD_SHARE` of the free
-        memory. The number of an `earlier` start stays if it fits at all.
+        They include those of the samples. `num_fitting` is the number of batches of
+        `found` that fit in the safe memory. The number of an `earlier` start is kept if
+        it fits; a new one takes at most `REWARD_SHARE` of that memory.
         """
-        longest, config = self._longest_positions, self._config
+        config, batch = self._config, self._longest_positions
         # The trial had `num_passes` passes, and an update by reward has one.
         num_batches = max(num_fitting * config.num_passes, 1.0)
-        safe = found.max_positions if found.was_cut else num_batches * longest
-        if earlier is not None and earlier <= safe:
+        fitting = found.max_positions if found.was_cut else num_batches * batch
+        if earlier is not None and earlier <= fitting:
             return earlier
-        most = MAX_REWARD_BATCHES * (config.reward_samples + 1) * longest
-        return max(int(min(REWARD_SHARE * safe, most)), 1)
+        batch_with_samples = batch * (1 + config.reward_samples)
+        most = MAX_REWARD_BATCHES * batch_with_samples
+        return max(int(min(REWARD_SHARE * fitting, most)), 1)
 
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""
@@ -479,17 +485,12 @@ class Trainer:
         started = time.perf_counter()
         self._optimizer.zero_grad()
         rate = self._learning_rate()
-        rewarded = self._config.is_by_reward(self.progress.step)
-        flops_of_samples = 0
-        if rewarded:
-            sampled = [self._with_samples(each) for each in loaded]
-            flops_of_samples = self._sample_flops(sampled)
-            loaded = iter(sampled)
-            without_dropout(self.model)
-        elif not self.model.training:  # setting each module takes a while
-            self.model.train()
-        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
-        flops *= 1 if rewarded else self._config.num_passes
+        is_by_reward = self._config.is_by_reward(self.progress.step)
+        loaded, flops = (
+            self._begin_by_reward(update, loaded)
+            if is_by_reward
+            else self._begin_by_likelihood(update, loaded)
+        )
         at_once = self._num_at_once(update, flops)
         losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm
@@ -498,37 +499,64 @@ class Trainer:
         read = self._hardware.read_later(torch.stack([*losses, *norms]))
         self.progress = replace(
             self.progress,
-            flops=self.progress.flops + flops + flops_of_samples,
+            flops=self.progress.flops + flops,
             corpus_pairs=self._corpus_pairs(update),
         )
-        num_tokens = update.num_source_tokens + update.num_target_tokens
-        progress, stage = self.progress, self._stage()
-        shares_of_corpora = self._shares_of_corpora()
-        padding = (
-            0.0 if self._packs(progress.step) else 1 - num_tokens / update.num_positions
+        report_of = partial(
+            StepReport,
+            step=self.progress.step,
+            epoch=self.progress.epoch,
+            learning_rate=rate,
+            num_source_tokens=update.num_source_tokens,
+            num_target_tokens=update.num_target_tokens,
+            padding=self._padding(update),
+            flops=self.progress.flops,
+            shares=self._shares_of_corpora(),
+            stage=self._stage(),
         )
 
         def report() -> StepReport:
             smoothed, likelihood, reward, *norm = read()
             before, self._reported_at = self._reported_at, time.perf_counter()
-            return StepReport(
-                step=progress.step,
-                epoch=progress.epoch,
+            return report_of(
                 loss=smoothed / update.num_target_tokens,
                 perplexity=perplexity(-likelihood, update.num_target_tokens),
-                learning_rate=rate,
                 gradient_norm=norm[0] if norm else None,
-                reward=reward / len(update.target_lengths) if rewarded else None,
-                num_source_tokens=update.num_source_tokens,
-                num_target_tokens=update.num_target_tokens,
-                padding=padding,
-                flops=progress.flops,
+                reward=reward / len(update.target_lengths) if is_by_reward else None,
                 seconds=self._reported_at - max(started, before),
-                shares=shares_of_corpora,
-                stage=stage,
             )
 
         return report
+
+    def _begin_by_likelihood(
+        self, update: Update, loaded: Iterator[LoadedMicroBatch]
+    ) -> tuple[Iterator[LoadedMicroBatch], int]:
+        """Turn on dropout; return the micro-batches and the FLOPs of the update."""
+        if not self.model.training:  # setting each module takes a while
+            self.model.train()
+        return loaded, self._config.num_passes * self._pass_flops(update)
+
+    def _begin_by_reward(
+        self, update: Update, loaded: Iterator[LoadedMicroBatch]
+    ) -> tuple[Iterator[LoadedMicroBatch], int]:
+        """Draw samples of all micro-batches, and turn off dropout.
+
+        Returns the micro-batches with their samples, and the FLOPs of the update.
+        """
+        sampled = [self._with_samples(each) for each in loaded]
+        without_dropout(self.model)
+        return iter(sampled), self._pass_flops(update) + self._sample_flops(sampled)
+
+    def _pass_flops(self, update: Update) -> int:
+        """FLOPs of an update with one pass over its pairs."""
+        return self.model.update_flops(update.source_lengths, update.target_lengths)
+
+    def _padding(self, update: Update) -> float:
+        """Return the share of positions that are padding in the present update."""
+        if self._packs(self.progress.step):
+            return 0.0
+        num_tokens = update.num_source_tokens + update.num_target_tokens
+        return 1 - num_tokens / update.num_positions
 
     def _num_at_once(self, update: Update, flops: int) -> int:
         """Return how many micro-batches to compute at once in an update of `flops`."""
