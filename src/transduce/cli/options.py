@@ -69,22 +69,27 @@ def corpora_of(words: tuple[str, ...]) -> tuple[CorpusConfig, ...]:
                 "--corpus must have NAME SOURCE TARGET [WEIGHT], and a name that is no "
                 f"number, but one has only `{' '.join(described)}`."
             )
-        name, source, target = described
-        given: dict[str, Any] = {"name": name, "source": source, "target": target}
+        given: dict[str, Any] = dict(
+            zip(("name", "source", "target"), described, strict=True)
+        )
         while rest and (_is_number(rest[0]) or SETTING.match(rest[0])):
-            word = rest.pop(0)
-            key, value = word.split("=", 1) if "=" in word else ("weight", word)
-            if key in given:
-                number = "" if "=" in word else "; no number can be a corpus's name"
-                raise ConfigError(
-                    f"--corpus {name}: `{key}` must be given once, but `{word}` gives "
-                    f"it again{number}."
-                )
-            is_weight = key == "weight" and _is_number(value)
-            given[key] = float(value) if is_weight else value
+            _add_setting(given, rest.pop(0))
         mixture = apply_mapping(RunConfig(), {"corpora": [given]}, "--corpus: ")
         corpora += mixture.corpora
     return tuple(corpora)
+
+
+def _add_setting(corpus: dict[str, Any], word: str) -> None:
+    """Add a word such as `tag=bt`, or a weight, to the settings of a corpus."""
+    key, value = word.split("=", 1) if "=" in word else ("weight", word)
+    if key in corpus:
+        number = "" if "=" in word else "; no number can be a corpus's name"
+        raise ConfigError(
+            f"--corpus {corpus['name']}: `{key}` must be given once, but `{word}` "
+            f"gives it again{number}."
+        )
+    is_weight = key == "weight" and _is_number(value)
+    corpus[key] = float(value) if is_weight else value
 
 
 def dev_sets_of(words: tuple[str, ...]) -> tuple[DevSet, ...]:

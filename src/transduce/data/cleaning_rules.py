@@ -377,16 +377,21 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
         # Fast, and enough for nearly all text.
         if sum(map(eq, units[length:], units)) < length * max_repeats:
             continue
-        run = most = end = 0
-        for position in range(length, len(units)):
-            run = run + 1 if units[position] == units[position - length] else 0
-            if run > most:
-                most, end = run, position
-        times = most // length + 1
-        if times > max_repeats and times > found[0]:
-            phrase = units[end + 1 - length : end + 1]
+        times, end = _most_in_a_row(units, length)
+        if times > max(max_repeats, found[0]):
+            phrase = units[end - length : end]
             found = times, ("" if is_unspaced else " ").join(phrase)
     return found if found[0] else None
+
+
+def _most_in_a_row(units: Sequence[str], length: int) -> tuple[int, int]:
+    """Return how often a phrase is in a row at most, and where its last one ends."""
+    run = most = end = 0
+    for position in range(length, len(units)):
+        run = run + 1 if units[position] == units[position - length] else 0
+        if run > most:
+            most, end = run, position + 1
+    return most // length + 1, end
 
 
 def shown(text: str) -> str:

@@ -249,12 +249,11 @@ def read_options(text: str, path: Path) -> Options:
         if not content:
             continue
         if line[0] in " \t-":
-            if content != "[]" and not content.startswith("- "):
-                continue  # a nested table; no option that is read here has one
-            listed = options.get(name)
-            items = listed if isinstance(listed, list) else []
-            more = [_unquoted(content[2:])] if content != "[]" else []
-            options[name] = [*items, *more]
+            # Anything else is a nested table, and no option that is read here has one.
+            if content == "[]" or content.startswith("- "):
+                item = [] if content == "[]" else [_unquoted(content[2:])]
+                listed = options.get(name)
+                options[name] = [*listed, *item] if isinstance(listed, list) else item
             continue
         name, colon, value = content.partition(":")
         if not colon:
@@ -262,13 +261,16 @@ def read_options(text: str, path: Path) -> Options:
                 f"{path}: must hold options such as `beam-size: 6`, but has the line "
                 f"{shown(content)}; the file is damaged."
             )
-        value = value.strip()
-        if value.startswith("["):
-            inner = value.strip("[]").split(",")
-            options[name] = [_unquoted(each) for each in inner if each.strip()]
-        else:
-            options[name] = _unquoted(value)
+        options[name] = _option_value(value.strip())
     return options
+
+
+def _option_value(text: str) -> str | list[str]:
+    """Return the scalar or the list that an option has on its own line."""
+    if not text.startswith("["):
+        return _unquoted(text)
+    items = text.strip("[]").split(",")
+    return [_unquoted(each) for each in items if each.strip()]
 
 
 def _unquoted(text: str) -> str:
@@ -562,10 +564,12 @@ def _stacks(
     for stack, depth in depths.items():
         for i in range(depth):
             layer = _layer(unread, config, f"{stack}_l{i + 1}", stack == "decoder")
-            for name, weight, is_written in layer:
-                permuted = weight[order] if is_written else weight
-                if weight.dim() == 2 and not is_written:
-                    permuted = weight[:, order]
+            for name, weight, writes in layer:
+                # The model's width is the axis of outputs or, of a matrix, of inputs.
+                if writes:
+                    permuted = weight[order]
+                else:
+                    permuted = weight[:, order] if weight.dim() == 2 else weight
                 yield f"{stack}_layers.{i}.{name}", permuted
         if config.norm == "pre":
             for kind, theirs in (("weight", "scale"), ("bias", "bias")):
@@ -761,17 +765,8 @@ def _spm_side(path: Path) -> _Side:
 
 
 def _listed_side(path: Path, model: Path) -> _Side:
-    """Read a word list, `piece: id` line by line, or JSON."""
-    text = _text(path)
-    ids: dict[str, Any] = {}
-    if text.lstrip().startswith("{"):
-        ids = dict(read_json(path))
-    else:
-        for line in text.split("\n"):
-            name, _, number = line.rpartition(":")
-            if line.strip():
-                is_id = re.fullmatch(r"\s*[0-9]{1,9}\s*", number)
-                ids[_unquoted(name)] = int(number) if is_id else None
+    """Read one side's pieces from a word list, and its control symbols from a model."""
+    ids = _listed_ids(path)
     pieces = {i: piece for piece, i in ids.items() if type(i) is int}
     if any(i not in pieces for i in range(len(ids))) or not ids:
         raise CheckpointError(
@@ -785,6 +780,19 @@ def _listed_side(path: Path, model: Path) -> _Side:
         control=frozenset(each.piece for each in control) - {END},
         path=path,
     )
+
+
+def _listed_ids(path: Path) -> dict[str, Any]:
+    """Read a word list: `piece: id` line by line, or JSON; None for what is no id."""
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        return dict(read_json(path))
+    ids: dict[str, Any] = {}
+    for line in filter(str.strip, text.split("\n")):
+        name, _, number = line.rpartition(":")
+        is_id = re.fullmatch(r"\s*[0-9]{1,9}\s*", number)
+        ids[_unquoted(name)] = int(number) if is_id else None
+    return ids
 
 
 def _compare_pieces(

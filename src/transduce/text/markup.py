@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 import turbohtml
 from turbohtml import Element as HtmlElement
-from turbohtml import Namespace, Node, TokenType
+from turbohtml import Namespace, Node, Token, TokenType
 
 from transduce.text.inline_tags import (
     Element,
@@ -275,27 +275,25 @@ class _Reader:
         return not self._stack or self._stack[-1].is_translated
 
     def _opened(self, element: HtmlElement, tag: _Tag) -> _Open:
+        """Describe the element that a tag opens within the innermost open one."""
         outer = self._stack[-1] if self._stack else None
         is_foreign = not _contains_html(element) and (
             element.namespace is not Namespace.HTML
             or (outer is not None and outer.is_foreign)
         )
         name = element.tag
-        is_readable = outer is None or outer.is_readable
-        explicit = self._translate_attribute(element, tag)
-        if explicit is not None:
-            is_readable = explicit
-        elif name == "annotation-xml":
-            is_readable = False  # a second form of the formula
-        elif name in CODE and not is_foreign:
-            is_readable = False
         is_raw = name in RAW_TEXT and not is_foreign
         is_in_select = outer is not None and (
             outer.is_in_select or outer.name == "select"
         )
         is_title = name == "title" and not (is_in_select or self._has_left_foreign)
-        if name == "template" or (is_raw and not is_title):
-            is_readable = False
+        is_hidden = name == "template" or (is_raw and not is_title)
+        # A formula's annotation is a second form of it.
+        is_code = name == "annotation-xml" or (name in CODE and not is_foreign)
+        is_readable = self._translate_attribute(element, tag)
+        if is_readable is None:
+            is_readable = not is_code and (outer is None or outer.is_readable)
+        is_readable = is_readable and not is_hidden
         return _Open(
             tag.number,
             name,
@@ -400,35 +398,43 @@ def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
 
     Offsets are those in `html` plus `first`.
     """
-    # The tokenizer skips these, and so joins the text around them.
-    unsaid = [match.start() for match in re.finditer(NO_TAG, html)]
+    # The tokenizer skips malformed end tags, and so joins the text around them.
+    skipped = [match.start() for match in re.finditer(NO_TAG, html)]
     place = 0
     for token in turbohtml.tokenize(
         html, capture_source=True, resolve_references=False
     ):
-        is_reference = token.type is TokenType.CHARACTER_REFERENCE
-        left = token.data or ""
         if token.type is TokenType.TEXT:
-            while left:
-                number = bisect_left(unsaid, place)
-                border = unsaid[number] if number < len(unsaid) else len(html)
-                taken, left = left[: border - place], left[border - place :]
-                end = place + len(taken)
-                if taken:
-                    text = taken.replace("\0", "")
-                    yield Piece("text", first + place, first + end, text)
-                if left:
-                    yield Piece("empty", first + end, first + end + len(NO_TAG))
-                    end += len(NO_TAG)
-                place = end
-            continue
-        while html.startswith(NO_TAG, place):
-            yield Piece("empty", first + place, first + place + len(NO_TAG))
-            place += len(NO_TAG)
-        end = place + len(token.source or "")
-        text = left if is_reference else ""
-        yield Piece(_kind_of(token.type), first + place, first + end, text)
-        place = end
+            pieces = _text_pieces(token.data or "", place, skipped)
+        else:
+            pieces = _token_pieces(token, place, html)
+        for piece in pieces:
+            place = piece.end
+            yield piece._replace(start=first + piece.start, end=first + place)
+
+
+def _text_pieces(text: str, place: int, skipped: Sequence[int]) -> Iterator[Piece]:
+    """Text from a place on, cut where skipped tags stand, and these tags."""
+    while text:
+        number = bisect_left(skipped, place)
+        length = skipped[number] - place if number < len(skipped) else len(text)
+        part, text = text[:length], text[length:]
+        end = place + len(part)
+        if part:
+            yield Piece("text", place, end, part.replace("\0", ""))
+        if text:
+            yield Piece("empty", end, end + len(NO_TAG))
+        place = end + len(NO_TAG)
+
+
+def _token_pieces(token: Token, place: int, html: str) -> Iterator[Piece]:
+    """Skipped tags at a place, and the token after them, which is no text."""
+    while html.startswith(NO_TAG, place):
+        yield Piece("empty", place, place + len(NO_TAG))
+        place += len(NO_TAG)
+    is_reference = token.type is TokenType.CHARACTER_REFERENCE
+    text = (token.data or "") if is_reference else ""
+    yield Piece(_kind_of(token.type), place, place + len(token.source or ""), text)
 
 
 def _kind_of(token: TokenType) -> PieceKind:
@@ -789,38 +795,45 @@ def _placed_tags(
 
 
 def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
-    """Build elements from tags; None if they are not nested, or too many."""
+    """Build elements from tags; None if they are not nested, or too many.
+
+    An end tag without a start tag ends an element that began before the sentence, and
+    contains all that precedes the tag. A start tag without an end tag begins an element
+    that ends after the sentence.
+    """
     if len(tags) > MAX_TAGS:
         return None
-    outer: list[Element] = []
-    waiting: list[tuple[_PlacedTag, list[Element]]] = []
+    opened: list[_PlacedTag] = []
+    # Elements outside all open ones, and the children of each open one.
+    levels: list[list[Element]] = [[]]
     for tag in tags:
-        inner = waiting[-1][1] if waiting else outer
         if tag.kind == "start":
-            waiting.append((tag, []))
+            opened.append(tag)
+            levels.append([])
         elif tag.kind != "end":
-            inner.append(_element(tag, tag.end, is_copied=tag.end > tag.at))
-        elif not waiting:
+            copied = _element(tag, tag.end, is_copied=tag.end > tag.at)
+            levels[-1].append(copied)
+        elif not opened:
             begun = Element(
                 start=0,
                 end=tag.at,
                 opening="",
                 closing=tag.source,
-                children=tuple(outer),
+                children=tuple(levels[0]),
                 begins_before=True,
             )
-            outer = [begun]
-        elif waiting[-1][0].name == tag.name:
-            opened, children = waiting.pop()
-            element = _element(opened, tag.at, children, closing=tag.source)
-            (waiting[-1][1] if waiting else outer).append(element)
+            levels = [[begun]]
+        elif opened[-1].name == tag.name:
+            children = levels.pop()
+            whole = _element(opened.pop(), tag.at, children, closing=tag.source)
+            levels[-1].append(whole)
         else:
             return None
-    while waiting:
-        opened, children = waiting.pop()
-        element = replace(_element(opened, length, children), ends_after=True)
-        (waiting[-1][1] if waiting else outer).append(element)
-    return tuple(outer)
+    while opened:
+        children = levels.pop()
+        unclosed = _element(opened.pop(), length, children)
+        levels[-1].append(replace(unclosed, ends_after=True))
+    return tuple(levels[0])
 
 
 def _element(

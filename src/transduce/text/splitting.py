@@ -304,22 +304,25 @@ def _judge_initial(stop: _Stop, starts: bool) -> Judgement:
 
 
 def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
+    """Judge a word: an abbreviation, or a last word, which `starts` makes likelier.
+
+    `starts` says whether the next word is one that begins sentences.
+    """
     word, after = BOUND_BEFORE.sub("", stop.before.lower()), stop.after
+    is_numeric, is_final = word in table.numeric, word in table.final
     is_street = word.endswith(table.street_endings) and after[:1].isdigit()
-    if is_street or (word in table.numeric and COUNTED.match(after)):
-        starts_one = starts and (stop.before.islower() or word == "no")
-        return "end" if starts_one else "inside"
-    is_parted = PARTS.match(word) is not None and word not in table.final
-    is_known = is_parted or word in table.never or word in table.numeric
+    if is_street or (is_numeric and COUNTED.match(after)):
+        may_be_last = stop.before.islower() or word == "no"
+        return "end" if starts and may_be_last else "inside"
+    has_parts = PARTS.match(word) is not None
+    is_known = is_numeric or word in table.never or (has_parts and not is_final)
     if not is_known and LIST_NUMBER.match(stop.line, stop.end):
         return "end"
-    if word in table.final:
+    if is_final:
         return "end" if starts or _ends_clause(word, after, table) else "inside"
-    if word in table.never:
+    if word in table.never or (has_parts and not starts):
         return "inside"
-    if PARTS.match(word) and not starts:
-        return "inside"
-    is_sure = starts or word in table.numeric or not after[:1].isalnum()
+    is_sure = starts or is_numeric or not after[:1].isalnum()
     return "end" if is_sure else "unknown"
 
 
