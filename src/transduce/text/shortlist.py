@@ -263,10 +263,7 @@ def shortlist_of_alignments(
     missing or of another pair, and `ConfigError` if a size is out of its range.
     """
     require_sizes(frequent, per_piece)
-    vocab = tokenizer.vocab_size
-    counts = np.zeros(vocab, dtype=np.int64)
-    counted = LinkCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    links, pieces = array("q"), array("i")
+    counter = _PieceCounter(tokenizer.vocab_size)
     for number, (pair, line) in enumerate(zip_longest(pairs, alignments), start=1):
         if pair is None or line is None:
             raise DataError(
@@ -277,17 +274,12 @@ def shortlist_of_alignments(
         words = [ALIGNED_WORD.findall(text) for text in pair]
         source_words = tokenizer.encode_sources(words[0])
         target_words = tokenizer.encode_targets(words[1])
-        pieces.extend(chain.from_iterable(target_words))
         place = f"{origin}: line {number:,}"
-        for source, target in _links(line, place, source_words, target_words):
-            links.extend(one * vocab + other for one in source for other in target)
-        if max(len(links), len(pieces)) >= CHUNK_LINKS:
-            counted = counted.with_links(links)
-            counts += np.bincount(pieces, minlength=vocab)
-            links, pieces = array("q"), array("i")
-    counts += np.bincount(pieces, minlength=vocab)
-    table = _table(counted.with_links(links), vocab)
-    return _shortlist(table, counts, tokenizer, frequent, per_piece)
+        links = _links(line, place, source_words, target_words)
+        counter.add(chain.from_iterable(target_words), links)
+    counter.count_added()
+    table = _table(counter.links, tokenizer.vocab_size)
+    return _shortlist(table, counter.targets, tokenizer, frequent, per_piece)
 
 
 def require_sizes(frequent: int, per_piece: int) -> None:
@@ -345,6 +337,37 @@ def _shortlist(
         targets=table.target[chosen].astype(np.int32),
         tokenizer=tokenizer_sum(tokenizer),
     )
+
+
+class _PieceCounter:
+    """Counts of target pieces and of links between pieces, taken chunk by chunk."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._added_targets, self._added_links = array("i"), array("q")
+        self.targets = np.zeros(vocab_size, dtype=np.int64)
+        """Number of times that each target piece occurs."""
+        self.links = LinkCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def add(
+        self,
+        targets: Iterable[int],
+        links: Iterable[tuple[Sequence[int], Sequence[int]]],
+    ) -> None:
+        """Add the target pieces of a pair, and those of both words of each link."""
+        self._added_targets.extend(targets)
+        for source, target in links:
+            self._added_links.extend(
+                one * self._vocab_size + other for one in source for other in target
+            )
+        if max(len(self._added_links), len(self._added_targets)) >= CHUNK_LINKS:
+            self.count_added()
+
+    def count_added(self) -> None:
+        """Count what was added since the last call."""
+        self.targets += np.bincount(self._added_targets, minlength=self._vocab_size)
+        self.links = self.links.with_links(self._added_links)
+        self._added_targets, self._added_links = array("i"), array("q")
 
 
 class LinkCounts(NamedTuple):
