@@ -124,23 +124,31 @@ class _Sentences:
     deadline: Deadline
     waiting: dict[Future[Any], str]
 
-    def futures(self) -> list[Future[Any]]:
-        return list(self.waiting)
+    def overdue(self) -> Iterator[tuple[Future[Any], Exception]]:
+        """Yield the waiting futures, each with its error at the deadline."""
+        for future in list(self.waiting):
+            yield future, self.deadline.overdue_error()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Slices:
-    """Other work that runs one slice per turn."""
+    """Other work of one caller, which runs one slice per turn."""
 
     slices: Callable[[], Iterator[Any]]
+    """Function that starts the work; each item of its result is a slice."""
     deadline: Deadline
     future: Future[Any] = field(default_factory=Future)
     has_begun: bool = False
-    going_on: Iterator[Any] | None = None
-    found: list[Any] = field(default_factory=list)
+    rest: Iterator[Any] | None = None
+    """Slices that have not run; None before the first."""
+    results: list[Any] = field(default_factory=list)
 
-    def futures(self) -> list[Future[Any]]:
-        return [self.future]
+    def overdue(self) -> Iterator[tuple[Future[Any], Exception]]:
+        """Yield the future with its error at the deadline, between two turns."""
+        if self.has_begun:
+            yield self.future, self.deadline.time_limit_error()
+        else:
+            yield self.future, self.deadline.overdue_error()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +176,8 @@ class _Running:
         """Last of the deadlines."""
         return max(deadline.at for deadline in self.deadlines.values())
 
-    def go_on(self) -> None:
-        """End a turn, between two steps, if no caller waits for its results."""
+    def require_wanted(self) -> None:
+        """Raise `_GivenUpError`, which ends the search, if no caller waits any more."""
         if not self.is_wanted:
             raise _GivenUpError
 
@@ -348,7 +356,7 @@ class RequestQueue:
                 )
             self._requests[request] = None
             self._changed.notify_all()
-        request.future.add_done_callback(lambda _: self._forget(request))
+        request.future.add_done_callback(lambda _: self._remove_slices(request))
         return await asyncio.wrap_future(request.future)
 
     def close(self) -> None:
@@ -376,7 +384,7 @@ class RequestQueue:
             self._num_waiting += len(futures)
             self._changed.notify_all()
         for future in futures:
-            future.add_done_callback(lambda done: self._leave(request, done))
+            future.add_done_callback(lambda done: self._remove_sentence(request, done))
         return futures
 
     def _require_open(self) -> None:
@@ -391,7 +399,7 @@ class RequestQueue:
                 "try again later."
             )
 
-    def _leave(self, request: _Sentences, future: Future[Any]) -> None:
+    def _remove_sentence(self, request: _Sentences, future: Future[Any]) -> None:
         """Remove a sentence that is done or cancelled from the queue."""
         if future.cancelled():
             future.set_running_or_notify_cancel()
@@ -401,7 +409,8 @@ class RequestQueue:
                 if not request.waiting:
                     self._requests.pop(request, None)
 
-    def _forget(self, request: _Slices) -> None:
+    def _remove_slices(self, request: _Slices) -> None:
+        """Remove work that is done or cancelled from the queue."""
         if request.future.cancelled():
             request.future.set_running_or_notify_cancel()
         with self._changed:
@@ -420,14 +429,14 @@ class RequestQueue:
                 if isinstance(request, _Slices):
                     self._begin_slice(request)
                 else:
-                    batch = self._gather(request.task)
+                    batch = self._begin_batch(request.task)
                 running = self._running
                 assert running is not None
                 self._changed.notify_all()  # wake the watch for the new deadline
             if isinstance(request, _Slices):
-                _do_slice(request)
+                _run_slice(request)
             else:
-                self._do_batch(batch, running)
+                self._run_batch(batch, running)
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
@@ -435,12 +444,16 @@ class RequestQueue:
                     self._requests[request] = None
 
     def _begin_slice(self, request: _Slices) -> None:
+        """Take a request out of the queue for its turn."""
         del self._requests[request]
         request.has_begun = True
         self._running = _Running(deadlines={request.future: request.deadline})
 
-    def _gather(self, task: _Task[Found]) -> list[_Assigned[Found]]:
-        """Next batch of sentences for the same task, with a share for each request."""
+    def _begin_batch(self, task: _Task[Found]) -> list[_Assigned[Found]]:
+        """Take a batch of sentences for a task out of the queue.
+
+        Each request has an equal share; room that some leave is filled in their order.
+        """
         alike = [
             each
             for each in self._requests
@@ -451,8 +464,7 @@ class RequestQueue:
         batch: list[_Assigned[Found]] = []
         for most in (share, room):
             for request in alike:
-                count = min(most, room - len(batch))
-                batch += self._taken(request, count)
+                batch += _take(request, min(most, room - len(batch)))
         served = {each.request: None for each in batch}
         for request in served:
             del self._requests[request]
@@ -464,36 +476,29 @@ class RequestQueue:
         )
         return batch
 
-    def _taken(self, request: _Sentences, count: int) -> list[_Assigned[Any]]:
-        futures = list(islice(request.waiting, count))
-        return [
-            _Assigned(request, request.waiting.pop(future), future)
-            for future in futures
-        ]
-
-    def _do_batch(self, batch: list[_Assigned[Any]], running: _Running) -> None:
+    def _run_batch(self, batch: list[_Assigned[Any]], running: _Running) -> None:
         """Run a batch; a request that fails does not fail the others."""
         self.on_batch(len(batch))
-        error = self._find(batch, running)
+        error = self._run_task(batch, running)
         if error is None:
             return
         left = [each for each in batch if not each.future.done()]
         requests = list({each.request: None for each in left})
         for request in requests:
             own = [each for each in left if each.request is request]
-            own_error = error if len(requests) == 1 else self._find(own, running)
+            own_error = error if len(requests) == 1 else self._run_task(own, running)
             for each in own:
                 if own_error is not None:
                     _settle(each.future, error=own_error)
 
-    def _find(
+    def _run_task(
         self, batch: list[_Assigned[Any]], running: _Running
     ) -> BaseException | None:
         """Compute and deliver results; return the error if the search fails."""
         sentences = [each.sentence for each in batch]
-        task, pace = batch[0].request.task, Pace(on_step=running.go_on)
+        task, pace = batch[0].request.task, Pace(on_step=running.require_wanted)
         try:
-            running.go_on()
+            running.require_wanted()
             found = task(self.translator, sentences, pace)
             for each, result in zip(batch, found, strict=True):
                 _settle(each.future, result)
@@ -521,28 +526,22 @@ class RequestQueue:
         """Deadlines of the waiting requests and of the running work."""
         for request in self._requests:
             yield request.deadline.at
-        for future, deadline in self._under_way():
-            if not future.done():
-                yield deadline.at
+        for _, deadline in self._pending():
+            yield deadline.at
 
     def _overdue(self, now: float) -> Iterator[tuple[Future[Any], Exception]]:
+        """Yield the futures whose deadline has passed, each with its error."""
         for request in self._requests:
-            deadline = request.deadline
+            if request.deadline.at <= now:
+                yield from request.overdue()
+        for future, deadline in self._pending():
             if deadline.at <= now:
-                has_begun = isinstance(request, _Slices) and request.has_begun
-                for future in request.futures():
-                    yield (
-                        future,
-                        deadline.time_limit_error()
-                        if has_begun
-                        else deadline.overdue_error(),
-                    )
-        for future, deadline in self._under_way():
-            if deadline.at <= now and not future.done():
                 yield future, deadline.time_limit_error()
 
-    def _under_way(self) -> list[tuple[Future[Any], Deadline]]:
-        return [] if self._running is None else list(self._running.deadlines.items())
+    def _pending(self) -> list[tuple[Future[Any], Deadline]]:
+        """Return the futures of the running work that are not done."""
+        running = {} if self._running is None else self._running.deadlines
+        return [each for each in running.items() if not each[0].done()]
 
 
 async def in_thread(
@@ -568,14 +567,22 @@ async def in_thread(
         raise deadline.time_limit_error() from None
 
 
-def _do_slice(request: _Slices) -> None:
+def _take(request: _Sentences, count: int) -> list[_Assigned[Any]]:
+    """Take the first waiting sentences of a request, at most `count`."""
+    futures = list(islice(request.waiting, count))
+    return [
+        _Assigned(request, request.waiting.pop(future), future) for future in futures
+    ]
+
+
+def _run_slice(request: _Slices) -> None:
     """Run the next slice of a request."""
     try:
-        if request.going_on is None:
-            request.going_on = request.slices()
-        request.found.append(next(request.going_on))
+        if request.rest is None:
+            request.rest = request.slices()
+        request.results.append(next(request.rest))
     except StopIteration:
-        _settle(request.future, request.found)
+        _settle(request.future, request.results)
     except BaseException as error:  # also a library's panic: a caller waits
         _settle(request.future, error=error)
 
