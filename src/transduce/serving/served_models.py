@@ -35,7 +35,7 @@ from transduce.text.splitting import (
     spaces_before,
     split_text,
 )
-from transduce.text.tokenizer import WordTokenizer, tagged
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
 from transduce.text.vocabulary import EOS, find_language_tag, languages_of
 
 NAME = re.compile(r"[\w.-]+")
@@ -199,17 +199,13 @@ def by_languages(
     language matches. `RequestError` if no model matches, or several match auto.
     """
     _require_any(models)
-    is_any = is_auto(source)
-    found = [
-        model
-        for model in models
-        if (is_any or best_match(source, [model.source]))
-        and (target is None or best_match(target, model.targets))
-    ]
+    found = list(models)
+    if not is_auto(source):
+        found = [model for model in found if best_match(source, [model.source])]
     if target is not None:
         best = best_match(target, [each for model in found for each in model.targets])
         found = [model for model in found if best in model.targets]
-    if not is_any:
+    if not is_auto(source):  # among the models with the best target
         best = best_match(source, [model.source for model in found])
         found = [model for model in found if model.source == best]
     if not found or len({model.source for model in found}) > 1:
@@ -555,12 +551,17 @@ def attended_links(
             [[*sources[i], EOS] for i in chosen], [[*targets[i], EOS] for i in chosen]
         )
         for i, weights in zip(chosen, maps, strict=True):
+            pair, num_tags = pairs[i], len(sources[i]) - len(untagged[i])
             pieces = (
-                # An unknown word has the letters that it has in the text.
-                (tokenizer.split(pairs[i][0]), tokenizer.split(pairs[i][1]))
-                if isinstance(tokenizer, WordTokenizer)
-                else (tokenizer.pieces(untagged[i]), tokenizer.pieces(targets[i]))
+                _letters_of(tokenizer, pair[0], untagged[i]),
+                _letters_of(tokenizer, pair[1], targets[i]),
             )
-            num_tags = len(sources[i]) - len(untagged[i])
-            found[i] = links_by_attention(pairs[i], pieces, weights[..., num_tags:-1])
+            found[i] = links_by_attention(pair, pieces, weights[..., num_tags:-1])
     return found
+
+
+def _letters_of(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
+    """Return the letters of a text that each of its tokens stands for."""
+    if isinstance(tokenizer, WordTokenizer):  # whose piece of unknown words is <unk>
+        return tokenizer.split(text)
+    return tokenizer.pieces(ids)
