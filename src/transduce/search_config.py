@@ -152,36 +152,41 @@ class SearchConfig:
         given = {k: value for k, value in settings.items() if value is not None}
         if given.get("patience") == "none":
             given["patience"] = None
-        usual = SearchConfig()
-        beam_size = given.get("beam_size", self.beam_size)
-        dropped: dict[str, tuple[Any, str]] = {}
-        if beam_size == 1:
-            for name in NOT_GREEDY:
-                reason = "has no effect on greedy search (beam size 1)"
-                dropped[name] = getattr(usual, name), reason
-        elif "num_best" not in given:
-            # A line has one translation unless the caller can take several.
-            reason = "is used only when a call asks for it"
-            dropped["num_best"] = usual.num_best, reason
-        dropped |= self._impossible_lengths(given)
-        for name, (value, reason) in dropped.items():
-            if given.get(name, value) != value:
+        useless = self._useless(given)
+        for name, (usual, reason) in useless.items():
+            if given.get(name, usual) != usual:
                 raise ConfigError(
                     f"`search.{name}` {reason}; choose a larger beam, or leave it out."
                 )
-        lost = {
-            name: (value, reason)
-            for name, (value, reason) in dropped.items()
-            if name not in given and getattr(self, name) != value
+        dropped = {
+            name: usual
+            for name, (usual, _) in useless.items()
+            if name not in given and getattr(self, name) != usual
         }
-        config = replace(self, **{**given, **{k: v for k, (v, _) in lost.items()}})
-        was_lost = NOT_GREEDY if self.beam_size == 1 else ()
-        return config, tuple(
-            f"The model's own `search.{name}` of {getattr(self, name)} {reason}, and "
-            "is left out."
-            for name, (_, reason) in lost.items()
-            if name not in was_lost
+        # A model whose own search is greedy has never used them.
+        unused = NOT_GREEDY if self.beam_size == 1 else ()
+        return replace(self, **given, **dropped), tuple(
+            f"The model's own `search.{name}` of {getattr(self, name)} "
+            f"{useless[name][1]}, and is left out."
+            for name in dropped
+            if name not in unused
         )
+
+    def _useless(self, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+        """Return the settings that cannot be used beside those given.
+
+        Each has the value that takes its place, and the reason.
+        """
+        usual = SearchConfig()
+        useless: dict[str, tuple[Any, str]] = {}
+        if given.get("beam_size", self.beam_size) == 1:
+            reason = "has no effect on greedy search (beam size 1)"
+            useless |= {name: (getattr(usual, name), reason) for name in NOT_GREEDY}
+        elif "num_best" not in given:
+            # A line has one translation unless the caller can take several.
+            reason = "is used only when a call asks for it"
+            useless["num_best"] = usual.num_best, reason
+        return useless | self._impossible_lengths(given)
 
     def _impossible_lengths(
         self, given: Mapping[str, Any]

@@ -174,14 +174,15 @@ def _value(text: str) -> Any:
 
 
 def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
+    """Return a setting's value in its own type; `ConfigError` if it has another one.
+
+    The first option of a union that fits is taken.
+    """
     options = typing.get_args(expected) if _is_union(expected) else (expected,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
-            choices = typing.get_args(option)
-            if value in choices:
-                return value
-            if value is None and "none" in choices:
-                return "none"  # a bare `none`, which `_value` makes None
+            if (choice := _choice(value, typing.get_args(option))) is not None:
+                return choice
         elif option is float and type(value) is int and abs(value) <= MAX_WHOLE:
             return float(value)
         elif type(value) is option:
@@ -191,6 +192,13 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
     raise ConfigError(
         f"{where}`{key}` must be {_describe(options)}, but is {shown(value)}."
     )
+
+
+def _choice(value: Any, choices: Sequence[str]) -> str | None:
+    """Return the choice that a value is; None if it is none of them."""
+    if value is None:  # a bare `none`, of which `_value` makes None
+        value = "none"
+    return value if value in choices else None
 
 
 def _fits_structure(option: Any, value: Any) -> bool:

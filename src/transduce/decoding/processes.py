@@ -208,37 +208,38 @@ def search_in_batches(
 ) -> Iterator[list[SearchResult]]:
     """Yield the sentences that the last steps have finished, which may be none.
 
-    Long sentences come first, so that padding stays small. `on_step` is called between
-    steps; an exception that it raises ends the search.
+    Long sentences come first, so that padding stays small. New ones join the batch once
+    `REFILL_SHARE` of it is free. `on_step` is called between steps; an exception that
+    it raises ends the search.
     """
     waiting = deque(_longest_first(task.lengths))
     running: Decoding | None = None
-    numbers: dict[Sentence, int] = {}
+    live: dict[Sentence, int] = {}  # sentences of `running`, with their numbers
     while waiting or running is not None:
-        live = [] if running is None else running.search.live
-        size = _batch_size(task, [numbers[each] for each in live], waiting)
+        size = _batch_size(task, live.values(), waiting)
         few = int((1 - REFILL_SHARE) * size)
-        if running is None or (len(live) < size and len(live) <= few):
+        may_join = len(live) < size and len(live) <= few
+        if running is not None and not may_join:
+            running.step_until_some_are_done(few, on_step)
+        else:
             count = min(max(size - len(live), 1), len(waiting))
             joining = [waiting.popleft() for _ in range(count)]
             new = task.start(searcher, [task.sentences[i] for i in joining])
-            numbers.update(zip(new.search.live, joining, strict=True))
-            new.step()
+            live |= zip(new.search.live, joining, strict=True)
+            new.step()  # as `join` needs
             if running is None:
                 running = new
             elif new.search.live:
                 running.join(new)
-        else:
-            running.step_until_some_are_done(few, on_step)
         still_live = set(running.search.live)
-        done = [each for each in numbers if each not in still_live]
-        yield [(numbers.pop(each), each.hypotheses) for each in done]
-        if not still_live:
+        done = [each for each in live if each not in still_live]
+        yield [(live.pop(each), each.hypotheses) for each in done]
+        if not live:
             running = None
 
 
 def _batch_size(
-    task: SearchTask[Any, Any], live: Sequence[int], waiting: Sequence[int]
+    task: SearchTask[Any, Any], live: Iterable[int], waiting: Sequence[int]
 ) -> int:
     """Return how many sentences fit into a batch with the next one; 0 if none waits."""
     if not waiting:

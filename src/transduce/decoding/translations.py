@@ -471,11 +471,12 @@ def replaced_texts(
 ) -> list[list[str]]:
     """Return the text of each hypothesis of each part, without unknown words.
 
-    Words of a part's prefix are those of the prefix. Without a dictionary, all other
-    unknown words are copied from the source. A word that would be one of `bad_words`,
-    or the last missing part of one, is copied, or else stays <unk>.
+    An unknown word of the prefix is replaced by the word that the prefix has there, any
+    other one by the dictionary's translation of a source word, or by the source word.
+    Without a dictionary, all are copied from the source. A word stays <unk> if each
+    replacement would complete one of `bad_words`.
     """
-    forbidden = [list(tokenizer.pieces(ids)) for ids in bad_words]
+    phrases = [list(tokenizer.pieces(ids)) for ids in bad_words]
     dictionary = dictionary or WordDictionary(translations={})
     words = [[list(tokenizer.pieces(h.ids)) for h in several] for _, several in found]
     unknown = [
@@ -492,15 +493,23 @@ def replaced_texts(
             [hypothesis.ids for _, hypothesis, _ in batch],
         )
         for (part, hypothesis, pieces), weights in zip(batch, maps, strict=True):
-            for place, choices in _replacements(
-                part, hypothesis, dictionary, weights.mean(axis=0)
-            ):
-                unknown_word = pieces[place]
-                for word in (*choices, unknown_word):
-                    pieces[place] = word
-                    if not _has_any(pieces, place, forbidden):
-                        break
+            mean = weights.mean(axis=0)
+            for place, choices in _replacements(part, hypothesis, dictionary, mean):
+                _replace_word(pieces, place, choices, phrases)
     return [[tokenizer.join(pieces) for pieces in several] for several in words]
+
+
+def _replace_word(
+    words: list[str],
+    place: int,
+    choices: Sequence[str],
+    bad_phrases: Sequence[Sequence[str]],
+) -> None:
+    """Replace a word by the first choice that completes no bad phrase, if any."""
+    for word in (*choices, words[place]):
+        words[place] = word
+        if not _has_any(words, place, bad_phrases):
+            return
 
 
 def _replacements(
@@ -527,7 +536,7 @@ def _replacements(
 
 
 def _has_any(pieces: list[str], place: int, phrases: Sequence[Sequence[str]]) -> bool:
-    """Return whether one of the phrases stands at a place, among other words of it."""
+    """Return whether one of the phrases covers a place."""
     return any(
         pieces[start : start + len(phrase)] == phrase
         for phrase in phrases
