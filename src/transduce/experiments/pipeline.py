@@ -325,7 +325,7 @@ def resolved(
     start: StartModel | None,
     encoder: PairEncoder | None,
 ) -> RunConfig:
-    """Settings with the languages of the run; `ConfigError` if something misfits."""
+    """Return settings with the languages of the run; `ConfigError` if impossible."""
     languages, model = config.languages, config.model
     if start is None:
         config = replace(config, languages=known_languages(languages, files))
@@ -960,54 +960,58 @@ class _Run:
         return is_first and self._scoring.is_patience_spent(trainer.progress.step)
 
     def _finish(self, trainer: Trainer) -> RunResult:
-        """Average the last checkpoints (section 6.1), and score the average.
-
-        If the best checkpoint alone is clearly better, it is the run's model. After
-        updates by reward, both are of that phase. The run's model before, if there is
-        one, passes on its search and its shortlist.
-        """
-        averaged, older = self._folder.path / AVERAGED, self._folder.last_model
+        """Save the run's model, and log and report its scores."""
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
-        model, folder, scoring = average(members), AVERAGED, self._scoring
-        scores = scoring.search(trainer, model, scoring.dev_sets, len(members))
-        dev = scores[0] if scores else None
-        best = self._best_alone(trainer, members) if dev else None
-        # Unlike the paper: the best checkpoint becomes the model if it is better on the
-        # dev corpus than the average, by its score and clearly by its loss. On by
-        # default; `--no-dev` turns it off.
-        if dev and best and scoring.is_chosen(best, dev):
-            self._warn(dev.dropped_for(best))
-            folder, dev = BEST, best
-            model = load_model(self._folder.path / BEST)
-            scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
-            if averaged.exists():
-                model = with_search_and_shortlist_of(model, averaged)
-                save_model(model, self._folder.path / BEST)
-                remove_folder(averaged)
-        else:
-            if dev and best and (message := scoring.kept_despite(best, dev)):
-                self._warn(message)
-            save_model(with_search_and_shortlist_of(model, older), averaged)
-        # Resuming a finished run reports its result again, but does not log it again.
+        folder, scores = self._save_model(trainer, members)
         before = self._scores_of_start(trainer)
-        if dev is not None and not self._folder.has_results:
+        # Resuming a finished run reports its result again, but does not log it again.
+        if scores and not self._folder.has_results:
             self._folder.log_results(
                 [
                     *({"kind": START_MODEL, **score.entry()} for score in before),
                     *({"kind": FINAL_DEV_SET, **score.entry()} for score in scores[1:]),
-                    {"kind": FINAL, **dev.entry()},
+                    {"kind": FINAL, **scores[0].entry()},
                 ]
             )
         self._draw()
         return RunResult(
             model=self._folder.path / folder,
             num_averaged=len(members) if folder == AVERAGED else 1,
-            dev=dev,
+            dev=scores[0] if scores else None,
             dev_sets=tuple(scores[1:]),
             before=tuple(before),
             picture=self._folder.path / PICTURE,
         )
+
+    def _save_model(
+        self, trainer: Trainer, members: Sequence[Checkpoint]
+    ) -> tuple[str, list[DevScore]]:
+        """Save the average of checkpoints (section 6.1), or keep the best one alone.
+
+        Returns the name of the model's folder, and its scores on the dev sets. The
+        run's model before, if there is one, passes on its search and its shortlist.
+        """
+        scoring, best_folder = self._scoring, self._folder.path / BEST
+        averaged, older = self._folder.path / AVERAGED, self._folder.last_model
+        mean = average(members)
+        scores = scoring.search(trainer, mean, scoring.dev_sets, len(members))
+        best = self._best_alone(trainer, members) if scores else None
+        # Unlike the paper: the best checkpoint becomes the model if it is better on the
+        # dev corpus than the average, by its score and clearly by its loss. On by
+        # default; `--no-dev` turns it off.
+        if best and scoring.is_chosen(best, scores[0]):
+            self._warn(scores[0].dropped_for(best))
+            model = load_model(best_folder)
+            scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
+            if averaged.exists():
+                save_model(with_search_and_shortlist_of(model, averaged), best_folder)
+                remove_folder(averaged)
+            return BEST, scores
+        if best and (message := scoring.kept_despite(best, scores[0])):
+            self._warn(message)
+        save_model(with_search_and_shortlist_of(mean, older), averaged)
+        return AVERAGED, scores
 
     def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
         """Score the model that the run started from by beam search, if there is one.
@@ -1030,8 +1034,11 @@ class _Run:
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
-        """Score the best checkpoint; None if only that was averaged, it is damaged, or
-        of another phase than the average."""
+        """Score the best checkpoint by beam search, to compare it with the average.
+
+        Returns None if it is damaged, if it alone was averaged, or if one of the two is
+        from updates by reward and the other is not.
+        """
         try:
             best = load_model(self._folder.path / BEST)
         except CheckpointError as error:

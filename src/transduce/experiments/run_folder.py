@@ -402,11 +402,12 @@ class RunFolder:
     def forget_log_after(
         self, step: int, *, keep_start: bool = False, is_lowered: bool = True
     ) -> None:
-        """Drop the entries that a run resumed at this step will write again.
+        """Drop the entries that a run which continues from a step will write again.
 
-        A run that only goes back does not write its start again. `is_lowered` says
-        whether the state at this step has a lowered learning rate. If not, the run
-        ended before it saved one, and the entry that it went back is dropped too.
+        They are all later ones and, without `keep_start`, that of a start at this step:
+        a run that goes back after a divergence does not start again. Entries of going
+        back are dropped unless the learning rate `is_lowered` in the state of the step,
+        since the run ended before it saved a state with the lower rate.
         """
         kept = [
             entry
@@ -452,21 +453,18 @@ def _is_number(value: object, *kinds: type) -> bool:
 
 def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
     """Yield a message for each setting that needs a dev corpus, as there is none."""
+    fault = (
+        "needs a dev corpus, but there is none; add --dev-source and --dev-target, or "
+        "--dev-trees"
+    )
     if training.patience is not None:
-        yield (
-            "`training.patience` needs a dev corpus, but there is none; add "
-            "--dev-source and --dev-target, or --dev-trees."
-        )
+        yield f"`training.patience` {fault}."
     if training.best_by == "loss":
-        yield (
-            '`training.best_by` is "loss", which needs a dev corpus, but there is none;'
-            " add --dev-source and --dev-target, or --dev-trees, or leave it out."
-        )
+        yield f'`training.best_by` is "loss", which {fault}, or leave it out.'
     if training.schedule == "plateau":
         yield (
-            '`training.schedule` is "plateau", which needs a dev corpus, but there is '
-            "none; add --dev-source and --dev-target, or --dev-trees, or choose "
-            "another schedule."
+            f'`training.schedule` is "plateau", which {fault}, or choose another '
+            "schedule."
         )
 
 
@@ -702,23 +700,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
             f"{out}: the architecture of the run to resume is {kind_before}, but "
             f"{kind} is requested; leave the preset out, or start another run."
         )
-    # The sizes follow from the tokenizer; the caller cannot choose them.
-    model = replace(
-        config.model,
-        vocab_size=recorded.model.vocab_size,
-        target_vocab_size=recorded.model.target_vocab_size,
-    )
-    # Languages that are not given were guessed when the run started.
-    languages = LanguagesConfig(
-        source=config.languages.source or recorded.languages.source,
-        target=config.languages.target or recorded.languages.target,
-    )
-    # The number of updates may change while a run is resumed.
-    training = replace(config.training, steps=recorded.training.steps)
-    corpora = with_target_languages(with_absolute_files(config.corpora))
-    config = replace(
-        config, model=model, languages=languages, training=training, corpora=corpora
-    )
+    config = _as_recorded(config, recorded)
     for name in ("corpora", "stages"):
         requested = getattr(config, name)
         if requested and requested != getattr(recorded, name):
@@ -736,6 +718,32 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
                     f"run to resume is {theirs[key]!r}, but {value!r} is requested; "
                     "leave the setting out, or start another run."
                 )
+
+
+def _as_recorded(config: RunConfig, recorded: RunConfig) -> RunConfig:
+    """Return requested settings as a run would record them.
+
+    Those that may differ from the recorded ones are taken from these.
+    """
+    # The sizes follow from the tokenizer; the caller cannot choose them.
+    model = replace(
+        config.model,
+        vocab_size=recorded.model.vocab_size,
+        target_vocab_size=recorded.model.target_vocab_size,
+    )
+    # Languages that are not given were guessed when the run started.
+    languages = LanguagesConfig(
+        source=config.languages.source or recorded.languages.source,
+        target=config.languages.target or recorded.languages.target,
+    )
+    return replace(
+        config,
+        model=model,
+        languages=languages,
+        # The number of updates may change while a run is resumed.
+        training=replace(config.training, steps=recorded.training.steps),
+        corpora=with_target_languages(with_absolute_files(config.corpora)),
+    )
 
 
 def refuse_changed_files(out: Path, files: RunFiles) -> None:
