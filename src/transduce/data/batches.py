@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Float64, Integer
 
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.errors import DataError
@@ -463,9 +463,10 @@ class Batcher:
             batches[largest : largest + 1] = np.array_split(batches[largest], 2)
         batches = [batches[i] for i in random.permutation(len(batches))]
         batches = in_even_order(batches)
-        filled = np.cumsum([0.0, *(max(self._num_budgets(batch)) for batch in batches)])
+        filled = self._filled(batches)
         ends = np.searchsorted(filled, np.linspace(0, filled[-1], number + 1)[1:-1])
-        # Each update has at least one batch.
+        # Each update has at least one batch: ends rise by one or more, and leave enough
+        # batches for the updates after them.
         least = np.arange(1, number)
         ends = np.maximum.accumulate(np.maximum(ends - least, 0)) + least
         ends = np.minimum(ends, len(batches) - least[::-1])
@@ -473,7 +474,7 @@ class Batcher:
             yield self._update(batches[start:end])
 
     def _num_budgets(self, pairs: Integer[np.ndarray, " _"]) -> tuple[float, float]:
-        """Return how many updates the tokens of each side of some pairs fill."""
+        """Return how many updates the tokens of each side of some pairs would fill."""
         source, target = self.dataset.lengths(pairs)
         return (
             float(source.sum()) / self._config.source_tokens,
@@ -506,16 +507,17 @@ class Batcher:
 
     def _update_bounds(self, batches: list[Integer[np.ndarray, " _"]]) -> list[int]:
         """Return the bounds between updates, which are equally full."""
-        tokens = np.array(
-            [[side.sum() for side in self.dataset.lengths(b)] for b in batches]
-        )
-        budgets = (self._config.source_tokens, self._config.target_tokens)
-        shares = (tokens / budgets).max(axis=1)
-        filled = np.concatenate([[0.0], np.cumsum(shares)])
+        filled = self._filled(batches)
         num_updates = max(round(filled[-1]), 1)
         ends = np.linspace(0, filled[-1], num_updates + 1)[1:-1]
         bounds = [0, *np.searchsorted(filled, ends).tolist(), len(batches)]
         return sorted(set(bounds))
+
+    def _filled(
+        self, batches: list[Integer[np.ndarray, " _"]]
+    ) -> Float64[np.ndarray, " batches_and_one"]:
+        """Return how many updates the batches before each one fill, and all of them."""
+        return np.cumsum([0.0, *(max(self._num_budgets(batch)) for batch in batches)])
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
         pairs = np.concatenate(batches)
