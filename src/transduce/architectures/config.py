@@ -760,6 +760,10 @@ class ExpertsConfig:
         """Number of experts that compute a token, with batchwise gating on average."""
         return int(self.top_k ** len(self.levels))
 
+    def scaled(self, factor: float) -> "ExpertsConfig":
+        """Return the settings with the width of experts multiplied by a factor."""
+        return replace(self, d_ff=max(4 * round(self.d_ff * factor / 4), 4))
+
     def num_parameters(self, d_model: int) -> int:
         """Return the number of parameters of a layer of this width."""
         choices = sum(parents * choices for parents, choices in self.levels)
@@ -824,10 +828,7 @@ class MixtureTransformerConfig:
         """Return the settings with all widths multiplied by a factor."""
         names = ("d_model", "d_k", "d_v")
         widths = widths_scaled(self, factor, names)
-        experts = replace(
-            self.experts, d_ff=max(4 * round(self.experts.d_ff * factor / 4), 4)
-        )
-        return replace(self, experts=experts, **widths)
+        return replace(self, experts=self.experts.scaled(factor), **widths)
 
     @property
     def transformer(self) -> ModelConfig:
@@ -914,10 +915,7 @@ class MixtureRecurrentConfig:
         """Return the settings with all widths multiplied by a factor."""
         names = ("d_model", "cells")
         widths = widths_scaled(self, factor, names)
-        experts = replace(
-            self.experts, d_ff=max(4 * round(self.experts.d_ff * factor / 4), 4)
-        )
-        return replace(self, experts=experts, **widths)
+        return replace(self, experts=self.experts.scaled(factor), **widths)
 
     @property
     def num_parameters(self) -> int:

@@ -39,7 +39,7 @@ from transduce.model.embedding import (
     SinusoidalPositions,
 )
 from transduce.model.layers import ResidualConnection
-from transduce.model.transformer import Memory
+from transduce.model.transformer import Memory, final_norm
 from transduce.text.vocabulary import PAD
 
 MORE_PLACES = 16
@@ -245,8 +245,8 @@ class MixtureTransformer(nn.Module):
         self.decoder_layers = nn.ModuleList(
             MixtureDecoderLayer(config) for _ in range(num_decoder_layers)
         )
-        self.encoder_norm: nn.Module = _final_norm(config)
-        self.decoder_norm: nn.Module = _final_norm(config)
+        self.encoder_norm: nn.Module = final_norm(config.transformer)
+        self.decoder_norm: nn.Module = final_norm(config.transformer)
 
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Encode sources, padded with id 0."""
@@ -363,13 +363,6 @@ class MixtureTransformer(nn.Module):
         num_tokens += len(self.decoder_layers) * int(target_lengths.sum())
         mixtures = 2 * num_tokens * config.experts.operations(config.d_model)
         return PASSES * (flops.total - flops.feed_forward + mixtures)
-
-
-def _final_norm(config: MixtureTransformerConfig) -> nn.Module:
-    """Norm after a stack of pre-norm layers; none after post-norm ones."""
-    if config.norm == "pre":
-        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-    return nn.Identity()
 
 
 class MixtureRecurrent(RecurrentBase):

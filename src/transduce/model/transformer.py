@@ -94,8 +94,8 @@ class Transformer(nn.Module):
             else DecoderLayer(config)
             for _ in range(config.num_decoder_layers)
         )
-        self.encoder_norm: nn.Module = _final_norm(config)
-        self.decoder_norm: nn.Module = _final_norm(config)
+        self.encoder_norm: nn.Module = final_norm(config)
+        self.decoder_norm: nn.Module = final_norm(config)
 
     def forward(
         self,
@@ -205,8 +205,8 @@ class Transformer(nn.Module):
         return update_flops(self.config, source_lengths, target_lengths)
 
 
-def _final_norm(config: ModelConfig) -> nn.Module:
-    """Norm after a stack; none in the paper's arrangement."""
+def final_norm(config: ModelConfig) -> nn.Module:
+    """Return the norm after a stack: the identity in the paper's arrangement."""
     if config.norm == "pre":
         # Unlike the paper: a norm after the last layer of pre-norm stacks, whose sum
         # nothing else normalizes. Off by default: `model.norm`.

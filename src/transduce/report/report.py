@@ -4,7 +4,7 @@ Pages are self-contained.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -141,7 +141,7 @@ def _markdown_table(table: Table) -> Iterator[str]:
     yield _markdown_row([_escaped(column.name) for column in table.columns])
     yield _markdown_row([_rule(column) for column in table.columns])
     for row in table.rows:
-        yield _markdown_row([_markdown_cell(cell) for cell in row])
+        yield _markdown_row([_marked(cell, _escaped, "**{}**") for cell in row])
 
 
 def _markdown_row(cells: list[str]) -> str:
@@ -152,11 +152,12 @@ def _rule(column: Column) -> str:
     return "---" if column.is_text else "---:"
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _marked(cell: Cell, escaped: Callable[[str], str], mark: str) -> str:
+    """Return a cell with escaped text; `mark` is the format of highlighted words."""
     if isinstance(cell, str):
-        return _escaped(cell)
+        return escaped(cell)
     return cell.separator.join(
-        f"**{_escaped(word)}**" if is_marked else _escaped(word)
+        mark.format(escaped(word)) if is_marked else escaped(word)
         for word, is_marked in cell.words
     )
 
@@ -241,22 +242,16 @@ def _html_table(table: Table) -> Iterator[str]:
     yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
-        html = (f"<td{_html_class(c)}>{_html_cell(x)}</td>" for c, x in cells)
+        html = (
+            f"<td{_html_class(column)}>{_marked(cell, escape, '<mark>{}</mark>')}</td>"
+            for column, cell in cells
+        )
         yield f"<tr>{''.join(html)}</tr>"
     yield "</tbody>\n</table>\n</div>"
 
 
 def _html_class(column: Column) -> str:
     return ' class="text"' if column.is_text else ""
-
-
-def _html_cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    return cell.separator.join(
-        f"<mark>{escape(word)}</mark>" if is_marked else escape(word)
-        for word, is_marked in cell.words
-    )
 
 
 LONGEST_WHOLE = 20
