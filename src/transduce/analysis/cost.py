@@ -5,11 +5,11 @@ The layers of Table 1 are also modules, of which three properties are measured: 
 maximum path length, the number of sequential operations, and the growth of the running
 time with each size.
 
-The maximum path length is also measured in whole models of any architecture: the
-gradient through every operation that moves a signal between positions is multiplied by
-a small epsilon. The gradient of a position by another is then a polynomial in epsilon
-whose lowest power is the number of such operations on the shortest path, and follows
-from two values of epsilon.
+The maximum path length is also measured in whole models of any architecture. The
+gradient through each operation that moves a signal between positions is multiplied by a
+small epsilon, so that the gradient of a position by another one is a polynomial in
+epsilon. Its lowest power is the number of such operations on the shortest path. Two
+values of epsilon are enough to find it.
 """
 
 import time

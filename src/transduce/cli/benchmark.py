@@ -114,10 +114,10 @@ def decoding(
 ) -> None:
     """Measure speed and memory of decoding beside other libraries.
 
-    CTranslate2, Hugging Face's `generate` and Marian, if `marian-decoder` and
-    `marian-conv` built for this machine are on the PATH, translate the same sentences
-    with the same model, whose export is proven equal, in each precision that the
-    machine supports. A model with a shortlist is measured with and without it;
+    CTranslate2, Hugging Face's `generate` and Marian translate the same sentences with
+    the same model, whose export is proven equal, in each precision that the machine
+    supports. Marian takes part if `marian-decoder` and `marian-conv`, built for this
+    machine, are on the PATH. A model with a shortlist is measured with and without it;
     CTranslate2 uses its vmap. Each runs in its own process; they take turns, one
     setting each.
 

@@ -584,9 +584,9 @@ def dev_languages(
 ) -> list[str | None]:
     """Return the target language of each dev set, the main one first.
 
-    `files` are those of the run as it records them. If the model has tags of several
-    languages, a dev set is in that of its file's ending, and a held-out one in that of
-    the first corpus; otherwise all are in the run's.
+    `files` are those of the run as it records them. A model without tags of languages
+    has one target language, which is that of all dev sets. With tags, the ending of its
+    file names the language of a dev set, and the first corpus that of a held-out one.
     """
     usual, further = config.languages.target, files.get("dev_sets", [])[1::2]
     if not has_tags:

@@ -171,9 +171,9 @@ def first_weights(model: Checkpoint, config: ArchitectureConfig) -> dict[str, Te
 def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     """Settings of a preset, with those that follow from the model of the start.
 
-    The learning rate of the preset `adapt` is in inverse proportion to the width, since
-    Adam changes each weight by about the rate, and the outputs of a layer by as many
-    changes as it has inputs (Yang et al., 2021).
+    The learning rate of the preset `adapt` is in inverse proportion to the width. Adam
+    changes each weight by about the rate, and an output of a layer sums the changes of
+    as many weights as the layer has inputs (Yang et al., 2021).
     """
     config = preset(name)
     model, training, batching = start.model.config, config.training, config.batching

@@ -69,7 +69,7 @@ PARTS = 8
 """The scale is a multiple of 1/8, so that `d_k` is even in every row, as sinusoids
 need."""
 WARMUP_SHARE = 5
-"""With fewer steps than the paper's, at most one in five is warm-up."""
+"""Smallest ratio of all steps to those of warm-up in runs shorter than the paper's."""
 
 MULTI30K_SCALE, MULTI30K_STEPS = 0.25, 2_000
 """About 2 million tokens in five epochs: on one core without matrix instructions, base

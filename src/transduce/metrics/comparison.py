@@ -248,7 +248,7 @@ class Example:
     """A sentence that a system and the baseline translate differently."""
 
     line: int
-    """From 1."""
+    """Number, from 1."""
     source: str | None
     """None if the sources are not given."""
     reference: str

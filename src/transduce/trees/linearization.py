@@ -100,6 +100,11 @@ def _below_root(tree: Tree) -> Tree:
 
 
 def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
+    """Yield the symbols leaf by leaf, with those of the constituents around each leaf.
+
+    In top-down order a constituent opens before its first leaf, otherwise after its
+    first child. It closes after its last leaf.
+    """
     is_top_down = style.order == "top-down"
     # Constituents around the leaf, each with whether its opening symbol is written.
     entered: list[tuple[Constituent, bool]] = []
