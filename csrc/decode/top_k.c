@@ -62,9 +62,10 @@ static int contains(Tokens tokens, int64_t token)
 
 /* Tokens that are not inserted while the logits of a hypothesis are searched. */
 typedef struct {
-    const uint8_t *mask;  /* [vocab] of tokens that must not follow it, or NULL */
-    Tokens never, banned; /* that must not follow any hypothesis, or this one */
-    Tokens repeated;      /* inserted at the end with another log-probability */
+    const uint8_t *mask; /* [vocab]: 1 for tokens that must not follow it; or NULL */
+    Tokens never;        /* that must not follow any hypothesis */
+    Tokens banned;       /* that must not follow this one, unless they are forced */
+    Tokens repeated;     /* that insert_repeated() inserts after the search */
 } Excluded;
 
 /* Whether a token must not follow, even if it is forced. */
@@ -165,9 +166,10 @@ static float nth_largest_lane(vec x, int64_t place)
     return numbers[place - 1];
 }
 
-/* A bound that the best logits of a piece reach, given the maximum of each lane: if as
- * many lanes as there are wanted and excluded tokens reach it, the best do. Minus
- * infinity if too few lanes have a logit that can be inserted. */
+/* A lower bound of the best logits of a piece, given the maximum of each lane: the n-th
+ * largest maximum, where n is the number of wanted and of excluded tokens. At least n
+ * logits reach it, so all that are wanted do. Minus infinity if fewer than n lanes have
+ * a logit that can be inserted. */
 static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
     const int64_t enough = top->count + count_excluded(excluded);
@@ -193,7 +195,8 @@ static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bou
     }
 }
 
-/* Insert the best logits of a piece, given the maximum of each lane. */
+/* Insert the best logits of a piece, given the maximum of each lane. Strips whose
+ * maximum is below a bound of the best are skipped. */
 static void insert_best(TopK *top, const Piece *piece, vec max,
                         const Excluded *excluded)
 {
@@ -251,6 +254,13 @@ static float log_sum_exp(const OnlineSoftmax *softmax)
 static int64_t rows_of(const td_candidates *query)
 {
     return query->sentences * query->group;
+}
+
+/* Number of repeated tokens of all rows. */
+static int64_t num_repeated(const td_candidates *query)
+{
+    const td_restrictions *given = query->restrictions;
+    return given ? given->repeated_offsets[rows_of(query)] : 0;
 }
 
 static Tokens tokens_of_row(const int64_t *offsets, const int64_t *tokens, int64_t row)
@@ -468,12 +478,11 @@ static td_status reserve_candidates(const td_candidates *query,
     workspace->stride = LANES + round_up_to_lanes(workspace->count);
     const size_t per_row = sizeof(CandidateRow) +
                            (size_t)workspace->stride * (sizeof(Token) + sizeof(float));
-    const int64_t num_repeated =
-        query->restrictions ? query->restrictions->repeated_offsets[rows] : 0;
     size_t bytes;
     if (__builtin_mul_overflow((size_t)rows, per_row, &bytes) ||
         __builtin_add_overflow(bytes, (size_t)group * sizeof(int64_t), &bytes) ||
-        __builtin_add_overflow(bytes, (size_t)num_repeated * sizeof(float), &bytes))
+        __builtin_add_overflow(bytes, (size_t)num_repeated(query) * sizeof(float),
+                               &bytes))
         return TD_OUT_OF_MEMORY;
     if (!workspace->num_taken || bytes > workspace->capacity) {
         void *block = allocate_lines((double)bytes);
@@ -509,9 +518,7 @@ TD_INTERNAL void reset_candidates(const td_candidates *query,
         clear_top_k(&top);
         workspace->rows[row] = (CandidateRow){{-INFINITY, 0.0f}, -INFINITY};
     }
-    const int64_t repeated =
-        query->restrictions ? query->restrictions->repeated_offsets[rows_of(query)] : 0;
-    for (int64_t i = 0; i < repeated; i++)
+    for (int64_t i = 0; i < num_repeated(query); i++)
         workspace->repeated_logits[i] = -INFINITY; /* a shortlist may lack the token */
 }
 
