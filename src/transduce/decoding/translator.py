@@ -66,7 +66,6 @@ from transduce.decoding.translations import (
     with_best,
 )
 from transduce.errors import (
-    ConfigError,
     RequestError,
     TransduceWarning,
     counted,
@@ -90,7 +89,7 @@ from transduce.text.tokenizer import (
     Tokenizer,
     WordTokenizer,
     encode_with_tag,
-    own_target_size,
+    require_choice,
     tagged,
 )
 from transduce.text.vocabulary import (
@@ -419,7 +418,7 @@ class Translator:
         require_translation(self)
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
-        require_possible(config, self.tokenizer)
+        require_choice(config, self.tokenizer)
         config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(
@@ -808,25 +807,6 @@ def with_known_shortlist(
         stacklevel=4,  # the caller of `translate_stream`
     )
     return replace(config, shortlist=False)
-
-
-def require_possible(config: SearchConfig, tokenizer: Tokenizer) -> None:
-    """Raise `ConfigError` if bad words are outside the vocabulary, or leave no token
-    for a first place."""
-    largest = max(chain.from_iterable(config.bad_words), default=0)
-    if largest >= tokenizer.vocab_size:
-        raise ConfigError(
-            "`search.bad_words` must hold token ids below the vocabulary's size "
-            f"{tokenizer.vocab_size:,}, but one is {largest:,}."
-        )
-    number = own_target_size(tokenizer) or tokenizer.vocab_size
-    excluded = {word[0] for word in config.bad_words if len(word) == 1}
-    excluded |= {*EXCLUDED, *([EOS] if config.min_length else [])}
-    if sum(token < number for token in excluded) == number:
-        raise ConfigError(
-            "`search.bad_words` (--bad-words) must leave some tokens to choose "
-            f"from, but exclude all {number:,} of the vocabulary; name fewer."
-        )
 
 
 def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:

@@ -32,7 +32,6 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
-from transduce.decoding.translator import require_possible
 from transduce.errors import ConfigError, counted
 from transduce.experiments.corpus_survey import (
     FILTER_REASONS,
@@ -54,7 +53,12 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
-from transduce.text.tokenizer import TOKENIZER_FILE, learn_tokenizer, load_tokenizer
+from transduce.text.tokenizer import (
+    TOKENIZER_FILE,
+    learn_tokenizer,
+    load_tokenizer,
+    require_choice,
+)
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 """A pair is lopsided if one side is longer by more than this factor and by at least
@@ -328,7 +332,7 @@ def check_prepared(
     settings of a translator do not fit its vocabulary.
     """
     if task == "translation":
-        require_possible(config.search, load_tokenizer(folder / TOKENIZER_FILE))
+        require_choice(config.search, load_tokenizer(folder / TOKENIZER_FILE))
     splits = {
         name: survey_prepared(
             open_dataset(folder / where),

@@ -20,6 +20,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
 from transduce.files import parse_json, read_bounded, reason
+from transduce.search_config import SearchConfig
 from transduce.settings import shown
 from transduce.text.languages import (
     SPACED_SCRIPTS,
@@ -31,6 +32,7 @@ from transduce.text.languages import (
 )
 from transduce.text.sentence_pieces import SURROGATE, SentencePieceTokenizer
 from transduce.text.vocabulary import (
+    BOS,
     BYTE_PIECES,
     EOS,
     FIRST_BYTE,
@@ -358,6 +360,27 @@ def own_target_size(tokenizer: Tokenizer) -> int | None:
     if isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer.target_vocab_size
     return None
+
+
+def require_choice(config: SearchConfig, tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` if bad words leave no token with which a target can begin.
+
+    It is also raised if one of their ids is outside the vocabulary.
+    """
+    largest = max(chain.from_iterable(config.bad_words), default=0)
+    if largest >= tokenizer.vocab_size:
+        raise ConfigError(
+            "`search.bad_words` must hold token ids below the vocabulary's size "
+            f"{tokenizer.vocab_size:,}, but one is {largest:,}."
+        )
+    number = own_target_size(tokenizer) or tokenizer.vocab_size
+    excluded = {word[0] for word in config.bad_words if len(word) == 1}
+    excluded |= {PAD, BOS, *([EOS] if config.min_length else [])}
+    if sum(token < number for token in excluded) == number:
+        raise ConfigError(
+            "`search.bad_words` (--bad-words) must leave some tokens to choose "
+            f"from, but exclude all {number:,} of the vocabulary; name fewer."
+        )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

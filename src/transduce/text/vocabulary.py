@@ -80,7 +80,7 @@ pieces of signs, such as >>|<<."""
 TAG_IN_TEXT = re.compile(r">>[^<>\s]+<<|<[^<>\s]+>")
 """Pattern of a tag within a text: of a language, of a corpus, or of markup."""
 MAX_NAMED = 30
-"""Maximum number of languages that a message names."""
+"""Maximum number of languages or tags that a message names."""
 
 
 def corpus_tag(name: str) -> str:
@@ -137,11 +137,9 @@ def find_corpus_tag(name: str, tags: Sequence[str]) -> str:
             "A tag must be one of the model's, but this model has none, so that "
             f"{shown(name)} cannot be chosen; leave the tag out."
         )
-    more = len(tags) - MAX_NAMED
-    others = f" and {more} others" if more > 0 else ""
     raise RequestError(
         f"The tag must be one of the model's, but is {shown(name)}; it has "
-        f"{', '.join(tags[:MAX_NAMED])}{others}."
+        f"{_listed(tags)}."
     )
 
 
@@ -168,13 +166,17 @@ def find_language_tag(
             f"several, but this one has none, so that {language!r} cannot be chosen; "
             "leave the target language out."
         )
-    known = sorted(by_language)
-    more = len(known) - MAX_NAMED
-    others = f" and {more} others" if more > 0 else ""
     raise RequestError(
         f"{what} must be one of the model's, but is {language!r}; it has "
-        f"{', '.join(map(_named, known[:MAX_NAMED]))}{others}."
+        f"{_listed(list(map(_named, sorted(by_language))))}."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names for a message: the first `MAX_NAMED`, and the number of the others."""
+    more = len(names) - MAX_NAMED
+    others = f" and {more} others" if more > 0 else ""
+    return f"{', '.join(names[:MAX_NAMED])}{others}"
 
 
 def languages_of(tags: Sequence[str]) -> list[str]:
