@@ -193,34 +193,40 @@ def command_line(described_commands: Collection[str] = ()) -> App:
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
 
-    def add(
-        to: App, name: str, module: str, function: str, said: str, **place: Any
-    ) -> None:
-        reference = f"transduce.cli.{module}:{function}"
-        if name in described_commands:  # all of its docstring
-            read = described(reference)
-            to.command(read, name=name, help_formatter=PlainHelp(read), **place)
-        else:
-            to.command(reference, name=name, help=said, **place)
-
     for title, commands in GROUPS.items():
         group = Group.create_ordered(title)
         for position, (name, said) in enumerate(commands.items()):
+            place: dict[str, Any] = {"group": group, "sort_key": position}
             if name in PARTS:
                 several = App(
-                    name=name,
-                    help=said,
-                    group=group,
-                    sort_key=position,
-                    group_parameters=options_group,
+                    name=name, help=said, group_parameters=options_group, **place
                 )
                 for part, part_said in PARTS[name].items():
-                    add(several, part, name, part, part_said)
+                    is_described = part in described_commands
+                    _add(several, part, f"{name}:{part}", part_said, is_described)
                 app.command(several)
             else:
-                module = name.replace("-", "_")
-                module += "_" if iskeyword(name) else ""
-                add(app, name, module, module, said, group=group, sort_key=position)
+                module = name.replace("-", "_") + "_" * iskeyword(name)
+                is_described = name in described_commands
+                _add(app, name, f"{module}:{module}", said, is_described, **place)
+    _add_options(app, described_commands)
+    return app
+
+
+def _add(
+    app: App, name: str, function: str, said: str, is_described: bool, **place: Any
+) -> None:
+    """Add a command, whose function is named as MODULE:FUNCTION below `cli`."""
+    reference = f"transduce.cli.{function}"
+    if is_described:  # all of its docstring
+        read = described(reference)
+        app.command(read, name=name, help_formatter=PlainHelp(read), **place)
+    else:
+        app.command(reference, name=name, help=said, **place)
+
+
+def _add_options(app: App, described_commands: Collection[str]) -> None:
+    """Add what stands among the options: help, version and completion."""
     options = Group.create_ordered("Options")
     formatter = PlainHelp(print_help) if described_commands else PLAIN_HELP
     app.command(
@@ -228,10 +234,15 @@ def command_line(described_commands: Collection[str] = ()) -> App:
     )
     for position, (flag, said) in enumerate(FLAGS.items(), start=1):
         app[flag].group, app[flag].help, app[flag].sort_key = options, said, position
-    said = "Complete commands and options by the Tab key, in bash, zsh or fish."
-    module, function = "completion", "install_completion"
-    add(app, INSTALL_COMPLETION, module, function, said, group=options, sort_key=3)
-    return app
+    _add(
+        app,
+        INSTALL_COMPLETION,
+        "completion:install_completion",
+        "Complete commands and options by the Tab key, in bash, zsh or fish.",
+        INSTALL_COMPLETION in described_commands,
+        group=options,
+        sort_key=len(FLAGS) + 1,
+    )
 
 
 def print_help(*command: str) -> None:
