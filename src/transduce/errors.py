@@ -11,8 +11,9 @@ TransduceError
     TooLongError         not in one request (HTTP 413)
     TimeLimitError       not within the time limit of a request (HTTP 504)
 
-The server answers errors with the HTTP status given above, others with 400
-(`refusal_of` in `transduce.serving.admission`).
+A command ends with exit code 2 after any of them (`transduce.cli`). The server answers
+with the HTTP status given above, or else 400 (`refusal_of` in
+`transduce.serving.admission`).
 
 Each message is one sentence: what is wrong, where, and what to do. More specific errors
 stand beside the code that raises them: training that diverges or is stopped, a worker

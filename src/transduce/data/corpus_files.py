@@ -428,8 +428,9 @@ def choose(
 ) -> Choice | None:
     """Choose different sources for parts of these sizes, by default the usual one.
 
-    Returns None if there are too few pairs: training must keep at least as many as are
-    held out.
+    They are those with the smallest hashes, whatever the order of the lines. Returns
+    None if there are too few pairs: training must keep at least as many as are held
+    out.
     """
     most = MAX_HELD_OUT if sizes is None else sum(sizes)
     kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0

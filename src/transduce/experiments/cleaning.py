@@ -157,31 +157,33 @@ def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Transla
     translator = load(path, device=device)
     require_translation(translator)
     if translator.target_languages:
-        targets = sorted(
-            {each.target_language for each in files if each.target_language}
-        )
-        if not targets:
-            raise ConfigError(
-                f"{path}: a model of several target languages needs the language of "
-                "the corpus to score it, but the files' endings name none; give the "
-                "languages, or rename the files as in my.en and my.de."
-            )
-        if len(targets) > 1:
-            raise ConfigError(
-                f"{path}: a model of several target languages must score a corpus in "
-                f"one of them, but the files are in {', '.join(targets)}; "
-                "clean each language alone."
-            )
-        for target in targets:
-            translator = translator.into(target)
+        translator = translator.into(_one_target(path, files))
+    has_one_direction = len({each.direction for each in files}) == 1
     for pair in files:
         for side in ("source", "target"):
             known = getattr(translator, f"{side}_language")
-            remedy = "correct the languages"
-            if len({each.direction for each in files}) > 1:
-                remedy = (
-                    f"clean {getattr(pair, side)} without the files of other languages"
-                )
             language = getattr(pair, f"{side}_language")
+            remedy = "correct the languages"
+            if not has_one_direction:
+                file = getattr(pair, side)
+                remedy = f"clean {file} without the files of other languages"
             require_language(path, side, known, language, remedy=remedy)
     return translator
+
+
+def _one_target(path: str | Path, files: Sequence[FilePair]) -> str:
+    """Return the files' target language; `ConfigError` if it is unknown, or several."""
+    targets = sorted({each.target_language for each in files if each.target_language})
+    if not targets:
+        raise ConfigError(
+            f"{path}: a model of several target languages needs the language of the "
+            "corpus to score it, but the files' endings name none; give the languages, "
+            "or rename the files as in my.en and my.de."
+        )
+    if len(targets) > 1:
+        raise ConfigError(
+            f"{path}: a model of several target languages must score a corpus in one "
+            f"of them, but the files are in {', '.join(targets)}; clean each language "
+            "alone."
+        )
+    return targets[0]

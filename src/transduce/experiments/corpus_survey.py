@@ -335,17 +335,6 @@ def survey_prepared(
     The texts are not read again: equal ids mean equal texts. `has_bytes` says whether
     the vocabulary has bytes.
     """
-    rows = np.zeros(counts.total, dtype=ROW)
-    rows["position"] = np.arange(counts.total)
-    rows["reason"][counts.kept :] = FILTER_REASONS.index("empty")
-    rows["reason"][counts.kept + counts.empty :] = FILTER_REASONS.index("overlong")
-    kept = rows[: counts.kept]
-    kept["source_length"] = np.diff(dataset.source.offsets)
-    kept["target_length"] = np.diff(dataset.target.offsets)
-    kept["source_digest"] = _id_digests(dataset.source)
-    kept["target_digest"] = _id_digests(dataset.target)
-    rows["source_length"][counts.kept + counts.empty :] = 1  # not empty
-    rows["target_length"][counts.kept + counts.empty :] = 1
     files = FilePair(
         source=Path(),
         target=Path(),
@@ -373,8 +362,30 @@ def survey_prepared(
         files=(files,),
         source=side_counts["source"],
         target=side_counts["target"],
-        rows=rows,
+        rows=_prepared_rows(dataset, counts),
     )
+
+
+def _prepared_rows(
+    dataset: Dataset, counts: PairCounts
+) -> Shaped[np.ndarray, " pairs"]:
+    """Return the rows of a survey: first the kept pairs, then the empty, the overlong.
+
+    A prepared corpus has the ids of the kept pairs only, and the number of the others.
+    """
+    first_overlong = counts.kept + counts.empty
+    rows = np.zeros(counts.total, dtype=ROW)
+    rows["position"] = np.arange(counts.total)
+    rows["reason"][counts.kept : first_overlong] = FILTER_REASONS.index("empty")
+    rows["reason"][first_overlong:] = FILTER_REASONS.index("overlong")
+    kept = rows[: counts.kept]
+    kept["source_length"] = np.diff(dataset.source.offsets)
+    kept["target_length"] = np.diff(dataset.target.offsets)
+    kept["source_digest"] = _id_digests(dataset.source)
+    kept["target_digest"] = _id_digests(dataset.target)
+    rows["source_length"][first_overlong:] = 1  # unknown, but not empty
+    rows["target_length"][first_overlong:] = 1
+    return rows
 
 
 def _num_byte_ids(side: EncodedSide) -> int:

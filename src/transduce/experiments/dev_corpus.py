@@ -166,9 +166,9 @@ class DevHistory:
         """Number of checkpoints after the last one that was a gain.
 
         A gain is a score above all earlier ones, or the same score with a loss that is
-        lower by more than `LOSS_TOLERANCE`. With the default `best_by`, while BLEU is
-        not yet meaningful, a loss below all earlier ones by more than that is a gain,
-        too.
+        lower by more than `LOSS_TOLERANCE` than at the last gain. With the default
+        `best_by`, while BLEU is not yet meaningful, a loss below all earlier ones by
+        more than that is a gain as well, and without any meaningful score the only one.
         """
         metric = self._metric(self.entries)
         is_early = self.best_by == "auto" and metric in ("chrf", "loss")
@@ -176,7 +176,7 @@ class DevHistory:
         for number, entry in enumerate(self.entries):
             score, loss = _rank(entry, metric)[0], _number(entry["loss"])
             if is_early and metric == "loss":
-                score = 0.0
+                score = 0.0  # the same for all: no score is meaningful yet
             is_lower = loss < lowest - LOSS_TOLERANCE and (is_early or score == best)
             if score > best or is_lower:
                 last_gain = number

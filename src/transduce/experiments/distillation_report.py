@@ -159,6 +159,7 @@ def _measured(
     source: Path,
     device: str,
 ) -> tuple[DistillationReport, dict[str, list[str]]]:
+    """Translate the texts by each system, score the translations, and measure speed."""
     translations: dict[str, list[str]] = {}
     scores: dict[str, list[TextScore]] = {each.label: [] for each in systems}
     signatures: dict[str, None] = {}

@@ -525,6 +525,11 @@ class UnigramSampler:
         return self._words.add(key, lattice) if len(text) <= CACHED_LENGTH else lattice
 
     def _steps(self, text: str) -> list[list[_Step]]:
+        """Return the possible last pieces of each beginning of a text, by its length.
+
+        The probability of a last piece is its share in the sum over all ways to cut the
+        beginning; `totals` has the logarithms of these sums.
+        """
         totals = [0.0]
         lattice: list[list[_Step]] = [[]]
         for end in range(1, len(text) + 1):

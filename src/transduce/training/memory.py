@@ -151,7 +151,7 @@ def _peak_bytes(device: torch.device) -> int:
     peak = peak_memory(device)
     if device.type != "cuda":
         return peak
-    torch.cuda.empty_cache()  # what then is reserved beside tensors is of graphs
+    torch.cuda.empty_cache()  # then only graphs reserve memory beside tensors
     return peak + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
@@ -162,9 +162,11 @@ def _estimate(
     hardware: Hardware,
     num_processes: int,
 ) -> int:
-    """Estimate how many pairs fit in memory from trials of 1, 2, 4, ... pairs.
+    """Estimate how many of the longest pairs fit in memory.
 
-    A system without free memory kills a process, so trying too much is no option.
+    Each trial computes twice as many pairs as the one before, beginning with one, and
+    shows how many bytes a position takes. A system whose memory runs out kills the
+    process, so no trial has more than a fourth of the pairs.
     """
     # From now on gradients, and all that is allocated once, are in memory.
     _time_gradient(batch_loss, batcher, longest[:1], hardware)
@@ -175,18 +177,19 @@ def _estimate(
     bound = peak + SAFE_SHARE * free_memory(num_processes)
     fitting, count = len(longest), 1
     largest_trial = max(len(longest) // TRIAL_PART, 2)
+
+    def positions_of(count: int) -> int:
+        return batcher.dataset.num_positions(longest[:count])
+
     while count < len(longest) and count <= min(fitting, largest_trial):
-        before, at = peak, positions
+        last_peak, last_positions = peak, positions
         _time_gradient(batch_loss, batcher, longest[:count], hardware)
-        peak = peak_memory(hardware.device)
-        positions = batcher.dataset.num_positions(longest[:count])
-        # Bytes per position; after the first trial they include those of any batch.
-        each = max((peak - before) / (positions - at), 1)
-        fitting = bisect_right(
-            range(1, len(longest) + 1),
-            positions + max(bound - peak, 0) / each,
-            key=lambda number: batcher.dataset.num_positions(longest[:number]),
-        )
+        peak, positions = peak_memory(hardware.device), positions_of(count)
+        # In the first trial, what any batch takes counts for its positions, too.
+        bytes_each = max((peak - last_peak) / (positions - last_positions), 1)
+        fitting_positions = positions + max(bound - peak, 0) / bytes_each
+        counts = range(1, len(longest) + 1)
+        fitting = bisect_right(counts, fitting_positions, key=positions_of)
         count *= 2
     return fitting
 
