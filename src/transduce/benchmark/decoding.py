@@ -420,20 +420,7 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     # The smallest batch shows the latency of a single user.
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
     yield f"Milliseconds per batch ({shown}); share of translations equal to our fp32"
-    names = ("load", "memory", "median", "90 %", "max", "greedy", "beam")
-    yield f"{'':<{width}}" + "".join(f"{name:>9}" for name in names)
-    for decoder in speed.decoders:
-        [one] = [each for each in decoder.settings if each.setting == shown]
-        cells = [
-            f"{decoder.load_seconds:.2f} s",
-            f"{decoder.peak_bytes / 1e6:,.0f} MB",
-            *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
-            *(
-                "-" if share is None else f"{share:.1%}"
-                for share in (decoder.greedy_agreement, decoder.beam_agreement)
-            ),
-        ]
-        yield f"{decoder.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells)
+    yield from _costs(speed, width, shown)
     for has_shortlist in (False, True):
         yield from _advantages(speed, width, has_shortlist)
     yield ""
@@ -446,6 +433,22 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
         if not math.isnan(advantage):
             yield line
     yield from load_warning(speed.load)
+
+
+def _costs(speed: DecodingSpeed, width: int, shown: Setting) -> Iterator[str]:
+    """Format loading, memory, latencies and agreement of each decoder as a table."""
+    names = ("load", "memory", "median", "90 %", "max", "greedy", "beam")
+    yield f"{'':<{width}}" + "".join(f"{name:>9}" for name in names)
+    for decoder in speed.decoders:
+        [one] = [each for each in decoder.settings if each.setting == shown]
+        shares = (decoder.greedy_agreement, decoder.beam_agreement)
+        cells = [
+            f"{decoder.load_seconds:.2f} s",
+            f"{decoder.peak_bytes / 1e6:,.0f} MB",
+            *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
+            *("-" if share is None else f"{share:.1%}" for share in shares),
+        ]
+        yield f"{decoder.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells)
 
 
 def _heads(speed: DecodingSpeed) -> str:

@@ -6,7 +6,8 @@ All keep their nesting, and each is written exactly once.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -305,8 +306,8 @@ class _Placement:
     def _words_in(self, start: int, end: int) -> tuple[int, int]:
         """Return the first word that overlaps a span, and the word after the last."""
         sources = self._links.source
-        first = _first(sources, lambda word: word[1] > start)
-        return first, max(_first(sources, lambda word: word[0] >= end), first)
+        first = bisect_right(sources, start, key=_end)
+        return first, max(bisect_left(sources, end, key=_start), first)
 
     def _point(self, at: int) -> int:
         """Translate a place between two words, or within one."""
@@ -315,7 +316,7 @@ class _Placement:
             return 0
         if at == len(self._sentence):
             return len(self._translation)
-        after = _first(sources, lambda word: word[1] > at)
+        after = bisect_right(sources, at, key=_end)
         if after < len(sources) and sources[after][0] < at:
             return self._point_within(after, at)
         before = after - 1
@@ -338,19 +339,23 @@ class _Placement:
 
         A word without links is replaced by the other one, or the nearest with links.
         """
+        spans = self._links.target
         for far in range(NEAR):
-            sides = [(after + far, True), (before - far, False)]
-            for word, is_start in sides if is_before else reversed(sides):
-                if 0 <= word < len(self._targets_of) and self._targets_of[word]:
-                    targets = self._targets_of[word]
-                    if is_start:
-                        return self._links.target[min(targets)][0]
-                    return self._links.target[max(targets)][1]
+            first, last = self._targets_at(after + far), self._targets_at(before - far)
+            if first and (is_before or not last):
+                return spans[min(first)][0]
+            if last:
+                return spans[max(last)][1]
         share = after / max(len(self._links.source), 1)
         place = int(share * len(self._links.target))
         if place < len(self._links.target):
             return self._links.target[place][0]
         return len(self._translation)
+
+    def _targets_at(self, word: int) -> list[int]:
+        """Return the target words of a source word; none of a place without a word."""
+        is_word = 0 <= word < len(self._targets_of)
+        return self._targets_of[word] if is_word else []
 
 
 NEAR = 4
@@ -369,13 +374,9 @@ def _densest(flags: Sequence[bool]) -> Span | None:
     return best
 
 
-def _first(words: Sequence[Span], is_true: Callable[[Span], bool]) -> int:
-    """Return the first word that meets a condition, as all after it do."""
-    low, high = 0, len(words)
-    while low < high:
-        middle = (low + high) // 2
-        if is_true(words[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _start(span: Span) -> int:
+    return span[0]
+
+
+def _end(span: Span) -> int:
+    return span[1]
