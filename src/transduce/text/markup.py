@@ -76,6 +76,7 @@ FORMATTING = frozenset({
 """Elements that the parser reopens before text if another tag closed them."""
 NO_TAG = "</>"
 """Malformed end tag that the parser ignores."""
+NULS_OR_TEXT = re.compile("\0+|[^\0]+")
 END_OF_NOSCRIPT = "<!---->"
 """Probe that is a comment in markup, but not inside a tag or a comment."""
 
@@ -421,7 +422,7 @@ def _text_pieces(text: str, place: int, skipped: Sequence[int]) -> Iterator[Piec
         part, text = text[:length], text[length:]
         end = place + len(part)
         if part:
-            yield Piece("text", place, end, part.replace("\0", ""))
+            yield from _cut_at_nul(part, place)
         if text:
             yield Piece("empty", end, end + len(NO_TAG))
         place = end + len(NO_TAG)
@@ -435,6 +436,13 @@ def _token_pieces(token: Token, place: int, html: str) -> Iterator[Piece]:
     is_reference = token.type is TokenType.CHARACTER_REFERENCE
     text = (token.data or "") if is_reference else ""
     yield Piece(_kind_of(token.type), place, place + len(token.source or ""), text)
+
+
+def _cut_at_nul(text: str, place: int) -> Iterator[Piece]:
+    """Text from a place on; NULs are pieces without text, as no browser shows them."""
+    for match in NULS_OR_TEXT.finditer(text):
+        start, end = match.span()
+        yield Piece("text", place + start, place + end, match[0].strip("\0"))
 
 
 def _kind_of(token: TokenType) -> PieceKind:

@@ -138,6 +138,8 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
         ("<b>a<i>b</b>c</i>", ["ab", "c"]),
         ("Am 3.<b> Mai</b> kam er.", ["Am 3. Mai kam er."]),
         ("a</>b", ["ab"]),
+        ("Ein\0 Hund. \0Ei\0ne Katze.\0\0 Tot", ["Ein Hund.", "Eine Katze.", "Tot"]),
+        ("<code>Er. B\0c</code> geht. Ja\0", ["Er. Bc geht.", "Ja"]),
         ("a <span translate=no>b<q>c</span>d", ["a", "d"]),
         ("<math></br><title><b>no</title>", []),
     ],
