@@ -18,6 +18,7 @@ from typing import Literal
 from transduce.text.abbreviations import Abbreviations, abbreviations
 from transduce.text.inline_tags import SentenceTags
 from transduce.text.languages import UNSPACED_LETTERS, base
+from transduce.text.sentence_pieces import SURROGATE
 
 Judgement = Literal["end", "inside", "unknown"]
 SegmentFunction = Callable[[str, str], list[str]]
@@ -33,6 +34,8 @@ STOP = re.compile(
     rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
 )
 """Pattern of marks and the closing signs after them; French has a space before ». """
+GREEK_STOP = re.compile(STOP.pattern.replace("[.", "[;.", 1))
+"""The same in Greek, whose question mark is written as a semicolon."""
 LOW_QUOTED = frozenset(
     {
         "de", "lb", "cs", "sk", "sl", "hr", "sr", "bs", "mk", "bg", "et", "lt", "lv",
@@ -178,7 +181,7 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
     found: list[tuple[int, int]] = []
     begin = len(line) - len(line.lstrip())
     last = len(line.rstrip())
-    for match in STOP.finditer(line):
+    for match in (GREEK_STOP if language == "el" else STOP).finditer(line):
         marks = match[0].rstrip(" \u00a0\u202f" + CLOSERS.replace("\\", ""))
         end = quotes.end_of_closers(match.start() + len(marks), match.end())
         if end >= last:
@@ -401,7 +404,8 @@ class _LibraryEnds:
     def _take(self, part: str) -> None:
         assert self._segment is not None
         place = self._read
-        for sentence in self._segment(self._language, part):
+        # The library refuses half of a surrogate pair.
+        for sentence in self._segment(self._language, SURROGATE.sub("\ufffd", part)):
             place += len(sentence)
             self._ends.add(place)
         self._read += len(part)

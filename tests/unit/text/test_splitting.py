@@ -130,6 +130,8 @@ TABLE = [
     ("en", "Come at 5 p.m. |2. Go home. |3. Sleep."),
     ("fr", "Voir réf. 5 des Ets. Dupont. |Fin."),
     ("sv", "Se bil. 2 och avd. 5. |Slut."),
+    ("el", "Τι κάνεις; |Καλά είμαι. |Εσύ; |(Κι αυτός;) |Ναι."),
+    ("en", "He came; I left. |Then; Now."),
 ]
 
 
@@ -162,6 +164,15 @@ def test_the_library_recognises_abbreviations_beyond_the_rules(
     monkeypatch.setattr(module, "segment_function", lambda: segment)
     assert sentences(split_text(text, "fi")) == ["Seisan koki.", "Oy Abp. Kettu tuli."]
     assert asked == [("fi", text)]
+
+
+def test_the_library_reads_a_line_with_half_of_a_surrogate_pair() -> None:
+    pytest.importorskip("sentencex")
+    text = "Die Welt \ud83d dort. Menschen gehen."
+    assert sentences(split_text(text, "de")) == [
+        "Die Welt \ud83d dort.",
+        "Menschen gehen.",
+    ]
 
 
 def test_the_library_reads_a_long_line_in_parts(
