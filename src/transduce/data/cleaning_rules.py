@@ -19,6 +19,8 @@ from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError, unknown_name
 from transduce.settings import require_between
 from transduce.text.languages import (
+    UNSPACED_LETTER,
+    UNSPACED_LETTERS,
     UNSPACED_RUN,
     english_name,
     script_letters,
@@ -66,6 +68,8 @@ AROUND_ADDRESS = "<>()[]{}\"'.,;:!?"
 """Punctuation that may stand around an address."""
 LETTERS = re.compile(r"[^\W\d_]+")
 WORDS = re.compile(r"\w+")
+WORDS_OR_LETTERS = re.compile(rf"[{UNSPACED_LETTERS}]|(?:(?![{UNSPACED_LETTERS}])\w)+")
+"""Pattern of a word, or of a letter of a script without spaces."""
 ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 """Bytes that are deleted from UTF-8 to find its letters, faster than by a pattern."""
 BELOW_UNSPACED = bytes(range(0xE0))
@@ -362,14 +366,10 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
     """Phrase that a side has most often in a row, if more than `max_repeats` times.
 
     Returns the number of times and the phrase, of at most `LONGEST_PHRASE` words, or
-    letters if the text is in a script without spaces.
+    letters of scripts without spaces.
     """
-    # The first and the last word of a loop may have another case or a punctuation mark.
-    if len(side.words) - len(set(side.words)) < max_repeats - 2 and side.is_ascii:
-        return None
-    is_unspaced = side.unspaced_letters > 0
-    text = side.text.casefold()
-    units = list("".join(text.split())) if is_unspaced else WORDS.findall(text)
+    pattern = WORDS_OR_LETTERS if side.unspaced_letters else WORDS
+    units = pattern.findall(side.text.casefold())
     if len(units) - len(set(units)) < max_repeats:
         return None
     found = (0, "")
@@ -380,6 +380,7 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
         times, end = _most_in_a_row(units, length)
         if times > max(max_repeats, found[0]):
             phrase = units[end - length : end]
+            is_unspaced = UNSPACED_LETTER.match(phrase[0])
             found = times, ("" if is_unspaced else " ").join(phrase)
     return found if found[0] else None
 

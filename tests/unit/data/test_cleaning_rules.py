@@ -11,7 +11,9 @@ from transduce.data.cleaning_rules import (
     RULES,
     CleaningConfig,
     PairRules,
+    SideText,
     invalid_byte,
+    longest_loop,
 )
 from transduce.errors import ConfigError
 from transduce.settings import apply_assignments
@@ -182,6 +184,13 @@ def test_a_loop_in_text_without_spaces_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["这要花1000000元。", "他没说......", "看 zzzz ♥♥♥♥♥♥", "ราคา 5555 บาท"]
+)
+def test_repeated_digits_and_signs_beside_unspaced_letters_are_no_loop(text) -> None:
+    assert longest_loop(SideText("target", text.encode()), max_repeats=3) is None
+
+
+@pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
         ("ha " * 8, "nein", ("loop", 'source: "ha" 8 times')),
@@ -191,6 +200,7 @@ def test_a_loop_in_text_without_spaces_is_found() -> None:
         ("ha " * 4, "la la nein", ("kept", "")),
         ("ha " * 4, "la nein", ("loop", 'source: "ha" 4 times')),
         ("no", "ja nein " * 4 + "ja ja", ("loop", 'target: "nein ja" 4 times')),
+        ("ha-Ha-hA-ha", "nein", ("loop", 'source: "ha" 4 times')),
     ],
 )
 def test_a_loop_must_be_translated_at_least_half_as_often(
