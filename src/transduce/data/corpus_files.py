@@ -467,8 +467,8 @@ def choose_dev(files: CorpusFiles, seed: int) -> Choice | None:
 
 
 def _key(source: str, seed: int) -> bytes:
-    """Hash of a source and a seed, regardless of white space."""
-    text = " ".join(source.split()).encode()
+    """Hash of a source, as it is after normalization, and a seed."""
+    text = normalize(source).encode()
     return blake2b(text, digest_size=16, key=seed.to_bytes(8)).digest()
 
 
@@ -529,7 +529,7 @@ def hold_out(
         if choice.part_of(source) is None:
             training.append(item)
         else:
-            dev.setdefault(" ".join(source.split()), item)
+            dev.setdefault(normalize(source), item)
     return (training, list(dev.values())) if training else None
 
 
@@ -557,7 +557,7 @@ def write_split(
         for line, translation in _text_pairs(source, target):
             part = choice.part_of(line)
             if part is not None:
-                key = " ".join(line.split())
+                key = normalize(line)
                 if key in written or not translation.strip():
                     continue
                 written.add(key)

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_no_copy_of_a_held_out_pair_is_in_training(
     pairs = dict(zip(dev, lines(parts.dev_target[0]), strict=True))
     for source, target in pairs.items():
         assert target == f"Satz {source.split()[1]}"
+
+
+def test_a_source_written_in_another_normal_form_is_a_copy(tmp_path: Path) -> None:
+    composed = [f"Satz für {i}" for i in range(500)]
+    source = [*composed, *(unicodedata.normalize("NFD", line) for line in composed)]
+    paths = tmp_path / "my.de", tmp_path / "my.en"
+    for path in paths:
+        path.write_text("\n".join(source), encoding="utf-8")
+    files = CorpusFiles(source=paths[:1], target=paths[1:])
+    parts = hold_out_pairs(files, tmp_path / "text", seed=1)
+    assert parts is not None
+    assert len(lines(parts.dev_source[0])) == 200
+    assert len(lines(parts.source[0])) == 600
 
 
 def test_too_few_pairs_are_not_split(tmp_path: Path) -> None:
