@@ -19,6 +19,13 @@ from transduce.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
+OTHER_MAGIC = {
+    "bzip2": b"BZh91AY&SY",
+    "xz": b"\xfd7zXZ\0",
+    "zip": b"PK\x03\x04",
+    "zstd": b"\x28\xb5\x2f\xfd",
+}
+"""Beginnings of files in other formats of compression."""
 STANDARD_INPUT = Path("-")
 """File name that stands for standard input."""
 MAX_LINE_BYTES = 1_000_000
@@ -70,7 +77,9 @@ def read_lines(path: Path) -> Iterator[Line]:
     try:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
-            is_gzip = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            beginning = file.peek(max(map(len, OTHER_MAGIC.values())))
+            _require_no_archive(beginning, path)
+            is_gzip = beginning.startswith(GZIP_MAGIC)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
             yield from _lines(stream.readline, path)
     except (gzip.BadGzipFile, EOFError, zlib.error):
@@ -80,6 +89,16 @@ def read_lines(path: Path) -> Iterator[Line]:
     except OSError as error:
         what = "" if is_standard else "the file "
         raise DataError(f"{path}: {what}cannot be read ({error.strerror}).") from None
+
+
+def _require_no_archive(beginning: bytes, path: Path) -> None:
+    """Raise `DataError` if a file is compressed, but not by gzip."""
+    for name, magic in OTHER_MAGIC.items():
+        if beginning.startswith(magic):
+            raise DataError(
+                f"{path}: text must be plain or gzip, but this is {name}; decompress "
+                "it first."
+            )
 
 
 def standard_input(option: str = "") -> BufferedReader:

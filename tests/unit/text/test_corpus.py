@@ -223,6 +223,21 @@ def test_a_nul_byte_is_reported_with_file_and_line(file):
         texts(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"BZh91AY&SY" + bytes(20), "bzip2"),
+        (b"\xfd7zXZ" + bytes(20), "xz"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0", "zip"),
+        (bytes.fromhex("28b52ffd2001090000") + b"a", "zstd"),
+    ],
+)
+def test_a_file_of_another_compression_is_named_as_such(file, content, name):
+    path = file("text", content)
+    with pytest.raises(DataError, match=f"^{path}: .* but this is {name}; decompress"):
+        texts(path)
+
+
 def test_utf16_is_not_taken_for_text(file):
     path = file("text", "Hallo\n".encode("utf-16"))
     with pytest.raises(DataError, match=f"^{path}:1: "):
