@@ -17,6 +17,7 @@ from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.cleaning import clean as clean_corpus
+from transduce.files import without_infinity
 from transduce.settings import apply_assignments
 
 
@@ -112,7 +113,8 @@ def clean(
             on_pairs=_progress(status),
         )
     if json_output:
-        print(json.dumps(asdict(report), indent=2, default=str))
+        content = without_infinity(asdict(report))
+        print(json.dumps(content, indent=2, default=str))
     else:
         _show(report, out)
     if not report.kept:

@@ -39,7 +39,7 @@ from transduce.data.corpus_files import (
     text_digest,
 )
 from transduce.errors import ConfigError, DataError, RequestError
-from transduce.files import MADE_BY, atomic_directory
+from transduce.files import MADE_BY, atomic_directory, without_infinity
 from transduce.machine import num_cores, usable_cores
 from transduce.metrics.scores import TargetScore
 from transduce.processes import WorkerLostError, WorkerProcess, signals_held
@@ -241,7 +241,8 @@ def clean_corpus(
         settings = {**asdict(config), "worst": scoring.worst if scoring else None}
         content = {"format": REPORT_FORMAT, **asdict(report), "settings": settings}
         (new / REPORT_FILE).write_text(
-            json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8"
+            json.dumps(without_infinity(content), indent=2, default=str) + "\n",
+            encoding="utf-8",
         )
     return report
 

@@ -120,6 +120,12 @@ def test_pairs_are_kept_in_order_and_the_others_have_reasons(clean, tmp_path) ->
     }  # fmt: skip
 
 
+def test_an_infinite_threshold_is_null_in_the_report(clean, tmp_path) -> None:
+    clean(PAIRS, CleaningConfig(ratio_spreads=math.inf))
+    text = (tmp_path / "out" / "report.json").read_text(encoding="utf-8")
+    assert json.loads(text)["settings"]["ratio_spreads"] is None
+
+
 @pytest.mark.parametrize(
     ("config", "repeated"),
     [
