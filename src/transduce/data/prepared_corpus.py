@@ -383,12 +383,7 @@ class _CorpusKey:
         if not self.corpora:
             return [self._plain_encoder(tokenizer, self.target_language)]
         return [
-            PairEncoder(
-                tokenizer=tokenizer,
-                symbols=self.symbols,
-                tag=_tag_id(tokenizer, corpus),
-                language=_language_id(tokenizer, language),
-            )
+            replace(encoder_of(corpus, tokenizer, language), symbols=self.symbols)
             for corpus, language in zip(self.corpora, self._languages, strict=True)
         ]
 
@@ -408,6 +403,20 @@ class _CorpusKey:
             symbols=self.symbols,
             language=_language_id(tokenizer, language if self._has_languages else None),
         )
+
+
+def encoder_of(
+    corpus: CorpusConfig, tokenizer: Tokenizer, language: str | None
+) -> PairEncoder:
+    """Return the encoder of a corpus of a mixture, with the tags of its sources.
+
+    `ConfigError` or `RequestError` if the tokenizer lacks one.
+    """
+    return PairEncoder(
+        tokenizer=tokenizer,
+        tag=_tag_id(tokenizer, corpus),
+        language=_language_id(tokenizer, language),
+    )
 
 
 def _tag_id(tokenizer: Tokenizer, corpus: CorpusConfig) -> int | None:
@@ -433,7 +442,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     tokenizer = key.tokenizer
     if isinstance(tokenizer, TokenizerConfig):
         texts = learning_texts(
-            _interleaved(files, key.sizes),
+            interleaved([read_pairs(*sides) for sides in files.sides], key.sizes),
             key.training.num_characters,
             source_only=key.symbols is not None,
         )
@@ -474,13 +483,16 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
     )
 
 
-def _interleaved(files: CorpusFiles, sizes: tuple[int, ...]) -> Iterator[SentencePair]:
-    """Yield the pairs of all corpora, each spread evenly among the others."""
-    corpora = [
-        (((i + 0.5) / size, pair) for i, pair in enumerate(read_pairs(*sides)))
-        for sides, size in zip(files.sides, sizes, strict=True)
+def interleaved(
+    corpora: Sequence[Iterable[SentencePair]], sizes: Sequence[int]
+) -> Iterator[SentencePair]:
+    """Yield the pairs of corpora of these sizes, each spread evenly among the
+    others."""
+    placed = [
+        (((i + 0.5) / size, pair) for i, pair in enumerate(pairs))
+        for pairs, size in zip(corpora, sizes, strict=True)
     ]
-    return (pair for _, pair in heapq.merge(*corpora, key=itemgetter(0)))
+    return (pair for _, pair in heapq.merge(*placed, key=itemgetter(0)))
 
 
 def _total(counts: Sequence[PairCounts]) -> PairCounts:

@@ -4,10 +4,11 @@ The corpus goes through the tokenizer, the filter and the batcher of training. T
 report is plain numbers and strings.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -24,7 +25,10 @@ from transduce.data.corpus_files import CorpusFiles, num_characters, pair_digest
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
+    PairEncoder,
     PreparedCorpus,
+    encoder_of,
+    interleaved,
     learning_texts,
 )
 from transduce.data.treebank import (
@@ -41,7 +45,7 @@ from transduce.experiments.corpus_survey import (
     LengthBin,
     SideReport,
     Survey,
-    survey_corpus,
+    survey_corpora,
     survey_prepared,
     valid_pairs,
 )
@@ -53,6 +57,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
+from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
     learn_tokenizer,
@@ -241,13 +246,23 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     at all.
     """
     max_length = config.batching.max_length
-    total = sum(map(num_characters, valid_pairs(files.source, files.target)))
-    texts = learning_texts(valid_pairs(files.source, files.target), total)
+    sizes = [_size(valid_pairs(*sides)) for sides in files.sides]
+    pairs = interleaved(
+        [valid_pairs(*sides) for sides in files.sides], [each.pairs for each in sizes]
+    )
+    texts = learning_texts(pairs, sum(each.characters for each in sizes))
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    training = survey_corpus(files.source, files.target, tokenizer, max_length)
+    plain = PairEncoder(tokenizer=tokenizer)
+    encoders = [
+        encoder_of(corpus, tokenizer, corpus.target_language)
+        for corpus in files.corpora
+    ]
+    corpora = zip(files.sides, encoders or [plain], strict=True)
+    training = survey_corpora(corpora, max_length)
     dev = None
     if files.dev_source or files.dev_target:
-        dev = survey_corpus(files.dev_source, files.dev_target, tokenizer, max_length)
+        sides = files.dev_source, files.dev_target
+        dev = survey_corpora([(sides, plain)], max_length)
     return CorpusReport(
         training=_split_report(training),
         dev=_split_report(dev) if dev else None,
@@ -257,6 +272,20 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         asked_vocab_size=config.tokenizer.vocab_size,
         useless_corpora=_useless_corpora(files, training.kept()),
     )
+
+
+class _Size(NamedTuple):
+    """Size of a corpus."""
+
+    pairs: int
+    characters: int
+
+
+def _size(pairs: Iterable[SentencePair]) -> _Size:
+    number = characters = 0
+    for pair in pairs:
+        number, characters = number + 1, characters + num_characters(pair)
+    return _Size(number, characters)
 
 
 def _useless_corpora(files: CorpusFiles, kept: Survey) -> tuple[str, ...]:

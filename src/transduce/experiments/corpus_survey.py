@@ -6,9 +6,9 @@ digests are kept, in 33 bytes. `corpus_check` has the advice about faults.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise, tee, zip_longest
+from itertools import chain, count, pairwise, tee, zip_longest
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -27,10 +27,12 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.languages import UNSPACED_RUN
-from transduce.text.tokenizer import Tokenizer, WordTokenizer
+from transduce.text.tokenizer import WordTokenizer
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 
 Side: TypeAlias = Literal["source", "target"]
+Sides: TypeAlias = tuple[Sequence[Path], Sequence[Path]]
+"""Source files of a corpus, and as many target files."""
 Row: TypeAlias = tuple[int, int, int, int, int, int]
 
 NUM_EXAMPLES = 3
@@ -185,23 +187,27 @@ class PlacedPair:
 
 
 class CorpusReader:
-    """Reader of the valid pairs of a corpus that counts the faults of the others."""
+    """Reader of the valid pairs of corpora that counts the faults of the others."""
 
-    def __init__(self, source: Sequence[Path], target: Sequence[Path]) -> None:
-        if len(source) != len(target):
-            raise DataError(
-                "Source and target must have equally many files, but have "
-                f"{len(source)} and {len(target)}."
-            )
+    def __init__(self) -> None:
         self.source = SideCounts()
         self.target = SideCounts()
         self.files: list[FilePair] = []
-        self._paths = list(zip(source, target, strict=True))
         self._position = 0
 
-    def pairs(self) -> Iterator[PlacedPair]:
-        """Read the corpus once; `DataError` only if a file cannot be read further."""
-        for source, target in self._paths:
+    def pairs(
+        self, sources: Sequence[Path], targets: Sequence[Path]
+    ) -> Iterator[PlacedPair]:
+        """Read the files of a corpus, after those before.
+
+        Raises `DataError` only if a file is missing or cannot be read further.
+        """
+        if len(sources) != len(targets):
+            raise DataError(
+                "Source and target must have equally many files, but have "
+                f"{len(sources)} and {len(targets)}."
+            )
+        for source, target in zip(sources, targets, strict=True):
             before = (self.source.num_lines, self.target.num_lines, self._position)
             yield from self._pairs_of(source, target)
             self.files.append(
@@ -309,15 +315,16 @@ class Survey:
         )
 
 
-def survey_corpus(
-    source: Sequence[Path],
-    target: Sequence[Path],
-    tokenizer: Tokenizer,
-    max_length: int,
+def survey_corpora(
+    corpora: Iterable[tuple[Sides, PairEncoder]], max_length: int
 ) -> Survey:
-    """Survey a corpus, encoded as training would encode it."""
-    reader = CorpusReader(source, target)
-    rows = np.fromiter(_rows(reader, tokenizer, max_length), dtype=ROW)
+    """Survey the corpora of a mixture, or the only one, encoded as in training."""
+    reader = CorpusReader()
+    parts = (
+        _rows(reader, reader.pairs(*sides), encoder, max_length)
+        for sides, encoder in corpora
+    )
+    rows = np.fromiter(chain.from_iterable(parts), dtype=ROW)
     return Survey(
         files=tuple(reader.files), source=reader.source, target=reader.target, rows=rows
     )
@@ -418,15 +425,18 @@ def valid_pairs(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[SentencePair]:
     """Read every pair whose lines are both valid text."""
-    return (placed.pair for placed in CorpusReader(source, target).pairs())
+    return (placed.pair for placed in CorpusReader().pairs(source, target))
 
 
-def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterator[Row]:
-    placed, to_encode = tee(reader.pairs())
-    encoded = encode_pairs(
-        (each.pair for each in to_encode), PairEncoder(tokenizer=tokenizer)
-    )
-    has_bytes = not isinstance(tokenizer, WordTokenizer)
+def _rows(
+    reader: CorpusReader,
+    pairs: Iterator[PlacedPair],
+    encoder: PairEncoder,
+    max_length: int,
+) -> Iterator[Row]:
+    placed, to_encode = tee(pairs)
+    encoded = encode_pairs((each.pair for each in to_encode), encoder)
+    has_bytes = not isinstance(encoder.tokenizer, WordTokenizer)
     for read, ids in zip(placed, encoded, strict=True):
         if has_bytes:
             reader.source.num_byte_tokens += _num_bytes(ids.source)

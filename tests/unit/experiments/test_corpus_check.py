@@ -27,6 +27,7 @@ from transduce.experiments.corpus_check import (
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.grammar.corpus import training_trees
+from transduce.text import tokenizer as tokenizer_module
 from transduce.text.vocabulary import PAD
 
 Lines = Sequence[bytes]
@@ -103,6 +104,36 @@ def test_the_report_has_the_counts_of_a_prepared_corpus(corpus_files, tmp_path):
     assert report.training.pairs.kept == prepared.training.kept
     assert report.training.pairs.overlong.count == prepared.training.overlong > 0
     assert report.training.source.tokens > dataset.source.offsets[-1]
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> CorpusFiles:
+    """Two corpora in different letters, of which the second has a tag."""
+    corpora = []
+    for name, letters, tag in (("a", "a b c d", None), ("b", "w x y z", "bt")):
+        path = tmp_path / name
+        path.write_text(f"{letters}\n" * 80)
+        corpora.append(
+            CorpusConfig(name=name, source=str(path), target=str(path), tag=tag)
+        )
+    return CorpusFiles.of(corpora)
+
+
+def test_the_tags_of_a_mixture_count_in_its_lengths(mixture, tmp_path):
+    config = _at_most(TINY, 5)
+    assert check_corpus(mixture, config).useless_corpora == ("b",)
+    with pytest.raises(DataError, match="0 of 80 pairs kept"):
+        prepare(mixture, config.tokenizer, 5, tmp_path)
+
+
+def test_the_vocabulary_of_a_mixture_is_that_of_training(
+    mixture, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tokenizer_module, "ALPHABET_CHARACTERS", 100)
+    report = check_corpus(mixture, TINY)
+    prepared = prepare(mixture, TINY.tokenizer, TINY.batching.max_length, tmp_path)
+    assert report.vocab_size == prepared.vocab_size
+    assert report.training.source.byte_tokens == 0
 
 
 def test_the_epoch_is_the_one_that_training_begins_with(corpus_files, tmp_path):

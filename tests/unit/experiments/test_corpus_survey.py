@@ -8,11 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transduce.data.cleaning_rules import invalid_byte
-from transduce.data.prepared_corpus import learning_texts
+from transduce.data.prepared_corpus import PairEncoder, learning_texts
 from transduce.errors import DataError
 from transduce.experiments.corpus_survey import (
     Survey,
-    survey_corpus,
+    survey_corpora,
     valid_pairs,
 )
 from transduce.text.corpus import Line, SentencePair
@@ -34,7 +34,8 @@ def survey(
         config = TokenizerConfig(vocab_size=400)
         texts = learning_texts(valid_pairs(*sides), num_characters=0)
         tokenizer = learn_tokenizer(texts, config)
-        return survey_corpus(*sides, tokenizer, max_length=256)
+        encoder = PairEncoder(tokenizer=tokenizer)
+        return survey_corpora([(sides, encoder)], max_length=256)
 
     return run
 
