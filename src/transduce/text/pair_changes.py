@@ -106,7 +106,7 @@ class TextAugmentationConfig:
 
 DOTTED = ("az", "crh", "tr")
 """Languages that write i with and without a dot, also as capitals."""
-WORD_START = re.compile(r"(?<!\S)[^\W\d_]|(?<!\S)\W+[^\W\d_]")
+WORD_START = re.compile(r"(?<!\S)[^\W\d_]|(?<!\S)[^\w\s]+[^\W\d_]")
 
 
 def in_case(text: str, case: Case, language: str | None = None) -> str:
@@ -218,17 +218,22 @@ def _neighbours() -> dict[str, str]:
 NEIGHBOURS = _neighbours()
 """Letters of neighbouring keys, by lower-case letter."""
 
-END = re.compile(rf"\s*[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]+$")
-"""Pattern of the marks at the end of a text."""
+END_MARKS = f".!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}"
+"""Marks that may end a text."""
 
 
 def without_end(pair: SentencePair) -> SentencePair:
     """Return a pair without the marks at its end, if both sides end with one."""
-    source, target = END.sub("", pair.source), END.sub("", pair.target)
+    source, target = _without_marks(pair.source), _without_marks(pair.target)
     is_possible = source and target
     if not is_possible or source == pair.source or target == pair.target:
         return pair
     return SentencePair(source=source, target=target)
+
+
+def _without_marks(text: str) -> str:
+    rest = text.rstrip(END_MARKS)
+    return text if rest == text else rest.rstrip()
 
 
 LEADING_TAGS = re.compile(rf"(?:(?:{TAG_IN_TEXT.pattern})\s*)*")

@@ -1,6 +1,7 @@
 """Pairs change in case, typos and marks at the end; tags stay as they are."""
 
 import re
+import time
 from random import Random
 
 import pytest
@@ -137,6 +138,14 @@ def test_marks_at_the_end_are_left_out_on_both_sides_or_neither(
     source, target, changed
 ):
     assert without_end(pair(source, target)) == pair(*changed)
+
+
+def test_signs_without_a_word_are_changed_in_linear_time():
+    begin = time.process_time()
+    assert in_case("- " * 5_000 + "5", "title") == "- " * 5_000 + "5"
+    unchanged = pair("." * 50_000 + "a", "a.")
+    assert without_end(unchanged) == unchanged
+    assert time.process_time() - begin < 1
 
 
 def test_two_pairs_are_joined_with_the_space_that_their_scripts_have():
