@@ -191,7 +191,7 @@ def filter_reason(pair: EncodedPair, max_length: int) -> str:
     return "kept"
 
 
-PREPARATION_FORMAT = 1
+PREPARATION_FORMAT = 2
 """Format version, raised when the same text would give other files."""
 CORPUS = "corpus"
 TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
@@ -488,11 +488,16 @@ def interleaved(
 ) -> Iterator[SentencePair]:
     """Yield the pairs of corpora of these sizes, each spread evenly among the
     others."""
-    placed = [
-        (((i + 0.5) / size, pair) for i, pair in enumerate(pairs))
-        for pairs, size in zip(corpora, sizes, strict=True)
-    ]
+    placed = map(_placed, corpora, sizes)
     return (pair for _, pair in heapq.merge(*placed, key=itemgetter(0)))
+
+
+def _placed(
+    pairs: Iterable[SentencePair], size: int
+) -> Iterator[tuple[float, SentencePair]]:
+    """Yield the pairs of a corpus with their places in it, from 0 to 1."""
+    for i, pair in enumerate(pairs):
+        yield (i + 0.5) / size, pair
 
 
 def _total(counts: Sequence[PairCounts]) -> PairCounts:

@@ -13,6 +13,7 @@ from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import (
     PairCounts,
+    interleaved,
     learning_texts,
     prepare,
     prepare_dev_set,
@@ -332,6 +333,15 @@ def test_a_file_that_changes_during_preparation_is_reported(
     message = f"{getattr(files, side)[0]}: a corpus must stay as it is while it is"
     with pytest.raises(DataError, match=message):
         prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+def test_the_pairs_of_each_corpus_are_spread_evenly_among_the_others() -> None:
+    sizes = {"a": 8, "b": 2, "c": 1}
+    corpora = [
+        [SentencePair(source=name, target=name)] * size for name, size in sizes.items()
+    ]
+    found = interleaved(corpora, list(sizes.values()))
+    assert "".join(pair.source for pair in found) == "aabaacaabaa"
 
 
 @pytest.mark.parametrize(
