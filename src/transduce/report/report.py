@@ -141,7 +141,7 @@ def _markdown_table(table: Table) -> Iterator[str]:
     yield _markdown_row([_escaped(column.name) for column in table.columns])
     yield _markdown_row([_rule(column) for column in table.columns])
     for row in table.rows:
-        yield _markdown_row([_marked(cell, _escaped, "**{}**") for cell in row])
+        yield _markdown_row([_markdown_cell(cell) for cell in row])
 
 
 def _markdown_row(cells: list[str]) -> str:
@@ -150,6 +150,10 @@ def _markdown_row(cells: list[str]) -> str:
 
 def _rule(column: Column) -> str:
     return "---" if column.is_text else "---:"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return _marked(cell, _escaped, "**{}**")
 
 
 def _marked(cell: Cell, escaped: Callable[[str], str], mark: str) -> str:
@@ -242,16 +246,17 @@ def _html_table(table: Table) -> Iterator[str]:
     yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
-        html = (
-            f"<td{_html_class(column)}>{_marked(cell, escape, '<mark>{}</mark>')}</td>"
-            for column, cell in cells
-        )
+        html = (f"<td{_html_class(c)}>{_html_cell(x)}</td>" for c, x in cells)
         yield f"<tr>{''.join(html)}</tr>"
     yield "</tbody>\n</table>\n</div>"
 
 
 def _html_class(column: Column) -> str:
     return ' class="text"' if column.is_text else ""
+
+
+def _html_cell(cell: Cell) -> str:
+    return _marked(cell, escape, "<mark>{}</mark>")
 
 
 LONGEST_WHOLE = 20
