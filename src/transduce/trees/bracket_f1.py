@@ -195,14 +195,18 @@ def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
 
 
 def _crossing(gold: list[Constituent], predicted: list[Constituent]) -> int:
-    spans = {(one.start, one.end) for one in gold}
-    return sum(
-        any(
-            start < one.start < end < one.end or one.start < start < one.end < end
-            for start, end in spans
-        )
-        for one in predicted
-    )
+    # Gold brackets around a boundary between words are nested. If a bracket that begins
+    # or ends there crosses one of them, it crosses the innermost, the last of a tree.
+    innermost: dict[int, Constituent] = {}
+    for one in gold:
+        innermost.update(dict.fromkeys(range(one.start + 1, one.end), one))
+
+    def crosses(start: int, end: int) -> bool:
+        at_start, at_end = innermost.get(start), innermost.get(end)
+        is_left = at_start is not None and at_start.end < end
+        return is_left or (at_end is not None and start < at_end.start)
+
+    return sum(crosses(one.start, one.end) for one in predicted)
 
 
 def _figures(sentences: Sequence[SentenceCounts]) -> BracketFigures:

@@ -1,5 +1,9 @@
 """EVALB's counts, worked out by hand."""
 
+from itertools import product
+from random import Random
+from string import ascii_lowercase
+
 import pytest
 
 from transduce.errors import DataError
@@ -10,7 +14,7 @@ from transduce.trees.bracket_f1 import (
     percentage,
     with_tags_of,
 )
-from transduce.trees.trees import Tree, parse_tree, read_parses
+from transduce.trees.trees import Constituent, Leaf, Tree, parse_tree, read_parses
 
 GOLD = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ sees) (NP (PRP me))) (. .)))"
 
@@ -105,6 +109,44 @@ def test_predicted_brackets_that_cross_gold_ones_are_counted(
     gold: str, predicted: str, crossing: int
 ) -> None:
     assert counts(gold, predicted).crossing == crossing
+
+
+def test_crossing_brackets_are_those_of_the_definition() -> None:
+    random = Random(1)
+    trees = [_random_tree(random, 12) for _ in range(60)]
+    for gold, predicted in product(trees, repeat=2):
+        spans = {(one.start, one.end) for one in gold.constituents[1:]}
+        expected = sum(
+            any(
+                start < one.start < end < one.end or one.start < start < one.end < end
+                for start, end in spans
+            )
+            for one in predicted.constituents[1:]
+        )
+        assert compare(gold, predicted).crossing == expected
+
+
+def _random_tree(random: Random, num_words: int) -> Tree:
+    """Return a tree over words of one letter, with brackets at random places."""
+    constituents = [Constituent("TOP", 0, num_words)]
+
+    def divide(start: int, end: int) -> None:
+        constituents.append(Constituent("X", start, end))
+        if end - start > 1:
+            middle = random.randrange(start + 1, end)
+            for inner in ((start, middle), (middle, end)):
+                if random.random() < 0.8:
+                    divide(*inner)
+
+    divide(0, num_words)
+    leaves = tuple(Leaf("A", letter) for letter in ascii_lowercase[:num_words])
+    return Tree(leaves=leaves, constituents=tuple(constituents))
+
+
+def test_a_tree_of_very_many_brackets_is_compared() -> None:
+    flat = parse_tree(f"(TOP {'(NP (N a)) ' * 40_000})")
+    found = compare(flat, flat)
+    assert (found.matched, found.crossing) == (40_000, 0)
 
 
 @pytest.mark.parametrize(
