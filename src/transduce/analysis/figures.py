@@ -2,7 +2,6 @@
 
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from rich.cells import cell_len
 from torch import Tensor
 
 from transduce.errors import ConfigError, DataError
@@ -27,6 +27,7 @@ from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import STYLE, drawn_in, fonts_for, new_figure, picture_of
 from transduce.report.report import Picture
+from transduce.trees.trees import NOT_XML
 
 HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
@@ -135,9 +136,12 @@ def _colour(head: int) -> str:
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
-    """Shorten labels, and replace characters without a font by code points."""
+    """Shorten labels, and replace characters without a font by code points.
+
+    Characters that XML lacks become U+FFFD, as in drawings of trees.
+    """
     fonts = fonts_for(texts)
-    return [_shortened(fonts.shown(text)) for text in texts]
+    return [_shortened(fonts.shown(NOT_XML.sub("\ufffd", text))) for text in texts]
 
 
 def _shortened(text: str) -> str:
@@ -149,15 +153,7 @@ def _shortened(text: str) -> str:
 
 def _inches(labels: Sequence[str]) -> float:
     """Length of the longest label in inches."""
-    return 0.15 + LETTER_INCHES * max(map(_width, labels), default=0)
-
-
-def _width(label: str) -> int:
-    return sum(
-        1 + (unicodedata.east_asian_width(character) in "WF")
-        for character in label
-        if not unicodedata.combining(character)
-    )
+    return 0.15 + LETTER_INCHES * max(map(cell_len, labels), default=0)
 
 
 def _draw_head(

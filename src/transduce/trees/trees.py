@@ -15,6 +15,8 @@ from html import escape
 from itertools import accumulate
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from transduce.errors import DataError
 
 TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
@@ -310,8 +312,10 @@ def with_root(tree: Tree) -> Tree:
 
 INDENT = "  "
 CHARACTER, GAP, LEVEL, MARGIN, BASELINE = 8, 14, 44, 16, 14
-"""Pixels: width of a character, gap between words, distance of levels, margin around a
-tree, and height of the text's baseline."""
+"""Pixels: width of a character, of which Han has two, gap between words, distance of
+levels, margin around a tree, and height of the text's baseline."""
+NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""Characters that an XML file must not have."""
 SVG_STYLE = (
     "text{font:14px sans-serif;text-anchor:middle;fill:#222}"
     ".label{font-weight:600;fill:#4477aa}.tag{fill:#888}"
@@ -400,7 +404,8 @@ def _laid_out(tree: Tree) -> list[_Node]:
 
 def _widths(tree: Tree) -> list[int]:
     return [
-        GAP + CHARACTER * max(len(leaf.word), len(leaf.tag)) for leaf in tree.leaves
+        GAP + CHARACTER * max(cell_len(leaf.word), cell_len(leaf.tag))
+        for leaf in tree.leaves
     ]
 
 
@@ -417,5 +422,6 @@ def _shapes(node: _Node) -> str:
         f'<line x1="{x}" y1="{y + 4}" x2="{child.x:g}" y2="{child.y - BASELINE}"/>'
         for child in node.below
     ]
-    text = f'<text class="{node.kind}" x="{x}" y="{y}">{escape(node.text)}</text>'
+    shown = escape(NOT_XML.sub("\ufffd", node.text))
+    text = f'<text class="{node.kind}" x="{x}" y="{y}">{shown}</text>'
     return text + "".join(lines)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 import matplotlib.text
@@ -16,6 +17,7 @@ from transduce.analysis.figures import (
     draw_lines,
     draw_maps,
     draw_overview,
+    write_figure,
 )
 from transduce.report import chart
 from transduce.report.chart import Fonts, advice, fonts_for
@@ -112,6 +114,15 @@ def test_letters_without_a_font_become_code_points(
     figure = draw_lines(labelled(["我们", "é"], ["猫a"]), 1, [1])
     written = [text.get_text() for text in texts(figure)]
     assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
+
+
+def test_an_svg_figure_of_any_text_is_xml(tmp_path: Path) -> None:
+    figure = draw_lines(labelled(["a\x01b", "\ufffe"], ["<b>&", "$"]), 1, [1])
+    write_figure(figure, tmp_path / "figure.svg", overwrite=False)
+    drawn = ElementTree.parse(tmp_path / "figure.svg")
+    written = "".join(drawn.getroot().itertext())
+    assert "a\ufffdb" in written
+    assert "<b>&" in written
 
 
 def test_other_fonts_are_searched_for_missing_letters(

@@ -350,6 +350,22 @@ def test_words_cannot_break_the_picture(word: str) -> None:
     assert [element.text for element in drawn([tree])] == ["TOP", "X", word]
 
 
+def test_a_word_of_control_characters_is_drawn() -> None:
+    tree = parse_tree("(TOP (X a\x01b\ufffe))")
+    assert [element.text for element in drawn([tree])][-1] == "a\ufffdb\ufffd"
+
+
+def test_wide_characters_have_twice_the_room() -> None:
+    trees = [
+        parse_tree(f"(TOP (A {word}) (A {word}))") for word in ("我" * 9, "n" * 18)
+    ]
+    [wide], [narrow] = (
+        [t.get("x") for t in drawn([tree]) if t.text == word][1:]
+        for tree, word in zip(trees, ("我" * 9, "n" * 18), strict=True)
+    )
+    assert wide == narrow
+
+
 def test_deep_trees_are_drawn() -> None:
     depth = 900
     tree = parse_tree("(S " * depth + "(A a)" + ")" * depth)
