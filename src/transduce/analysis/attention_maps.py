@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from threading import get_ident
 
 import torch
 from jaxtyping import Float, Int
@@ -159,12 +160,16 @@ def attention_maps(
 
 @contextmanager
 def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
-    """Mask one head inside the block: its output is 0 (Michel et al., 2019).
+    """Mask one head in this thread inside the block: its output is 0 (Michel et al.,
+    2019).
 
-    `head` counts from 0.
+    `head` counts from 0. Other threads may use the same model meanwhile, with the head.
     """
+    thread = get_ident()
 
     def mask(_: nn.Module, __: object, weights: Tensor) -> Tensor:
+        if get_ident() != thread:
+            return weights
         kept = torch.ones(weights.size(1), 1, 1, device=weights.device)
         kept[head] = 0
         return weights * kept

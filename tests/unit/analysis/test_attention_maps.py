@@ -153,6 +153,17 @@ def test_a_masked_head_has_no_effect(model: Transformer, kind: str) -> None:
     assert not torch.allclose(silenced, whole)
 
 
+@torch.no_grad()
+def test_a_masked_head_has_its_effect_in_other_threads(model: Transformer) -> None:
+    whole = model(SOURCE, TARGET_IN)
+    found: list[torch.Tensor] = []
+    with without_head(attentions(model)["encoder"][1], 1):
+        other = Thread(target=lambda: found.append(model(SOURCE, TARGET_IN)))
+        other.start()
+        other.join()
+    assert torch.equal(found[0], whole)
+
+
 @pytest.mark.parametrize(
     ("pieces", "starts"),
     [
