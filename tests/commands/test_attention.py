@@ -72,7 +72,7 @@ def test_the_page_shows_the_search_and_a_given_translation(
     succeeds("attention", model, "--source", TEXT, "--out", page)
     own = page.read_text(encoding="utf-8")
     translation = load(model, device="cpu").translate([TEXT])[0]
-    assert f"<dd>{translation.text}</dd>" in own
+    assert f'<dd dir="auto">{translation.text}</dd>' in own
     assert own.count(f"{translation.score:.3f}") >= 2  # in tree and table
     succeeds(
         "attention",
@@ -86,7 +86,7 @@ def test_the_page_shows_the_search_and_a_given_translation(
         "--force",
     )
     given = page.read_text(encoding="utf-8")
-    assert "<dt>Translation, as given</dt><dd>acht</dd>" in given
+    assert '<dt>Translation, as given</dt><dd dir="auto">acht</dd>' in given
 
 
 def test_a_model_that_parses_reads_sentences_and_trees(
@@ -100,7 +100,9 @@ def test_a_model_that_parses_reads_sentences_and_trees(
     symbols = "(S (NP XX )NP (VP XX )VP )S"
     assert " ".join(data["written"]["words"]) == f"{symbols} </s>"
     text = page.read_text(encoding="utf-8")
-    assert f"<dt>Symbols of the tree, as given</dt><dd>{symbols}</dd>" in text
+    assert (
+        f'<dt>Symbols of the tree, as given</dt><dd dir="auto">{symbols}</dd>' in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_text_cannot_break_the_page(
     succeeds("attention", model, "--source", text, "--out", page)
     assert data_of(page)["source"]["words"][-2:] == ["one", "</s>"]
     assert page.read_text(encoding="utf-8").count("</script>") == 2  # data, code
-    assert "<dd>&lt;/script&gt;&lt;b&gt;&amp;amp; one</dd>" in page.read_text()
+    assert ">&lt;/script&gt;&lt;b&gt;&amp;amp; one</dd>" in page.read_text()
 
 
 BEGINNINGS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}

@@ -163,3 +163,28 @@ def test_a_printed_page_is_black_on_white(
     body = "getComputedStyle(document.body)"
     assert page.evaluate(f"{body}.backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate(f"{body}.color") == "rgb(0, 0, 0)"
+
+
+def test_tokens_from_right_to_left_keep_their_direction(
+    browser: sync_api.Browser,
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "page.html"
+    given = ("--source", "one two", "--target", "שלום 12 (one) עולם.")
+    succeeds("attention", model, *given, "--out", file)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(file.as_uri())
+        page.get_by_role("button", name="words", exact=True).click()
+        directions = page.evaluate("""[...document.querySelectorAll(
+            ".texts dd, #queries button, #alignment td:first-child")].map(
+            (each) => [each.textContent, getComputedStyle(each).direction])""")
+        found = dict(directions)
+        assert found["שלום 12 (one) עולם."] == found["שלום"] == "rtl"
+        assert found["one"] == found["one two"] == "ltr"
+        # The direction of a token does not reorder the sentence around it.
+        page.locator("#queries button").first.hover()
+        said = page.locator("#said").inner_text()
+        assert said.startswith("“\u2068שלום\u2069” attends to: \u2068")

@@ -49,7 +49,7 @@ def test_the_attention_of_an_imported_model_is_shown(
     page = tmp_path / "page.html"
     succeeds("attention", imported, "--source", "The dog runs.", "--out", page)
     text = page.read_text(encoding="utf-8")
-    assert "<dd>The dog runs.</dd>" in text
+    assert '<dd dir="auto">The dog runs.</dd>' in text
     assert "encoder-decoder 2.2" in text
 
 

@@ -82,6 +82,11 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+// Keeps the direction of a token's script apart from the text around it.
+function isolated(label) {
+  return `\u2068${label}\u2069`;
+}
+
 function swatch(head) {
   const mark = make("i", { className: "swatch" });
   mark.style.background = colourOf(head);
@@ -142,7 +147,7 @@ function drawTokens(id, side, labels) {
       drawFocus();
     };
     const button = make("button", {
-      type: "button", onmouseenter: point, onmouseleave: leave, onfocus: point, onblur: leave, onclick: hold,
+      type: "button", onmouseenter: point, onmouseleave: leave, onfocus: point, onblur: leave, onclick: hold, dir: "auto",
     }, label);
     button.setAttribute("aria-label", `${label}, ${side} ${index + 1}`);
     return make("li", {}, button);
@@ -204,10 +209,10 @@ function shade(from, to, at, weights) {
 
 function say(at, name, others) {
   const best = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, weight]) => weight >= LEAST_SHOWN);
-  const list = best.map(([label, weight]) => `${label} ${weight.toFixed(2)}`).join(", ");
+  const list = best.map(([label, weight]) => `${isolated(label)} ${weight.toFixed(2)}`).join(", ");
   const verb = at.side === "from" ? "attends to" : "is attended to by";
   const heads = chosenHeads().map((head) => head + 1).join(", ");
-  byId("said").textContent = `“${name}” ${verb}: ${list || "nothing above 0.01"} (layer ${state.layer + 1}, mean of heads ${heads})`;
+  byId("said").textContent = `“${isolated(name)}” ${verb}: ${list || "nothing above 0.01"} (layer ${state.layer + 1}, mean of heads ${heads})`;
 }
 
 function colours() {
@@ -254,13 +259,13 @@ function drawMap() {
   pen.font = font;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  rows.forEach((label, i) => pen.fillText(label, left - 6, top + (i + 0.5) * cell));
+  rows.forEach((label, i) => pen.fillText(isolated(label), left - 6, top + (i + 0.5) * cell));
   pen.textAlign = "left";
   columns.forEach((label, j) => {
     pen.save();
     pen.translate(left + (j + 0.5) * cell, top - 6);
     pen.rotate(-Math.PI / 2);
-    pen.fillText(label, 0, 0);
+    pen.fillText(isolated(label), 0, 0);
     pen.restore();
   });
   const names = heads.map((head) => head + 1).join(", ");
@@ -296,7 +301,7 @@ function drawAlignment() {
   const [written, source] = axes("encoder-decoder").map((tokens) => labelsOf(tokens, state.grain));
   byId("alignment").replaceChildren(...weights.map((row, i) => {
     const best = row.indexOf(Math.max(...row));
-    return make("tr", {}, make("td", { className: "text" }, written[i]), make("td", { className: "text" }, source[best]), make("td", {}, row[best].toFixed(2)));
+    return make("tr", {}, make("td", { className: "text", dir: "auto" }, written[i]), make("td", { className: "text", dir: "auto" }, source[best]), make("td", {}, row[best].toFixed(2)));
   }));
   byId("alignment-note").textContent = `By the cross-attention of layer ${layer + 1}, mean of heads ${heads.map((head) => head + 1).join(", ")}.`;
 }

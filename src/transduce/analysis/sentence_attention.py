@@ -485,8 +485,10 @@ def _texts(sentence: SentenceAttention) -> str:
     if sentence.is_forced:
         written += ", as given"
     return (
-        f'<dl class="texts"><dt>Source</dt><dd>{escape(sentence.pair.source_text)}</dd>'
-        f"<dt>{written}</dt><dd>{escape(sentence.pair.target_text)}</dd></dl>"
+        '<dl class="texts"><dt>Source</dt>'
+        f'<dd dir="auto">{escape(sentence.pair.source_text)}</dd>'
+        f"<dt>{written}</dt>"
+        f'<dd dir="auto">{escape(sentence.pair.target_text)}</dd></dl>'
     )
 
 

@@ -246,9 +246,15 @@ def _html_table(table: Table) -> Iterator[str]:
     yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
     for row in table.rows:
         cells = zip(table.columns, row, strict=True)
-        html = (f"<td{_html_class(c)}>{_html_cell(x)}</td>" for c, x in cells)
+        html = (_html_td(column, cell) for column, cell in cells)
         yield f"<tr>{''.join(html)}</tr>"
     yield "</tbody>\n</table>\n</div>"
+
+
+def _html_td(column: Column, cell: Cell) -> str:
+    # Text from right to left takes that direction, or its words change their order.
+    direction = ' dir="auto"' if column.is_text else ""
+    return f"<td{_html_class(column)}{direction}>{_html_cell(cell)}</td>"
 
 
 def _html_class(column: Column) -> str:

@@ -14,6 +14,7 @@ from transduce.report.report import (
     Report,
     Section,
     Table,
+    as_html,
     as_markdown,
     as_page,
     columns,
@@ -109,6 +110,12 @@ class TestPage:
 
     def test_marked_words_stand_out(self, report: Report) -> None:
         assert "ein <mark>H|nd</mark>" in as_page(report)
+
+    def test_text_has_the_direction_of_its_script(self) -> None:
+        columns_ = (Column(name="text", is_text=True), Column(name="BLEU"))
+        table = Table(columns=columns_, rows=(("كلب (Peter).", "1.0"),))
+        shown = as_html(Section(title="", parts=(table,)))
+        assert '<td class="text" dir="auto">كلب (Peter).</td><td>1.0</td>' in shown
 
     def test_a_page_has_pictures_with_their_titles(self, report: Report) -> None:
         text = as_page(report)
