@@ -1,6 +1,5 @@
 """`transduce benchmark`: speed beside other libraries, by turns in one run."""
 
-import json
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from transduce.benchmark.training import (
 )
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, require_distinct, run_config
-from transduce.cli.terminal import error_console
+from transduce.cli.terminal import error_console, print_json
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, RequestError
 from transduce.grammar.corpus import Grammar
@@ -91,7 +90,7 @@ def training(
     if json_output:
         content = asdict(speed)
         content["contestants"] = content["systems"]  # the key of older versions
-        print(json.dumps(content, indent=2))
+        print_json(content)
     else:
         for line in training_table(speed):
             print(line)
@@ -190,7 +189,7 @@ def decoding(
             names=systems or None,
         )
     if json_output:
-        print(json.dumps(asdict(speed), indent=2))
+        print_json(asdict(speed))
     else:
         for line in decoding_table(speed):
             print(line)

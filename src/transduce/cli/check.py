@@ -1,6 +1,5 @@
 """`transduce check`: a report on a corpus before training."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +19,13 @@ from transduce.cli.options import (
     run_config,
     text_files,
 )
-from transduce.cli.terminal import BoundedConsole, Files, error_console, program
+from transduce.cli.terminal import (
+    BoundedConsole,
+    Files,
+    error_console,
+    print_json,
+    program,
+)
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
@@ -130,8 +135,7 @@ def check(
         if not any(each.is_refusal for each in advice):  # or the report says why
             _refuse_dev(files, run)
     if json_output:
-        content = {"preset": name, **as_json(report, advice)}
-        print(json.dumps(content, indent=2, default=str))
+        print_json({"preset": name, **as_json(report, advice)})
     else:
         console = BoundedConsole(highlight=False, soft_wrap=True)
         label = name if preset else f"{name}, which fits a corpus of this size"

@@ -1,6 +1,5 @@
 """`transduce clean`: the pairs of a corpus to train on, and the others with reasons."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,13 +10,12 @@ from rich.status import Status
 
 from transduce.cli.check import train_command
 from transduce.cli.options import Assignments, text_files
-from transduce.cli.terminal import Files, Force, error_console
+from transduce.cli.terminal import Files, Force, error_console, print_json
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.cleaning import clean as clean_corpus
-from transduce.files import without_infinity
 from transduce.settings import apply_assignments
 
 
@@ -113,8 +111,7 @@ def clean(
             on_pairs=_progress(status),
         )
     if json_output:
-        content = without_infinity(asdict(report))
-        print(json.dumps(content, indent=2, default=str))
+        print_json(asdict(report))
     else:
         _show(report, out)
     if not report.kept:

@@ -1,6 +1,5 @@
 """`transduce compare`: comparison of systems' translations."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from difflib import SequenceMatcher
@@ -12,6 +11,7 @@ from cyclopts import Parameter
 from transduce.cli.terminal import (
     Force,
     error_console,
+    print_json,
     require_new,
     table_console,
     writer,
@@ -136,7 +136,7 @@ def compare(
         with writer(html, overwrite=force) as file:
             file.write(as_page(report))
     if json_output:
-        print(json.dumps(asdict(comparison), indent=2, ensure_ascii=False))
+        print_json(asdict(comparison))
     else:
         show(report, table_console())
 

@@ -1,6 +1,5 @@
 """`transduce evaluate`: BLEU and chrF of translations, each with its protocol."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from transduce.cli.lines import (
     search_of,
     warn_of_other_languages,
 )
-from transduce.cli.terminal import Files
+from transduce.cli.terminal import Files, print_json
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, neither_or_both
@@ -150,7 +149,7 @@ def evaluate(
     if tokenized:
         scores.insert(0, tokenized_bleu(texts, references, lowercase=True))
     if json_output:
-        print(json.dumps([asdict(score) for score in scores], indent=2))
+        print_json([asdict(score) for score in scores])
     else:
         for score in scores:
             print(score)

@@ -1,6 +1,5 @@
 """`transduce evaluate-parses`: EVALB's scores of predicted trees."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
-from transduce.cli.terminal import warn
+from transduce.cli.terminal import print_json, warn
 from transduce.data.treebank import read_both, read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
@@ -150,7 +149,7 @@ def _score_of_files(
 
 def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) -> None:
     if json_output:
-        print(json.dumps({**asdict(score), **of_model}))
+        print_json({**asdict(score), **of_model})
         return
     print(evalb_report(score))
     if of_model:

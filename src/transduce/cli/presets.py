@@ -1,6 +1,5 @@
 """`transduce presets`: the presets, their sizes, and what each is for."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 from transduce.architectures.config import num_parameters
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.settings import changed_settings
-from transduce.cli.terminal import table_console
+from transduce.cli.terminal import print_json, table_console
 from transduce.experiments.presets import ADAPT, BASE, PRESETS, TABLE_3, RunConfig
 
 TRANSLATION = {
@@ -136,7 +135,7 @@ def presets(
     """
     summaries = list(preset_summaries())
     if json_output:
-        print(json.dumps([asdict(summary) for summary in summaries], indent=2))
+        print_json([asdict(summary) for summary in summaries])
         return
     console = table_console()
     print_paragraph(console, ABOUT)

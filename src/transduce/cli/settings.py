@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.options import LEFT_TO_DATA
-from transduce.cli.terminal import table_console
+from transduce.cli.terminal import print_json, table_console
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.presets import preset as preset_named
 
@@ -231,7 +231,7 @@ def settings(
     tables = list(setting_tables(preset_named(preset) if preset else None))
     if json_output:
         found = [setting for table in tables for setting in table.settings]
-        print(json.dumps([asdict(each) for each in found], indent=2))
+        print_json([asdict(each) for each in found])
     elif toml:
         print("\n".join(_toml_lines(tables, preset)))
     else:

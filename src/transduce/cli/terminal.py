@@ -91,6 +91,14 @@ def error_console() -> BoundedConsole:
     return BoundedConsole(stderr=True, highlight=False)
 
 
+def print_json(content: object) -> None:
+    """Print JSON in ASCII, whatever the encoding of standard output.
+
+    Infinity and NaN, which JSON lacks, become null; paths become text.
+    """
+    print(json.dumps(without_infinity(content), indent=2, default=str))
+
+
 def program() -> str:
     """Return how this command was called, since it may not be on the path."""
     return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"

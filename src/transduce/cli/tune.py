@@ -1,6 +1,5 @@
 """`transduce tune`: choice of beam size and length penalty on the development set."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.options import require_both
-from transduce.cli.terminal import Files, error_console, table_console
+from transduce.cli.terminal import Files, error_console, print_json, table_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
@@ -130,7 +129,7 @@ def tune(
     if is_written:
         write_search(folder, chosen)
     if json_output:
-        print(json.dumps(_as_json(tuning, folder, is_written), indent=2))
+        print_json(_as_json(tuning, folder, is_written))
         return
     show(as_report(tuning), table_console())
     print(_verdict(tuning, folder, is_written))

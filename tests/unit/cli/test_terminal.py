@@ -1,5 +1,7 @@
 """Output of commands on terminals of any width, and without one."""
 
+import json
+import math
 import os
 import re
 import warnings
@@ -16,6 +18,7 @@ from transduce.cli.terminal import (
     ProgressDisplay,
     ProgressLine,
     finish_report,
+    print_json,
     warn,
     warnings_as_sentences,
 )
@@ -131,6 +134,15 @@ def test_a_report_that_cannot_be_written_is_printed(
     with pytest.raises(CheckpointError, match="cannot be saved"):
         finish_report(report, {}, tmp_path / "file" / "out", "heads", overwrite=False)
     assert "All of them matter." in capsys.readouterr().out
+
+
+def test_json_is_ascii_and_has_null_for_what_is_no_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_json({"losses": (1.5, math.nan, -math.inf), "file": Path("zwölf")})
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out) == {"losses": [1.5, None, None], "file": "zwölf"}
 
 
 def test_a_warning_is_one_line_without_control_characters(
