@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from marian_folder import change_settings
-from transduce.model_folder import open_model
+from transduce.model_folder import open_model, write_search
 from transduce.search_config import SearchConfig
 
 POOR = {"beam_size": 1, "max_length": 3, "length_penalty": 0.0, "num_best": 1}
@@ -108,6 +108,17 @@ def test_a_dry_run_leaves_the_model_as_it_is(
     out = succeeds("tune", folder, *dev, *FEW, "--dry-run", "--processes", 1)
     assert f"{folder} stays as it is." in out
     assert (folder / "config.json").read_bytes() == before
+
+
+def test_the_score_of_greedy_search_alone_is_printed(
+    succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
+) -> None:
+    write_search(folder, SearchConfig(beam_size=1))
+    greedy = ("--beam-sizes", 1, "--length-penalties", 0.6)
+    out = succeeds("tune", folder, *dev, *greedy, "--dry-run", "--processes", 1)
+    [row] = [line.split() for line in out.splitlines() if line.split()[:1] == ["1"]]
+    score = float(row[1].rstrip("*"))
+    assert f"is the best of these: {score:.2f}." in out
 
 
 def test_the_printed_grid_has_greedy_search_once(

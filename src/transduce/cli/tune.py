@@ -180,6 +180,8 @@ def _table(tuning: Tuning, patience: float | None) -> Table:
         if cell.search.patience == patience
     }
     penalties = sorted({penalty for beam, penalty in scores if beam > 1})
+    if not penalties:  # only greedy search was tried
+        penalties = sorted({penalty for _, penalty in scores})
     rows = []
     for beam in sorted({beam for beam, _ in scores}):
         of_beam = [c for (b, _), c in scores.items() if b == beam]
