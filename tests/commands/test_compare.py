@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.compare import marked_differences
+from transduce.cli.compare import LONGEST_MARKED, marked_differences
 
 FEW = ("--resamples", "20", "--shuffles", "20")
 
@@ -116,6 +116,20 @@ def test_words_that_are_not_the_references_are_marked() -> None:
         ("Hund", False),
         ("bellt", False),
     )
+
+
+def test_as_few_words_as_possible_are_marked() -> None:
+    marked = marked_differences("c d a x b y c", "a b c d")
+    assert [word for word, is_marked in marked.words if is_marked] == [*"cdxy"]
+    # A loop of one word takes as long as other text.
+    looped = marked_differences("ja " * 3_000, "ja nein " * 1_000)
+    assert sum(not is_marked for _, is_marked in looped.words) == 1_000
+
+
+def test_nothing_is_marked_in_a_text_that_is_too_long() -> None:
+    marked = marked_differences("eins " * (LONGEST_MARKED + 1), "zwei")
+    assert len(marked.words) == LONGEST_MARKED + 1
+    assert not any(is_marked for _, is_marked in marked.words)
 
 
 @pytest.mark.parametrize(

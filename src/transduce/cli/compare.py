@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from cyclopts import Parameter
 
 from transduce.cli.terminal import (
@@ -51,6 +51,8 @@ from transduce.text.corpus import (
 )
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 
+LONGEST_MARKED = 4_000
+"""Most words or characters of a text with marks, which take the square in memory."""
 EXAMPLE_COLUMNS = (
     Column(name="", is_text=True),
     Column(name="chrF"),
@@ -311,9 +313,10 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 
 
 def marked_differences(text: str, reference: str) -> MarkedText:
-    """Mark the words of a text that the reference does not have.
+    """Mark the words of a text that the reference does not have in this order.
 
-    Characters are marked if the reference has no spaces between words.
+    Characters are marked if the reference has no spaces between words. Nothing is
+    marked if one of the two is longer than `LONGEST_MARKED`.
     """
     if detect_by_script([reference]) not in (None, "ko"):
         return _marked(list(text), list(reference), separator="")
@@ -321,7 +324,33 @@ def marked_differences(text: str, reference: str) -> MarkedText:
 
 
 def _marked(words: list[str], wanted: list[str], separator: str) -> MarkedText:
-    blocks = SequenceMatcher(None, words, wanted, autojunk=False).get_matching_blocks()
-    met = {block.a + i for block in blocks for i in range(block.size)}
+    is_long = max(len(words), len(wanted)) > LONGEST_MARKED
+    met = set(range(len(words))) if is_long else _common(words, wanted)
     marked = tuple((word, i not in met) for i, word in enumerate(words))
     return MarkedText(words=marked, separator=separator)
+
+
+def _common(words: list[str], wanted: list[str]) -> set[int]:
+    """Return the places of a longest common subsequence among the words.
+
+    difflib's matcher takes the cube of the length where words repeat, as in loops.
+    """
+    ids = {word: i for i, word in enumerate(wanted)}
+    row = np.array([ids[word] for word in wanted], dtype=np.int64)
+    # Length of the longest common subsequence of the first i words and j wanted ones.
+    lengths = np.zeros((len(words) + 1, len(wanted) + 1), dtype=np.uint16)
+    for i, word in enumerate(words):
+        is_met = row == ids.get(word, -1)
+        best = np.maximum(lengths[i, 1:], lengths[i, :-1] + is_met)
+        np.maximum.accumulate(best, out=lengths[i + 1, 1:])
+    met = set[int]()
+    i, j = len(words), len(wanted)
+    while lengths[i, j]:
+        if lengths[i, j] == lengths[i, j - 1]:
+            j -= 1
+        elif lengths[i, j] == lengths[i - 1, j]:
+            i -= 1
+        else:
+            i, j = i - 1, j - 1
+            met.add(i)
+    return met
