@@ -71,7 +71,7 @@ def test_a_page_is_written_as_well(
     assert "Scores" in succeeds(*arguments, "--html", page)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
-    assert '<td class="text">better</td>' in text
+    assert '<td class="text" dir="auto">better</td>' in text
     assert "<mark>" in text
 
 
