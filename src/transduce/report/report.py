@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -101,7 +102,7 @@ def plain(cell: Cell) -> str:
     return cell.separator.join(word for word, _ in cell.words)
 
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~]|&(?=#?\w+;))")
 
 
 def as_markdown(report: Report) -> str:
@@ -340,11 +341,11 @@ def _column_widths(table: Table, available: int) -> list[int] | list[None]:
 
 
 def _widths(table: Table) -> Iterator[tuple[int, int]]:
-    """Lengths of the longest word and the longest text of each column."""
+    """Terminal cells of the longest word and the longest text of each column."""
     heads = tuple(column.name for column in table.columns)
     for texts in zip(heads, *(map(plain, row) for row in table.rows), strict=True):
-        words = (len(word) for text in texts for word in text.split())
-        yield max(words, default=0), max(map(len, texts))
+        words = (cell_len(word) for text in texts for word in text.split())
+        yield max(words, default=0), max(map(cell_len, texts))
 
 
 def _terminal_text(cell: Cell) -> Text:

@@ -143,6 +143,10 @@ class TestMarkdown:
         assert f"Title {escaped}:" in lines
         assert escaped in lines
 
+    def test_text_that_looks_like_an_entity_is_shown_unchanged(self) -> None:
+        text = as_markdown(Report(title="a &lt; b&#38; & c&d;", sections=()))
+        assert text == "# a \\&lt; b\\&\\#38; & c\\&d;\n"
+
     def test_line_breaks_in_text_become_spaces(self) -> None:
         section = Section(title="a\nb", parts=("c\n# d",))
         text = as_markdown(Report(title="t", sections=(section,)))
@@ -192,6 +196,14 @@ class TestTerminal:
         output = io.StringIO()
         show(Report(title="", sections=(section,)), Console(file=output, width=60))
         assert "self-attention" in output.getvalue()
+
+    def test_wide_characters_take_two_columns_of_a_terminal(self) -> None:
+        rows = (("注意力机制", "many words that may well be parted " * 3),)
+        table = Table(columns=columns("a", "b"), rows=rows)
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        show(Report(title="", sections=(section,)), Console(file=output, width=60))
+        assert "注意力机制" in output.getvalue()
 
 
 class TestChart:
