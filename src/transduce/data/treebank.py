@@ -310,9 +310,11 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
         list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
     )
     if len(trees) != len(gold_trees) or not trees:
+        has_blank = any(not tree.leaves for tree in (*gold_trees, *trees))
+        hint = "; a blank line counts as a sentence without a parse" * has_blank
         raise DataError(
             f"{predicted}: there must be as many trees as in {gold}, and at least one, "
-            f"but there are {len(trees):,} for {len(gold_trees):,}."
+            f"but there are {len(trees):,} for {len(gold_trees):,}{hint}."
         )
     return gold_trees, trees
 

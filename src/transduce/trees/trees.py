@@ -324,7 +324,13 @@ SVG_STYLE = (
 
 
 def indented(tree: Tree) -> str:
-    """Format a tree in brackets, one constituent per line with its first leaves."""
+    """Format a tree in brackets, one constituent per line with its first leaves.
+
+    A tree without words is `(TOP)`: between trees of several lines, a blank line stands
+    for none.
+    """
+    if not tree.leaves:
+        return f"({ROOT})"
     closing = Counter(one.end for one in tree.constituents)
     lines: list[str] = []
     depth, is_begun = 0, False

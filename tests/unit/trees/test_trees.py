@@ -314,8 +314,14 @@ def test_indented_trees_can_be_parsed() -> None:
     assert list(read_trees(lines, "drawn")) == TREES
 
 
+def test_indented_trees_without_words_are_read_as_missing_parses() -> None:
+    found = [TREES[0], NOTHING, TREES[1], NOTHING]
+    lines = "\n".join(map(indented, found)).splitlines()
+    assert list(read_parses(lines, "drawn")) == found
+
+
 def test_a_tree_without_words_gives_an_empty_picture() -> None:
-    assert indented(NOTHING) == ""
+    assert indented(NOTHING) == "(TOP)"
     assert not list(ElementTree.fromstring(svg([])).iter(f"{NAMESPACE}text"))
 
 
