@@ -168,7 +168,7 @@ def _require_own(
     out: Path, there: Sequence[Path], *, force: bool, made_by: str
 ) -> None:
     """Raise `ConfigError` unless a folder with files may be overwritten."""
-    maker = _maker(out)
+    maker = maker_of(out)
     is_own = maker == made_by and not any(each.is_dir() for each in there)
     if is_own and force:
         return
@@ -185,7 +185,7 @@ def _require_own(
     )
 
 
-def _maker(out: Path) -> str | None:
+def maker_of(out: Path) -> str | None:
     """Return the words of the command that wrote a folder; None if it is unknown."""
     try:
         return read_bounded(out / MADE_BY).strip()
@@ -202,7 +202,7 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
     there = list(folder.iterdir()) if folder.is_dir() else []
     if not is_file and not there:
         return
-    if is_file or _maker(folder) != made_by or any(each.is_dir() for each in there):
+    if is_file or maker_of(folder) != made_by or any(each.is_dir() for each in there):
         raise ConfigError(
             f"{folder}: another command has written this folder meanwhile; choose "
             "another and try again."

@@ -189,13 +189,18 @@ def test_checkpoints_of_different_runs_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
 def test_an_average_among_its_checkpoints_gives_a_warning(
-    command: Callable[..., Any], run: Path, tmp_path: Path
+    command: Callable[..., Any], run: Path, tmp_path: Path, by_hand: bool
 ) -> None:
-    outcome = command("average", run, run / "averaged", "--out", tmp_path / "model")
+    average = run / "averaged"
+    if by_hand:
+        average = tmp_path / "by-hand"
+        assert command("average", run, "--out", average).code == 0
+    outcome = command("average", run, average, "--out", tmp_path / "model")
     assert outcome.code == 0
     assert outcome.err == (
-        f"Warning: {run}/averaged is an average itself, so its weight in the new "
+        f"Warning: {average} is an average itself, so its weight in the new "
         "average is that of one checkpoint.\n"
     )
     assert outcome.out.startswith("The average of 3 checkpoints is in")

@@ -12,8 +12,11 @@ from transduce.experiments.run_folder import (
     last_of_phase,
     settings_of,
 )
-from transduce.files import real_path
+from transduce.files import maker_of, real_path
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model
+
+COMMAND = "average"
+"""Name of this command in the folders that it writes."""
 
 
 def average(
@@ -46,7 +49,7 @@ def average(
         Number of newest checkpoints of a run to average; by default its setting
         training.keep_checkpoints, without those before its updates by reward.
     """
-    require_new_folder(out, force=force, made_by="average")
+    require_new_folder(out, force=force, made_by=COMMAND)
     given = (checkpoint, *more)
     if last is not None and not any(map(is_run, given)):
         raise ConfigError(
@@ -62,15 +65,20 @@ def average(
     members = [load_model(folder) for folder in folders]
     mean = average_checkpoints(members)
     for folder in folders:
-        if len(folders) > 1 and real_path(folder).name == AVERAGED:
+        if len(folders) > 1 and _is_average(real_path(folder)):
             warn(
                 f"{folder} is an average itself, so its weight in the new average is "
                 "that of one checkpoint."
             )
-    save_model(mean, out, "average", overwrite=force)
+    save_model(mean, out, COMMAND, overwrite=force)
     print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
     for folder, member in zip(folders, members, strict=True):
         print(f"  {folder} (step {member.step:,})")
+
+
+def _is_average(folder: Path) -> bool:
+    """Whether a model is the average of a run or one that this command wrote."""
+    return folder.name == AVERAGED or maker_of(folder) == COMMAND
 
 
 def _members(path: Path, last: int | None) -> list[Path]:
