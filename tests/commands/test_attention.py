@@ -216,6 +216,18 @@ def test_letters_without_a_font_are_reported_in_one_sentence(
     assert f"install a font that has them, such as {font}, or" in told
 
 
+def test_an_overview_needs_no_font_as_it_has_no_words(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(chart, "installed_fonts", lambda: ())
+    given = ("--source", "我们 one", "--figure", str(tmp_path / "figure.png"))
+    main(["attention", str(model), *given, "--view", "overview"])
+    assert capfd.readouterr().err == ""
+
+
 def test_fewer_lines_are_drawn_for_one_token(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:

@@ -115,7 +115,8 @@ def attention(
         layer = layer if layer is not None else len(labelled.weights)
         drawn = _draw(labelled, view, layer, heads, token)
         write_figure(drawn, figure, overwrite=force)
-        if missing := fonts_for((*labelled.queries, *labelled.keys)).missing:
+        words = () if view == "overview" else (*labelled.queries, *labelled.keys)
+        if missing := fonts_for(words).missing:
             print(advice(missing), file=sys.stderr)
     if out is not None:
         with writer(out, overwrite=force) as file:
