@@ -67,7 +67,8 @@ class SystemScore:
     bootstrap_p: float | None
     """p-value of the paired bootstrap; None for the baseline itself."""
     randomisation_p: float | None
-    """p-value of approximate randomisation; None for the baseline itself."""
+    """p-value of approximate randomisation; None for the baseline itself. It is
+    sacreBLEU's, but at least 2 ** (1 - n) for n sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,9 @@ def paired_scores(
     return tuple(
         PairedScores(
             metric=name,
-            systems=_beside_first(_results(drawn[name]), _results(shuffled[name])),
+            systems=_beside_first(
+                _results(drawn[name]), _results(shuffled[name]), len(references)
+            ),
             bootstrap_signature=str(signature),
             randomisation_signature=str(shuffling_signatures[name]),
         )
@@ -116,25 +119,31 @@ def _results(column: Sequence[str | Result]) -> list[Result]:
 
 
 def _beside_first(
-    drawn: Sequence[Result], shuffled: Sequence[Result]
+    drawn: Sequence[Result], shuffled: Sequence[Result], num_sentences: int
 ) -> tuple[SystemScore, ...]:
+    # All sentences unswapped, or all swapped, are as extreme as what was observed.
+    # sacreBLEU counts only what is more extreme, so that the only sentence of a text
+    # would make a significant difference.
+    least_p = 2.0 ** (1 - num_sentences)
     return tuple(
         SystemScore(
             score=by_bootstrap.score,
             interval=float(by_bootstrap.ci or 0.0),  # a NumPy float
             difference=by_bootstrap.score - drawn[0].score,
             bootstrap_p=_p_value(by_bootstrap, drawn[0]),
-            randomisation_p=_p_value(by_shuffling, drawn[0]),
+            randomisation_p=_p_value(by_shuffling, drawn[0], least_p),
         )
         for by_bootstrap, by_shuffling in zip(drawn, shuffled, strict=True)
     )
 
 
-def _p_value(result: Result, baseline: Result) -> float | None:
-    """Return sacreBLEU's p-value, or 1 for equal scores."""
-    if result.p_value is not None and result.score == baseline.score:
+def _p_value(result: Result, baseline: Result, least: float = 0.0) -> float | None:
+    """Return sacreBLEU's p-value, at least `least`, or 1 for equal scores."""
+    if result.p_value is None:
+        return None
+    if result.score == baseline.score:
         return 1.0  # sacreBLEU counts only larger differences, so it would say 0
-    return result.p_value
+    return max(result.p_value, least)
 
 
 @contextmanager

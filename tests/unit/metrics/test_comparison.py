@@ -136,6 +136,16 @@ def test_equal_translations_have_a_p_value_of_one(references: list[str]) -> None
     assert (copy.difference, copy.bootstrap_p, copy.randomisation_p) == (0, 1, 1)
 
 
+@pytest.mark.parametrize(("num_sentences", "least"), [(1, 1.0), (3, 0.25), (5, 0.0625)])
+def test_few_sentences_make_no_significant_difference(
+    num_sentences: int, least: float
+) -> None:
+    references = [f"The old dog number {i} sleeps well." for i in range(num_sentences)]
+    systems = {"good": references, "bad": ["no"] * num_sentences}
+    [paired] = paired_scores(systems, references, [CHRF()], Trials(shuffles=500))
+    assert paired.systems[1].randomisation_p == least
+
+
 @pytest.mark.parametrize("name", ["resamples", "shuffles", "seed"])
 def test_sizes_and_seeds_below_their_bounds_are_refused(name: str) -> None:
     with pytest.raises(
