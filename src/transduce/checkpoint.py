@@ -41,10 +41,13 @@ from transduce.files import atomic_directory, is_utf8, require_file
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
+    FP32,
     WEIGHTS,
     Array,
+    ModelFolder,
     damaged,
     open_model,
+    other_model,
     unsaved,
     write_description,
 )
@@ -209,6 +212,19 @@ def with_search_and_shortlist_of(checkpoint: Checkpoint, older: Path) -> Checkpo
         return checkpoint
 
 
+def require_fitting_weights(stored: ModelFolder) -> None:
+    """Raise `CheckpointError` unless the weights fit the settings beside them.
+
+    `open_model` checks those of Transformers, without PyTorch.
+    """
+    if isinstance(stored.config, ModelConfig):
+        return
+    parameters = outline(stored.config).state_dict().items()
+    expected = {name: (FP32, tuple(tensor.shape)) for name, tensor in parameters}
+    if stored.arrays.tensors != expected:
+        raise other_model(stored.arrays.path)
+
+
 def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model.
 
@@ -221,6 +237,7 @@ def load_model(path: Path) -> Checkpoint:
             f"{path}: a model must be in fp32 to be trained, averaged, exported or "
             "quantized, but this one is quantized; take the one from which it was made."
         )
+    require_fitting_weights(stored)
     return Checkpoint(
         config=stored.config,
         weights={n: torch.from_numpy(w) for n, w in stored.arrays.items()},

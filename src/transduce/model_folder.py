@@ -258,6 +258,14 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def other_model(weights: Path) -> CheckpointError:
+    """Return the error for weights that do not fit the settings beside them."""
+    return CheckpointError(
+        f"{weights}: the weights must fit the settings beside them, but do not; the "
+        "files are of different models."
+    )
+
+
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """Return the error for weights that cannot be read."""
     if is_pointer(path):
@@ -416,13 +424,10 @@ def open_model(path: Path, *, with_shortlist: bool = True) -> ModelFolder:
     if isinstance(config, ModelConfig):
         expected = _tensors_of(config, is_quantized=is_quantized)
         is_fitting = weights.tensors == expected
-    else:
+    else:  # `checkpoint.require_fitting_weights` checks the shapes
         is_fitting = all(kind == FP32 for kind, _ in weights.tensors.values())
     if not is_fitting:
-        raise CheckpointError(
-            f"{folder / WEIGHTS}: the weights must fit the settings beside them, but "
-            "do not; the files are of different models."
-        )
+        raise other_model(folder / WEIGHTS)
     return ModelFolder(
         config=config,
         arrays=weights,

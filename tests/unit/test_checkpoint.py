@@ -16,13 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from transduce import checkpoint as module
+from transduce.architectures.config import ByteNetConfig
 from transduce.checkpoint import (
     Checkpoint,
+    build,
     load_model,
     load_tensors,
     save_model,
     save_tensors,
 )
+from transduce.decoding.translator import load
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
 from transduce.model_folder import checkpoints_of, find_model, newest_first, read_json
@@ -441,6 +444,32 @@ def test_weights_that_do_not_fit_the_settings_are_refused(folder, change):
     message = f"^{folder / WEIGHTS}: the weights must fit the settings beside them"
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights.pop("output.bias"),
+        lambda weights: weights.update(another=torch.zeros(2)),
+        lambda weights: weights.update({"output.weight": torch.zeros(5, 8)}),
+    ],
+    ids=["one missing", "one more", "another shape"],
+)
+def test_weights_that_do_not_fit_another_architecture_are_refused(
+    make_checkpoint, tmp_path, change
+):
+    checkpoint = make_checkpoint()
+    size = checkpoint.tokenizer.vocab_size
+    config = ByteNetConfig(vocab_size=size, num_blocks=1, d_hidden=4)
+    weights = build(config).state_dict()
+    change(weights)
+    folder = tmp_path / "rival"
+    save_model(replace(checkpoint, config=config, weights=weights), folder)
+    message = f"^{folder / WEIGHTS}: the weights must fit the settings beside them"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, device="cpu").translate("one")
 
 
 class Trap:

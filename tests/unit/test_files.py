@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from transduce.files import (
     atomic_directory,
     atomic_file,
     clear_leftovers,
+    parse_json,
     read_bounded,
     remove_folder,
     require_file,
@@ -589,3 +591,11 @@ def test_json_has_null_for_infinity_and_nan() -> None:
     values = {"a": [1, math.inf, "x"], "b": {"c": (math.nan, 0.5, None)}}
     text = json.dumps(without_infinity(values), allow_nan=False)
     assert json.loads(text) == {"a": [1, None, "x"], "b": {"c": [None, 0.5, None]}}
+
+
+def test_a_repeated_key_among_many_is_found_soon():
+    names = [*(f'"{number}": 0' for number in range(100_000)), '"99999": 1']
+    started = time.process_time()
+    with pytest.raises(ValueError, match="the key '99999' is there twice"):
+        parse_json(f"{{{', '.join(names)}}}")
+    assert time.process_time() - started < 5

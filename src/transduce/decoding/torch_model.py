@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import architecture_of, require_transformer
 from transduce.architectures.interface import EncodedSource, Stepper, TransductionModel
-from transduce.checkpoint import Checkpoint, built
+from transduce.checkpoint import Checkpoint, built, require_fitting_weights
 from transduce.data.tensors import pad_rows
 from transduce.decoding.native_decoder import (
     STEP_OVERHEAD,
@@ -165,8 +165,11 @@ def prepare(
 ) -> TorchModel:
     """Prepare a stored model.
 
-    Raises `RequestError` if the device cannot decode in this precision.
+    Raises `RequestError` if the device cannot decode in this precision,
+    `CheckpointError` if the weights are of another model.
     """
+    if isinstance(checkpoint, ModelFolder):
+        require_fitting_weights(checkpoint)
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays.items()}
     model = built(checkpoint.config, weights)
     ready = prepare_model(model, precision, torch.device(device))

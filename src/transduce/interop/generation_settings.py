@@ -5,6 +5,8 @@ lengths count the token with which a target starts, this package's do not.
 """
 
 import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from os.path import lexists
 from pathlib import Path
@@ -176,11 +178,12 @@ def _number(
     value = content.get(name)
     if value is None:
         return default
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise CheckpointError(
             f"{path}: `{name}` must be a number, but is {shown(value)}."
         )
-    return float(value)
+    # A whole number beyond all floats is infinite, as 1e400 is in JSON.
+    return float(value) if abs(value) <= sys.float_info.max else math.inf
 
 
 def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:

@@ -68,6 +68,8 @@ SEPARATE = "separate_vocabs"
 END = SPECIAL_PIECES[EOS]
 MAX_PADDING = 255
 """Most rows of the embeddings that follow those of the pieces."""
+MAX_SINUSOIDS = 2**23
+"""Most numbers of sinusoids: the library computes them in Python, one by one."""
 TARGET_TOKEN = re.compile(r">>[^<>]+<<")
 """Pattern of a token that names the target's language."""
 ACTIVATIONS: dict[object, Activation] = {
@@ -178,7 +180,7 @@ def read_settings(folder: Path) -> MarianSettings:
         ids=ids,
         target_ids=target_ids,
         vocabulary=vocabulary,
-        max_positions=whole(content, "max_position_embeddings", path),
+        max_positions=_max_positions(content, path),
         search=read_search(folder, target_ids),
         languages=_read_languages(folder),
         vocab_size=vocab_size,
@@ -187,6 +189,18 @@ def read_settings(folder: Path) -> MarianSettings:
         is_tied=is_tied,
         added=added,
     )
+
+
+def _max_positions(content: Mapping[str, object], path: Path) -> int:
+    number = whole(content, "max_position_embeddings", path)
+    most = MAX_SINUSOIDS // whole(content, "d_model", path)
+    if number > most:
+        raise RequestError(
+            f"{path}: `max_position_embeddings` must be at most {most:,} at this "
+            f"width, as `transformers` computes each slowly, but is {number:,}; lower "
+            "it there, since an imported model has no limit of positions."
+        )
+    return number
 
 
 def _flag(content: Mapping[str, object], name: str, path: Path) -> bool:
@@ -527,6 +541,12 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     """
     path = folder / WEIGHTS
     theirs = {name: each.float() for name, each in _read_shards(folder).items()}
+    for name, weight in theirs.items():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(
+                f"{path}: the weights must be finite numbers, but those of `{name}` "
+                "are not; fetch another file."
+            )
     _require_names_and_shapes(theirs, settings, path)
     _require_sinusoids(theirs, settings.model, path)
     order = halved(settings.model.d_model).argsort()

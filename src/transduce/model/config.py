@@ -312,8 +312,9 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     def count(part: str) -> int:
         return sum(size for name, size in sizes.items() if part in name)
 
+    matrices = ("embedding.", "target_embedding.", "output.")
     return ParameterCounts(
-        embedding=count("embedding."),
+        embedding=sum(n for name, n in sizes.items() if name.startswith(matrices)),
         positions=count("positions."),
         self_attention=count(".self_attention."),
         recurrence=count(".recurrence."),

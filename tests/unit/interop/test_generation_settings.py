@@ -119,6 +119,8 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         ({"no_repeat_ngram_size": -1}, CheckpointError, "`no_repeat_ngram_size` must"),
         ({"no_repeat_ngram_size": "two"}, CheckpointError, "must be a whole number"),
         ({"repetition_penalty": "much"}, CheckpointError, "must be a number, but is"),
+        ({"length_penalty": True}, CheckpointError, "must be a number, but is True"),
+        ({"length_penalty": 10**400}, RequestError, "must be from 0 to 10, but is inf"),
         ({"repetition_penalty": 0}, RequestError, "must be above 0 and at most 1,000"),
         ({"bad_words_ids": [3]}, CheckpointError, "must be lists of ids, but one is 3"),
         ({"bad_words_ids": {"a": 1}}, CheckpointError, "must be lists of ids"),

@@ -36,6 +36,11 @@ REFUSED_SETTINGS = [
     ({"decoder_ffn_dim": 24}, "`decoder_ffn_dim` must be 20, but is 24"),
     ({"decoder_attention_heads": 4}, "`decoder_attention_heads` must be 2, but is 4"),
     ({"decoder_vocab_size": 7}, "`decoder_vocab_size` must be [0-9]+, but is 7"),
+    (
+        {"max_position_embeddings": 3_000_000},
+        "`max_position_embeddings` must be at most 524,288 at this width, as "
+        "`transformers` computes each slowly, but is 3,000,000; lower it there",
+    ),
 ]
 DAMAGED_SETTINGS = [
     ({"d_model": "16"}, "`d_model` must be a whole number of 1 at least, but is '16'"),
@@ -178,6 +183,11 @@ WEIGHTS = {
         CheckpointError,
         rf"`{FC1}` must be \(20, 16\) by .* but is \(20, 18\); the files are of",
     ),
+    "not finite": (
+        lambda weights: weights[FC1].fill_(float("inf")),
+        CheckpointError,
+        f"the weights must be finite numbers, but those of `{FC1}` are not; fetch",
+    ),
     "learned positions": (
         lambda weights: weights.update(
             {"model.encoder.embed_positions.weight": torch.randn(96, 16)}
@@ -203,7 +213,7 @@ WEIGHTS = {
 @pytest.mark.parametrize(
     ("edit", "error", "message"), WEIGHTS.values(), ids=WEIGHTS.keys()
 )
-def test_weights_of_other_shapes_are_refused(edit, error, message, folder, refuses):
+def test_weights_of_another_model_are_refused(edit, error, message, folder, refuses):
     path = folder / "model.safetensors"
     weights = load_file(path)
     edit(weights)

@@ -50,6 +50,7 @@ VARIANTS = {
     "a deep decoder, pre-norm": {"decoder_layers": 3, "norm": "pre"},
     "an output bias": {"output_bias": True},
     "a recurrent decoder": {"decoder_self_attention": "ssru"},
+    "an untied output": {"tied_output": False, "output_bias": True},
 }
 CONFIGS = {row: small(run.model) for row, run in TABLE_3.items()} | {
     name: replace(ODD, **changes) for name, changes in VARIANTS.items()
