@@ -51,6 +51,7 @@ from transduce.interop.portable_tokenizer import (
     Piece,
     own_tokenizer,
     read_proto,
+    require_whole_characters,
     unigram_model,
 )
 from transduce.model.config import Activation, ModelConfig
@@ -306,6 +307,7 @@ def _read_pieces(path: Path, most: int) -> list[str]:
             f"{path}: must give the ids from 0 on to one piece each, {most} at most, "
             "but does not; the file is of another model."
         )
+    require_whole_characters(ids, path)
     return sorted(ids, key=ids.__getitem__)
 
 
@@ -473,6 +475,7 @@ def _pieces(path: Path, settings: MarianSettings) -> list[str]:
             f"{path}: must give the ids 0 to {num_pieces - 1} to one piece each, but "
             "does not; the file is of another model."
         )
+    require_whole_characters(ids, path)
     return sorted(ids, key=ids.__getitem__)
 
 

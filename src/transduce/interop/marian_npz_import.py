@@ -34,7 +34,12 @@ from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.interop.export import ProofError
 from transduce.interop.marian_export import halved
-from transduce.interop.portable_tokenizer import Piece, read_proto, unigram_model
+from transduce.interop.portable_tokenizer import (
+    Piece,
+    read_proto,
+    require_whole_characters,
+    unigram_model,
+)
 from transduce.model.config import MAX, Activation, ModelConfig, Norm
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
@@ -773,6 +778,7 @@ def _listed_side(path: Path, model: Path) -> _Side:
             f"{path}: must give the ids from 0 on to one piece each, but does not; the "
             "file is damaged."
         )
+    require_whole_characters(ids, path)
     control = (each for each in read_proto(model).pieces if each.type == Piece.CONTROL)
     return _Side(
         model=model,

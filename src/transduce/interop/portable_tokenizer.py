@@ -7,7 +7,7 @@ Face's library reads the files for a proof.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -27,8 +27,10 @@ from transformers import AutoTokenizer, MarianTokenizer
 from transduce.errors import CheckpointError, RequestError
 from transduce.files import read_bounded_bytes
 from transduce.interop.export import OtherTokenizer
+from transduce.settings import shown
 from transduce.text.sentence_pieces import (
     BYTES,
+    SURROGATE,
     UNKNOWN,
     SentencePieceTokenizer,
     UnigramModel,
@@ -159,6 +161,16 @@ def read_proto(path: Path) -> ModelProto:
             "fetch it again."
         ) from None
     return proto
+
+
+def require_whole_characters(pieces: Iterable[str], path: Path) -> None:
+    """Raise `CheckpointError` if a piece has half of a surrogate pair, as JSON can."""
+    for piece in pieces:
+        if SURROGATE.search(piece):
+            raise CheckpointError(
+                f"{path}: all pieces must be text, but {shown(piece)} has half a "
+                "character; fetch the file again."
+            )
 
 
 def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:

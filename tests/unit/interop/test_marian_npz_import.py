@@ -337,17 +337,22 @@ def test_a_file_that_has_no_end_is_reported(
 
 
 @pytest.mark.parametrize(
-    "line", ['"</s>": 0\n<unk>: ' + "9" * 5_000, '{"</s>": [0], "<unk>": 1}']
+    ("line", "said"),
+    [
+        ('"</s>": 0\n<unk>: ' + "9" * 5_000, "must give the ids from 0 on"),
+        ('{"</s>": [0], "<unk>": 1}', "must give the ids from 0 on"),
+        ('"</s>": 0\n<unk>: 1\n"\\ud800": 2', "all pieces must be text"),
+    ],
 )
-def test_a_word_list_with_other_ids_is_reported(
-    tied: Path, tmp_path: Path, line: str
+def test_a_damaged_word_list_is_reported(
+    tied: Path, tmp_path: Path, line: str, said: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {})
     for name in TWO:
         (folder / name).write_bytes((tied / "vocab.spm").read_bytes())
     (folder / "vocab.spm").unlink()
     (folder / "vocab.yml").write_text(line)
-    with pytest.raises(CheckpointError, match="must give the ids from 0 on"):
+    with pytest.raises(CheckpointError, match=said):
         import_marian(folder, tmp_path / "model", SENTENCES)
 
 

@@ -250,6 +250,14 @@ def test_a_vocabulary_of_another_model_is_refused(edit, folder, refuses):
     refuses(CheckpointError, f"^{path}: must give the ids 0 to [0-9]+ to one piece")
 
 
+def test_a_piece_with_half_a_character_is_refused(folder, refuses):
+    path = folder / "vocab.json"
+    ids = json.loads(path.read_text(encoding="utf-8"))
+    halved = {"\ud800" if i == 20 else piece: i for piece, i in ids.items()}
+    path.write_text(json.dumps(halved), encoding="utf-8")
+    refuses(CheckpointError, f"^{path}: all pieces must be text, but .*ud800. has half")
+
+
 @pytest.mark.parametrize(
     "names", [{"<unk>": "[UNK]"}, {">>deu<<": "<s>", ">>fra<<": ""}]
 )
