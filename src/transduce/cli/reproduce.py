@@ -179,8 +179,8 @@ def table2(
 
     Without --train: the paper's table with given runs in it, and forecasts. With
     --train: every system of the table is trained on the same text. The same command
-    continues where it was stopped, and adds systems and seeds; several seeds also form
-    an ensemble.
+    continues where it was stopped, and adds systems and seeds; the report has those
+    that the command names. Several seeds also form an ensemble.
 
     For example:
 
@@ -539,8 +539,8 @@ def table3(
     """Vary the base model as Table 3 does (section 6.2), at any scale.
 
     Every row is a separate training. The same command continues where it was stopped,
-    and adds rows and seeds. With --scale 1 and --corpus wmt14-en-de it is the paper's
-    experiment.
+    and adds rows and seeds; the report has those that the command names. With --scale 1
+    and --corpus wmt14-en-de it is the paper's experiment.
 
     For example:
 
@@ -704,7 +704,7 @@ def scaling(
     variance (footnote 4), and the entropy and gradient of the softmax. Then a small
     model is trained with each kind of score and each d_k, by default on the built-in
     corpus, in some minutes on two cores. The same command continues where it was
-    stopped, and adds widths and seeds.
+    stopped, and adds widths and seeds; the report has those that the command names.
 
     For example:
 

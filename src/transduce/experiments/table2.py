@@ -496,7 +496,10 @@ MATCHED = {
         "All systems but the big Transformer train for about as many FLOPs as the base "
         "Transformer."
     ),
-    "none": "Each system has the size and the number of updates of its preset.",
+    "none": (
+        "Sizes and numbers of updates are not matched: they are those of the presets, "
+        "or in the same proportion."
+    ),
 }
 CURVES = (
     "Likelihood of the dev text after each checkpoint, in bits per character, because "

@@ -334,6 +334,12 @@ def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> 
     assert [plain(cell) for cell in paths.rows[0]] == ["GNMT", "–", "3", "9"]
 
 
+def test_the_report_says_that_sizes_are_not_matched(table: TrainedTable2) -> None:
+    for match in ("parameters", "flops"):
+        assert "not matched" not in str(trained_report(replace(table, match=match)))
+    assert "not matched" in str(trained_report(replace(table, match="none")))
+
+
 def test_the_report_names_runs_at_a_reduced_learning_rate(
     runs: list[SystemRun], table: TrainedTable2
 ) -> None:
