@@ -749,6 +749,8 @@ def _existing_counts(
         counts = {
             split: SplitCounts(**entry) for split, entry in record["splits"].items()
         }
+        if name == corpus.name:
+            _require_counts(counts, corpus)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError(
             f"{folder / CORPUS_RECORD}: the file is damaged; delete it and the texts "
@@ -760,6 +762,14 @@ def _existing_counts(
             f"{name}; choose another folder."
         )
     return counts if all(path.exists() for path in _paths(corpus, folder)) else None
+
+
+def _require_counts(counts: dict[str, SplitCounts], corpus: NamedCorpus) -> None:
+    """Raise `ValueError` unless there are numbers for each split."""
+    numbers = [number for each in counts.values() for number in asdict(each).values()]
+    has_splits = counts.keys() == {split.name for split in corpus.splits}
+    if not has_splits or not all(type(number) is int for number in numbers):
+        raise ValueError("there must be numbers of pairs for each split")
 
 
 def _refuse_other_contents(folder: Path) -> None:

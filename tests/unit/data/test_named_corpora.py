@@ -297,7 +297,13 @@ def test_a_folder_with_other_contents_is_refused(
 
 
 @pytest.mark.parametrize(
-    "record", ["", "{", "[]", "{}", '{"corpus": "tiny", "splits": {"train": {"x": 1}}}']
+    "record",
+    [
+        *("", "{", "[]", "{}"),
+        '{"corpus": "tiny", "splits": {"train": {"x": 1}}}',
+        '{"corpus": "tiny", "splits": {"train": {"num_pairs": 1}}}',
+        '{"corpus": "tiny", "splits": {"train": {"num_pairs": "1"}, "dev": {}}}',
+    ],
 )
 def test_a_damaged_record_is_reported_in_one_sentence(corpus, out, observer, record):
     assemble(corpus, out, observer)
