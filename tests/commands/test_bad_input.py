@@ -438,6 +438,34 @@ def test_too_little_memory_is_one_sentence(
     assert message.startswith("There is not enough memory; close other programs")
 
 
+@pytest.mark.parametrize(
+    ("error", "beginning"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            "The GPU has too little free memory; close other programs",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+            "The GPU has too little free memory; close other programs",
+        ),
+        (
+            RuntimeError("CUDA error: no kernel image is available for execution"),
+            "The installed PyTorch has no kernels for this GPU; install a build",
+        ),
+    ],
+)
+def test_a_fault_of_the_gpu_is_one_sentence(
+    refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch,
+    error: Exception, beginning: str,
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transduce.cli.translate.load", fail)
+    assert refuses("translate", model, stdin=b"one\n").startswith(beginning)
+
+
 def test_a_removed_current_folder_is_one_sentence(
     refuses: Callable[..., str], model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any],

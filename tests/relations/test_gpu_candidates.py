@@ -17,6 +17,7 @@ from transduce.decoding.torch_model import find_by_torch, has_top_k
 
 pytest.importorskip("triton", exc_type=ImportError)
 
+from transduce.nn import gpu_kernels
 from transduce.nn.gpu_kernels import MAX_CANDIDATES, MAX_PARTS, SPAN, SPANS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -132,3 +133,14 @@ def test_kernels_are_for_gpus_and_few_candidates():
     many = torch.zeros(1, 1, 100 * SPAN, device=DEVICE)
     assert has_top_k(many, MAX_CANDIDATES) is is_gpu
     assert not has_top_k(many, MAX_CANDIDATES + 1)
+
+
+def test_an_error_of_triton_is_why_kernels_cannot_run(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: Tensor) -> Tensor:
+        raise gpu_kernels.triton.TritonError(
+            "The target sm_50 is unknown.\nMore lines."
+        )
+
+    monkeypatch.setattr(gpu_kernels, "column_sums", refuse)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.empty(1, 16))
+    assert gpu_kernels.launch_fault() == "The target sm_50 is unknown."

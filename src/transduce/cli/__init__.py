@@ -151,6 +151,13 @@ NO_MEMORY = re.compile(
     "failed to map segment|can(no|')t allocate memory", re.IGNORECASE
 )
 """Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
+GPU_FAULTS = {
+    r"out of memory|STATUS_ALLOC_FAILED": "The GPU has too little free memory; close "
+    "other programs that use it, or compute on the CPU (--device cpu).",
+    "no kernel image is available": "The installed PyTorch has no kernels for this "
+    "GPU; install a build that has, or compute on the CPU (--device cpu).",
+}
+"""Messages by the patterns of PyTorch's errors on a GPU."""
 FAULTS = (EOFError, ImportError, MemoryError, RuntimeError, UnicodeEncodeError)
 """Errors by which faults of the machine or of the installation appear."""
 TRUNCATED_BYTECODE = "marshal data too short"
@@ -306,6 +313,9 @@ def _explained(error: Exception, command: str) -> str | None:
     """Describe a fault of the machine or of the installation; None for any other."""
     if _lacks_memory(error):
         return TOO_LITTLE_MEMORY
+    for pattern, message in GPU_FAULTS.items():
+        if isinstance(error, RuntimeError) and re.search(pattern, str(error)):
+            return message
     if isinstance(error, ImportError) and (package := missing_in(error)) is not None:
         return _missing_package(command, package)
     if isinstance(error, EOFError) and TRUNCATED_BYTECODE in str(error):

@@ -6,7 +6,6 @@ another order, and other versions and processors use other kernels.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -63,8 +62,11 @@ def current_environment(hardware: Hardware, num_processes: int) -> Environment:
 def _instructions(hardware: Hardware) -> str:
     precision = hardware.precision
     if hardware.device.type == "cuda":
-        uses_triton = precision == "bf16" and has_triton()
-        return f"triton {version('triton')}" if uses_triton else "none"
+        if precision != "bf16" or not has_triton():
+            return "none"
+        import triton  # by whatever package: AMD's has another name
+
+        return f"triton {triton.__version__}"
     api = native.api()
     if api is None:
         return "none"

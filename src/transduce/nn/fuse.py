@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from transduce.architectures.convolutional import NormalizedLinear
 from transduce.data.tensors import PackedBatch, PackedSide
+from transduce.device import is_good_at_bf16
 from transduce.model.attention import (
     MultiHeadAttention,
     RestrictedSelfAttention,
@@ -275,12 +276,14 @@ class FusedTransformer(Transformer):
     def can_pack(self, dtype: torch.dtype) -> bool:
         """Whether `packed_states` exists with products in `dtype`.
 
-        Nothing may read what is between the layers.
+        Nothing may read what is between the layers. A GPU that emulates bf16 has too
+        little shared memory for the kernels.
         """
         stacks: tuple[Stack, ...] = (self.encoder_layers, self.decoder_layers)
         return (
             self.output_weight.is_cuda
             and dtype == torch.bfloat16
+            and is_good_at_bf16("cuda")
             and has_triton()
             and all(map(is_packable, stacks))
         )

@@ -797,8 +797,9 @@ def _spans(logits, excluded, span, NUM_EXCLUDED, VOCAB, SPAN):
 
 def launch_fault() -> str | None:
     """Return why kernels cannot run on the current GPU; None if they can."""
+    faults = (ImportError, OSError, RuntimeError, SubprocessError, triton.TritonError)
     try:
         column_sums(torch.zeros(1, 16, device="cuda"))
-    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
+    except faults as error:
         return str(error).partition("\n")[0]
     return None

@@ -1,11 +1,14 @@
 """A run records its hardware and software and reports changes."""
 
+import sys
 from dataclasses import asdict, replace
+from types import ModuleType
 
 import pytest
 import torch
 
 from transduce.device import Hardware
+from transduce.experiments import environment
 from transduce.experiments.environment import (
     Environment,
     current_environment,
@@ -24,6 +27,20 @@ def test_the_record_describes_this_process(here: Environment) -> None:
     assert here.torch == torch.__version__
     assert (here.device, here.num_processes) == ("cpu", 2)
     assert here.num_workers == 2 * here.num_threads
+
+
+def test_triton_s_version_is_that_of_the_module_in_any_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton = ModuleType("triton")
+    triton.__dict__["__version__"] = "3.6.0+amd"
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setattr(environment, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Instinct")
+    gpu = Hardware(device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    assert current_environment(gpu, 1).instructions == "triton 3.6.0+amd"
+    fp32 = replace(gpu, dtype=torch.float32)
+    assert current_environment(fp32, 1).instructions == "none"
 
 
 def test_a_logged_record_is_read_back(here: Environment) -> None:

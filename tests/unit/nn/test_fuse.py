@@ -1,5 +1,8 @@
 """Fused modules: their parameters, and PyTorch's attention on a CPU."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,8 @@ from torch.nn import functional
 from transduce.model.attention import MultiHeadAttention, causal_mask
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn.fuse import FEW_KEYS, FusedAttention, fuse
+from transduce.nn import fuse as fusing
+from transduce.nn.fuse import FEW_KEYS, FusedAttention, FusedTransformer, fuse
 
 CPU = torch.device("cpu")
 D_MODEL = 12
@@ -42,6 +46,18 @@ def test_fusing_leaves_the_plain_model_unchanged(tiny: ModelConfig):
 def test_fusing_a_fused_model_changes_nothing(tiny: ModelConfig):
     fused = fuse(Transformer(tiny))
     assert list(map(type, fuse(fused).modules())) == list(map(type, fused.modules()))
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_sentences_are_packed_on_a_gpu_that_does_not_emulate_bf16(
+    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch, has_bf16: bool
+):
+    on_gpu = property(lambda _: SimpleNamespace(is_cuda=True))
+    monkeypatch.setattr(FusedTransformer, "output_weight", on_gpu)
+    monkeypatch.setattr(fusing, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bf16)
+    model = fuse(Transformer(replace(tiny, d_k=16, d_v=16)))
+    assert model.can_pack(torch.bfloat16) is has_bf16
 
 
 def test_attention_on_a_cpu_is_computed_in_fp32():
