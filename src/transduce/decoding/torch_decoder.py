@@ -530,18 +530,14 @@ class StepSize:
     def fitting(cls, state: DecodingState | RecurrentState) -> "StepSize":
         """Return a size that a state fits into, rounded up so that few sizes occur."""
         sentences = _rounded_up(len(state.lengths))
-        source, slots = (
-            _rounded_up(number, min(least, max(MAX_ENLARGED // sentences, 1)))
-            for number, least in (
-                (state.memory_mask.size(-1), MIN_POSITIONS),
-                (state.capacity, MIN_SLOTS),
-            )
-        )
+        enlarged = max(MAX_ENLARGED // sentences, 1)
+        source, slots = state.memory_mask.size(-1), state.capacity
         return cls(
             sentences=sentences,
             group=state.group_size,
-            source=source,
-            slots=slots if state.capacity else 0,
+            source=_rounded_up(source, min(MIN_POSITIONS, enlarged)),
+            # Recurrent units have no slots.
+            slots=_rounded_up(slots, min(MIN_SLOTS, enlarged)) if slots else 0,
             max_tokens=_rounded_up(state.max_length + 1, MIN_TOKENS),
         )
 
@@ -580,13 +576,17 @@ class StaticStep:
         device = self._state.lengths.device
         rows = size.sentences * size.group
         self._given = np.zeros(2 * rows + 1, dtype=np.int64)
+        """The next `_inputs`: the first slot to take, the last tokens, the parents."""
         self._inputs = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
         # The graph reads these rows by their address.
         encodings = step.model.positions(0, size.max_tokens, device)
         # Not a method: a reference cycle would keep the memory until a collection.
-        self._run = partial(_static_step, step, self._state, self._inputs, encodings)
+        self._plain: Run = partial(
+            _static_step, step, self._state, self._inputs, encodings
+        )
+        self._run: Run = self._plain
+        """Function that takes the step: `_plain` until it is recorded."""
         self._has_run = False
-        self._replay: Run | None = None
         weight = step.model.output_weight
         parts = self._state.parts(*self._shape)
         self.num_bytes = rows * len(weight) * weight.element_size() + sum(
@@ -626,16 +626,13 @@ class StaticStep:
         ids[: len(last_ids)], rows[: len(parents)] = last_ids, parents
         # From memory that is not pinned, the copy is made before the call returns.
         self._inputs.copy_(torch.from_numpy(self._given))
-        if self._replay is not None:
-            return self._replay()
-        if not self._has_run:
-            logits = self._run()
-            self._has_run = True
-            return logits
-        replay = self._recorder.record(self._run)
-        if replay is not self._run:  # else it could not be recorded this time
-            self._replay = replay
-        return replay()
+        # The first run loads kernels. Where memory is short, `record` returns its
+        # argument, and the next step tries again.
+        if self._has_run and self._run is self._plain:
+            self._run = self._recorder.record(self._plain)
+        logits = self._run()
+        self._has_run = True
+        return logits
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -723,8 +720,14 @@ class StepGraphs:
 class GraphedDecoder(TorchDecoder):
     """A decoder that replays recorded steps, in memory that it borrows.
 
-    To drop a sentence is to move the others to memory of another size, so sentences
-    are dropped only once half of the places are free.
+    Its state is either in the memory of a borrowed step, where it has one place for
+    each sentence and others that are free, or outside, in tensors of its own. `step`
+    moves it in, unless a hook reads attention weights or there is no memory.
+
+    `reorder` leaves the state as it is: it only notes in which places sentences are
+    unfinished, and with which hypotheses the next step continues. To drop a sentence is
+    to move the others to memory of another size, so sentences are dropped only once
+    half of the places are free.
     """
 
     @torch.inference_mode()
@@ -736,11 +739,11 @@ class GraphedDecoder(TorchDecoder):
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
         self._parents = _identity_parents(self.state)
-        """Hypotheses with which the next step continues."""
+        """Hypotheses of each place with which the next step continues."""
         self._borrowed: list[StaticStep] = []
-        """The step whose memory the state has, or had before it was moved out; at most
-        one. It is a list so that the step is given back when the decoder is deleted."""
-        self._is_resident = False
+        """The step in whose memory the state is, or was last; at most one. It is a list
+        so that the step is given back when the decoder is deleted."""
+        self._is_inside = False
         """Whether the state is in that memory."""
         self._refused: StepSize | None = None
         """Size for which there was no memory."""
@@ -752,12 +755,12 @@ class GraphedDecoder(TorchDecoder):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
         # A replay runs no hooks.
-        if self._fused.is_watched or not self._move_in():
+        static = None if self._fused.is_watched else self._step_with_state()
+        if static is None:
             self._move_out()
             return self._fused.step(self._as_tensor(last_ids), self.state)
         ids = np.zeros(self._parents.shape, dtype=np.int64)
         ids[self._live] = last_ids
-        [static] = self._borrowed
         logits = static(ids, self._parents, self.state.num_slots)
         self.state.count()
         self._parents = _identity_parents(self.state)
@@ -788,36 +791,36 @@ class GraphedDecoder(TorchDecoder):
         self._live = np.arange(len(self.state.memory_mask))
         self._parents = _identity_parents(self.state)
 
-    @property
-    def _can_step(self) -> bool:
-        """Whether the borrowed step has room for one more token."""
-        max_tokens = self._borrowed[0].size.max_tokens
-        return self.state.has_capacity and self.state.max_length < max_tokens
+    def _step_with_state(self) -> StaticStep | None:
+        """Return a step with the state in its memory, and room for one more token.
 
-    def _move_in(self) -> bool:
-        """Move the state to the memory of a recorded step, if it is not there.
-
-        Returns false if there is no such memory.
+        Moves the state in if need be. Returns None if there is no memory for it.
         """
-        if self._is_resident and self._can_step:
-            return True
+        if self._is_inside and self.state.has_capacity:
+            [step] = self._borrowed
+            if self.state.max_length < step.size.max_tokens:
+                return step
         if not self.state.has_capacity:
             self._move_out()
             self.state.grow()
         if (size := StepSize.fitting(self.state)) == self._refused:
-            return False
+            return None
         try:
             step = self._graphs.borrow(self.state)
         except torch.OutOfMemoryError:
             self._refused = size
-            return False
+            return None
+        self._move_into(step)
+        return step
+
+    def _move_into(self, step: StaticStep) -> None:
+        """Move the state to the memory of a step, and give the one before back."""
         self.state = step.load(self.state)
         self._graphs.give_back(self._borrowed)
         self._borrowed[:] = [step]
-        self._is_resident = True
-        more = len(self.state.memory_mask) - len(self._parents)
-        self._parents = np.pad(self._parents, ((0, more), (0, 0)))
-        return True
+        self._is_inside = True
+        num_free = len(self.state.memory_mask) - len(self._parents)
+        self._parents = np.pad(self._parents, ((0, num_free), (0, 0)))
 
     def _move_out(self) -> None:
         """Keep live hypotheses alone, in tensors of the state's own."""
@@ -826,7 +829,7 @@ class GraphedDecoder(TorchDecoder):
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Drop all hypotheses but these rows."""
-        self._is_resident = False
+        self._is_inside = False
         super().reorder(rows)
         self._live = np.arange(len(rows))
         self._parents = _identity_parents(self.state)
