@@ -29,6 +29,9 @@ BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
 TRIAL_PART = 4
 """The memory of a batch is estimated from trials of at most a fourth of its pairs."""
+NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
+"""Parts of PyTorch's plain errors for too little memory: on a CPU, and on a GPU where
+CUDA or its libraries allocate it."""
 SAFE_SHARE = 0.8
 """Share of free memory to use, because memory is not exactly proportional to pairs."""
 
@@ -227,8 +230,8 @@ def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
 def _out_of_memory_suppressed() -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        pass
     except RuntimeError as error:
-        # On a CPU, PyTorch raises a plain RuntimeError.
-        is_gpu = isinstance(error, torch.OutOfMemoryError)
-        if not is_gpu and "can't allocate memory" not in str(error):
+        if not any(part in str(error) for part in NO_MEMORY):
             raise

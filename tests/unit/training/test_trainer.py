@@ -664,7 +664,11 @@ def test_two_passes_without_dropout_train_as_one(make_trainer):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def refuse_more_than(positions: int, monkeypatch) -> list[int]:
+def refuse_more_than(
+    positions: int,
+    monkeypatch,
+    error: str = "DefaultCPUAllocator: can't allocate memory",
+) -> list[int]:
     """Make larger batches run out of memory, and record the sizes that are tried."""
     tried = []
     forward = BatchLoss.forward
@@ -672,7 +676,7 @@ def refuse_more_than(positions: int, monkeypatch) -> list[int]:
     def limited(self: BatchLoss, batch):
         tried.append(batch.source.numel() + batch.target_in.numel())
         if tried[-1] > positions:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            raise RuntimeError(error)
         return forward(self, batch)
 
     monkeypatch.setattr(BatchLoss, "forward", limited)
@@ -692,6 +696,26 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
     reports = run(trainer)
     assert max(tried) <= positions
     assert [r.loss for r in reports] == pytest.approx([r.loss for r in expected])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_memory_that_a_gpus_libraries_lack_cuts_batches(
+    make_trainer, monkeypatch, error: str
+):
+    refuse_more_than(50, monkeypatch, error)
+    assert make_trainer().find_micro_batch().max_positions <= 50
+
+
+def test_another_error_in_a_trial_is_raised(make_trainer, monkeypatch):
+    refuse_more_than(50, monkeypatch, "CUDA error: an illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal"):
+        make_trainer().find_micro_batch()
 
 
 class SmallerElsewhere(Processes):
