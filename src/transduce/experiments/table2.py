@@ -21,9 +21,15 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.decoding.translator import load
-from transduce.errors import CheckpointError, DataError, counted, duration
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    counted,
+    duration,
+)
 from transduce.experiments.environment import Environment, recorded_environment
-from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.presets import ADAPT, RunConfig, preset
 from transduce.experiments.run_folder import RunFolder, is_run
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
@@ -173,8 +179,16 @@ class Table2:
 
 
 def training_cost(name: str) -> TrainingCost:
-    """Training cost of a preset, for pairs of `MEAN_LENGTH` sub-words per side."""
+    """Training cost of a preset, for pairs of `MEAN_LENGTH` sub-words per side.
+
+    Raises `ConfigError` if there is no such preset, or if it has no model of its own.
+    """
     run = preset(name)
+    if name == ADAPT:
+        raise ConfigError(
+            f"The cost of a preset must follow from its model, but `{ADAPT}` has the "
+            "model that a run starts from; leave it out of --presets."
+        )
     model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
     length = np.array([MEAN_LENGTH])
     by_part = None

@@ -107,6 +107,11 @@ def test_an_unknown_preset_is_an_error() -> None:
         training_cost("bsae")
 
 
+def test_a_preset_without_a_model_of_its_own_has_no_cost() -> None:
+    with pytest.raises(ConfigError, match="`adapt` has the model that a run starts"):
+        training_cost("adapt")
+
+
 def test_transformers_lead_for_german_without_ensembles() -> None:
     german = {row.model: row.bleu_en_de for row in PAPER_ROWS if row.bleu_en_de}
     assert max(german, key=german.__getitem__) == "Transformer (big)"
