@@ -264,6 +264,11 @@ class CorpusMixture:
         """Return the stage of the update that follows after `step` updates."""
         return next(each for each in self.stages if each.end is None or step < each.end)
 
+    def begins_stage(self, step: int) -> bool:
+        """Return whether the update that follows after `step` updates is a stage's
+        first."""
+        return self.stage_at(step).first_step == step
+
     def draw(self, epoch: int, stage: Stage, seed: int) -> Integer[np.ndarray, " _"]:
         """Return the indices of an epoch's pairs, corpus by corpus.
 

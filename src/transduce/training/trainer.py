@@ -571,7 +571,7 @@ class Trainer:
         """Add an update to the pairs of each corpus in this stage."""
         mixture, done = self._batcher.mixture, self.progress.step - 1
         before = self.progress.corpus_pairs
-        if mixture is None or not before or mixture.stage_at(done).first_step == done:
+        if mixture is None or not before or mixture.begins_stage(done):
             return update.corpus_pairs
         return tuple(map(add, before, update.corpus_pairs))
 
@@ -651,9 +651,7 @@ class Trainer:
     def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, report.step
-        is_by_reward = self._config.is_by_reward
-        if is_by_reward(step) and not is_by_reward(step - 1):
-            # The reward may raise the loss, which then is compared with its own start.
+        if self._begins_another_loss(step):
             before = replace(before, recent_loss=math.inf, lowest_loss=math.inf)
         recent = report.loss
         if not math.isinf(before.recent_loss):  # infinite before the first step
@@ -670,6 +668,15 @@ class Trainer:
             )
         lowest = min(before.lowest_loss, recent)
         self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
+
+    def _begins_another_loss(self, step: int) -> bool:
+        """Return whether the loss of an update is not to be compared with those before.
+
+        The reward, or the corpora of a stage, may raise it.
+        """
+        is_by_reward, mixture = self._config.is_by_reward, self._batcher.mixture
+        begins_stage = mixture is not None and mixture.begins_stage(step - 1)
+        return begins_stage or (is_by_reward(step) and not is_by_reward(step - 1))
 
     def _require_finite_weights(self) -> None:
         """Raise `DivergedError` rather than save weights that are not finite."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig, Dataset
+from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.pipeline import refinement_of
 from transduce.model.config import update_flops
@@ -50,10 +51,11 @@ def make_trainer(tiny, dataset, cpu):
         dropout=0.0,
         dtype=torch.float32,
         processes=ALONE,
+        mixture=None,
     ) -> Trainer:
         torch.manual_seed(5)
         model = Transformer(replace(tiny, num_layers=1, dropout=dropout))
-        batcher = Batcher(dataset, batching, seed=config.seed)
+        batcher = Batcher(dataset, batching, config.seed, mixture)
         return Trainer(model, batcher, config, replace(cpu, dtype=dtype), processes)
 
     return make
@@ -402,6 +404,23 @@ def test_a_steadily_rising_loss_ends_training(make_trainer):
     with pytest.raises(DivergedError, match=r"must not rise, but has risen from 3\."):
         run(trainer, on_step=spoil)
     assert len(losses) == 5
+
+
+def test_a_stage_with_harder_text_is_no_divergence(make_trainer):
+    corpora = [CorpusConfig(name=name, source=name, target=name) for name in "ab"]
+    stages = [StageConfig(steps=5, weights={"a": 1}), StageConfig(weights={"b": 1})]
+    mixture = CorpusMixture(corpora, stages, [12, 12])
+    trainer = make_trainer(replace(CONFIG, steps=12), mixture=mixture)
+    losses = []
+
+    def spoil(report: StepReport) -> None:
+        losses.append(report.loss)
+        if report.step == 5:
+            hopeless(trainer)
+
+    run(trainer, on_step=spoil)
+    assert min(losses[5:]) > max(losses[:5]) + 1
+    assert len(losses) == 12
 
 
 def test_one_high_loss_is_no_divergence(make_trainer):
