@@ -339,6 +339,34 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_not_restarted(
     assert (aside / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("steps", [None, STEPS + 5])
+def test_a_run_whose_checkpoints_were_removed_is_not_restarted(
+    uninterrupted: Path, tmp_path: Path, steps: int | None
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="must hold the run's newest checkpoint"):
+        resume(run, CPU, SendsSignal(), steps=steps)
+    for name in ("log.jsonl", "config.json"):
+        assert (run / name).read_text() == (uninterrupted / name).read_text()
+    assert_same_weights(run, uninterrupted)
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_restarted(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    for name in ("checkpoints", "averaged"):
+        shutil.rmtree(run / name)
+    log = (run / "log.jsonl").read_text()
+    before, saved = log.partition('{"kind": "saved", "step": 5}\n')[:2]
+    (run / "log.jsonl").write_text(before + saved)
+    resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+
+
 def test_a_checkpoint_of_another_version_is_not_changed(
     files: CorpusFiles, tmp_path: Path
 ) -> None:

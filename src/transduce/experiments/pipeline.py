@@ -72,6 +72,7 @@ from transduce.experiments.run_folder import (
     FINAL,
     FINAL_DEV_SET,
     PICTURE,
+    SAVED,
     START,
     START_MODEL,
     WENT_BACK,
@@ -371,7 +372,7 @@ def resume(
 
     With `steps` its number of updates is changed, also that of a finished run. Raises
     `ConfigError` if the run was started in another precision, or if it has made more
-    updates.
+    updates, and `CheckpointError` if no checkpoint can be used.
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
@@ -379,6 +380,7 @@ def resume(
         require_types(replace(config.training, steps=steps), "training.")
         steps = int(steps)  # it may be NumPy's
     with _locked(folder, processes):
+        folder.require_checkpoints()
         if steps is not None:
             processes.barrier()  # until all have read the record that may change
             if processes.is_first and steps != config.training.steps:
@@ -1121,7 +1123,7 @@ class RunCheckpoints:
         """Save a checkpoint of the schedule, and remove those no longer needed."""
         # Log first. A crash in between leaves a line without its checkpoint, which
         # resuming drops; the other order could leave a checkpoint missing in the log.
-        self._folder.log("saved", step=checkpoint.step)
+        self._folder.log(SAVED, step=checkpoint.step)
         save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
         self.drop_old()
 
@@ -1148,7 +1150,7 @@ class RunCheckpoints:
         logged = {
             self._folder.checkpoint(entry["step"])
             for entry in self._folder.read_log()
-            if entry["kind"] == "saved"
+            if entry["kind"] == SAVED
         }
         saved = sorted(logged.union(self._folder.checkpoints()))
         return last_of_phase(saved, self._config)

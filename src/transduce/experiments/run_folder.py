@@ -62,6 +62,7 @@ from transduce.model_folder import (
     CHECKPOINTS,
     STOPPED,
     checkpoints_of,
+    newest_first,
 )
 from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE
@@ -93,6 +94,8 @@ FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
 """Kinds of log entries with the scores at the end: of the run's model on the main dev
 set and on further ones, and of the model that the run started from."""
 RESULTS = (FINAL, FINAL_DEV_SET, START_MODEL)
+SAVED = "saved"
+"""Kind of log entry of a checkpoint that is about to be saved."""
 LENGTHENED, EARLIER = "lengthened", "earlier"
 """Kind of log entry of a changed number of updates, and prefix of the kinds of the
 scores at the end before."""
@@ -282,6 +285,20 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Existing checkpoints of the schedule, oldest first."""
         return checkpoints_of(self.path)
+
+    def require_checkpoints(self) -> None:
+        """Raise `CheckpointError` if all checkpoints of the run have been removed.
+
+        The run would begin anew, and forget its log. A crash may leave the line of a
+        first checkpoint without it, but then it is the last line.
+        """
+        *before, _ = [entry["kind"] for entry in self.read_log()] or [""]
+        if SAVED in before and not newest_first(self.path):
+            raise CheckpointError(
+                f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, "
+                "from which it continues, but holds none; restore it, or start another "
+                "run from the run's model by --from."
+            )
 
     @property
     def stopped(self) -> Path:
