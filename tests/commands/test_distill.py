@@ -361,6 +361,18 @@ def test_pairs_are_written_anew_for_another_language(
     assert load_model(Path("out/student")).target_language == "de-AT"
 
 
+def test_a_teacher_within_one_language_has_a_student(
+    succeeds: Callable[..., str], trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    simplified = replace(trained_checkpoint, source_language="en", target_language="en")
+    save_model(simplified, tmp_path / "simplified")
+    options = ("--source", "mono.en", "--out", "out", *TINY, "--set", *SETTINGS)
+    succeeds("distill", "simplified", *options)
+    source, target = (Path("out", f"distilled.{each}") for each in ("source", "target"))
+    assert set(source.read_text().splitlines()) <= set(SOURCES)
+    assert len(target.read_text().splitlines()) == len(source.read_text().splitlines())
+
+
 def test_teachers_with_different_vocabularies_are_refused(
     refuses, teacher, trained_checkpoint, corpus
 ) -> None:

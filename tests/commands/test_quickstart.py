@@ -68,12 +68,12 @@ def test_every_test_sentence_has_a_combination_held_out(out: Path) -> None:
 def test_the_quickstart_shows_five_translations_a_score_and_the_next_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["quickstart", "--out", str(tmp_path / "out")])
+    main(["quickstart", "--out", str(tmp_path / "my out")])
     printed = capsys.readouterr().out
     assert printed.count("    -> ") == 5
     assert "BLEU on unseen sentences: " in printed
-    assert f"Learning curve: {tmp_path / 'out'}/run/learning_curve.png" in printed
-    assert f"| transduce translate {tmp_path / 'out'}/run" in printed
+    assert f"Learning curve: {tmp_path}/my out/run/learning_curve.png" in printed
+    assert f"| transduce translate '{tmp_path}/my out/run'" in printed
     assert "transduce train --source my.en --target my.de" in printed
 
 
@@ -87,12 +87,12 @@ def test_an_existing_folder_is_refused(command: Callable[..., Any], out: Path) -
 def test_the_quickstart_of_parsing_shows_five_trees_and_their_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "my out"
     main(["quickstart", "--task", "parsing", "--out", str(out)])
     printed = capsys.readouterr().out
     assert printed.count("\n  (TOP ") == 5
     assert "On unseen sentences: F1 = " in printed
-    assert f"| transduce parse {out}/run --pretty" in printed
+    assert f"| transduce parse '{out}/run' --pretty" in printed
     assert "transduce train --trees my.trees" in printed
     train, test = (
         set((out / "corpus" / f"{part}.trees").read_text().splitlines())
@@ -187,10 +187,19 @@ def test_a_run_on_other_text_is_not_overwritten_by_a_quickstart(
     assert (folder / "run" / "config.json").read_bytes() == before
 
 
+def test_a_quickstart_killed_while_it_writes_its_corpus_is_repeated(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".corpus.transduce-new").mkdir()
+    main(["quickstart", "--out", str(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus", "run"}
+
+
 def test_an_older_quickstart_is_replaced_by_force(out: Path, tmp_path: Path) -> None:
     folder = copied(out, tmp_path / "out")
     before = json.loads((folder / "run" / "config.json").read_text())["id"]
     (folder / "run" / "checkpoints" / "old").mkdir()
+    (folder / ".run.transduce-new").mkdir()  # as a killed process leaves it
     main(["quickstart", "--out", str(folder), "--force"])
     assert json.loads((folder / "run" / "config.json").read_text())["id"] != before
     assert not (folder / "run" / "checkpoints" / "old").exists()

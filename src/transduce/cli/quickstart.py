@@ -1,5 +1,6 @@
 """`transduce quickstart`: training, averaging and scoring on the built-in corpus."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import Literal
@@ -85,13 +86,13 @@ def _show(result: QuickstartResult, pair: Pair, out: Path, minutes: float) -> No
         console.print(f"    -> {example.translation}")
         if example.translation != example.reference:
             console.print(f"    expected: {example.reference}")
-    transduce = program()
+    transduce, run = program(), shlex.quote(str(out / "run"))
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
         f"Learning curve: {result.picture}\n"
         f"Time: {minutes:.1f} minutes\n\n"
         "Translate a sentence of your own:\n"
-        f"  echo '{SENTENCES[pair]}' | {transduce} translate {out}/run\n\n"
+        f"  echo '{SENTENCES[pair]}' | {transduce} translate {run}\n\n"
         "Train on your own two text files, line by line translations of each other:\n"
         f"  {transduce} check --source my.en --target my.{target} --preset multi30k\n"
         f"  {transduce} train --source my.en --target my.{target} --dev-source dev.en "
@@ -113,7 +114,7 @@ def _show_parses(result: ParsingResult, out: Path, minutes: float) -> None:
         f"Time: {minutes:.1f} minutes\n\n"
         "Parse a sentence of your own:\n"
         "  echo 'The old lamp fell because it was heavy.' | "
-        f"{program()} parse {out}/run --pretty\n\n"
+        f"{program()} parse {shlex.quote(str(out / 'run'))} --pretty\n\n"
         "Train on your own treebank, a tree in brackets a line:\n"
         f"  {program()} train --trees my.trees --dev-trees dev.trees \\\n"
         "    --preset parsing-small --out runs/parser\n"

@@ -563,9 +563,11 @@ def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
 
 
 def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:
-    """Return the files of the pairs, which end in their languages."""
-    source = out / f"{DISTILLED}.{languages.source or 'source'}"
-    return source, out / f"{DISTILLED}.{languages.target or 'target'}"
+    """Return the files of the pairs, which end in their languages if these differ."""
+    source, target = languages.source or "source", languages.target or "target"
+    if source == target:
+        source, target = "source", "target"
+    return out / f"{DISTILLED}.{source}", out / f"{DISTILLED}.{target}"
 
 
 def _recorded_pairs(out: Path) -> tuple[Path, ...]:

@@ -21,7 +21,13 @@ from transduce.experiments.run_folder import (
     RUN_CONFIG,
     require_replaceable_run,
 )
-from transduce.files import MADE_BY, atomic_directory, read_json, require_new_folder
+from transduce.files import (
+    LEFTOVERS,
+    MADE_BY,
+    atomic_directory,
+    read_json,
+    require_new_folder,
+)
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
 from transduce.metrics.scores import BleuScore, choose_tokenization, corpus_bleu
 from transduce.text.corpus import read_text, write_lines
@@ -169,7 +175,7 @@ def _write_trees(folder: Path) -> None:
 
 def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
     """Raise `ConfigError` if the folder holds more than a quickstart to overwrite."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (out.is_dir() and not _entries(out)):
         return
     try:
         _require_quickstart(out)
@@ -194,7 +200,7 @@ def _require_quickstart(out: Path) -> None:
             f"{out}: the output must be a folder, but is a file; choose another name "
             "by --out."
         )
-    if not set(out.iterdir()) <= {corpus, run}:
+    if not _entries(out) <= {corpus, run}:
         raise ConfigError(
             f"{out}: only a quickstart can be overwritten by another, but the folder "
             "holds something else; choose another by --out."
@@ -209,6 +215,11 @@ def _require_quickstart(out: Path) -> None:
             "remove the run yourself."
         )
     require_replaceable_run(run)
+
+
+def _entries(out: Path) -> set[Path]:
+    """Return what a folder holds, without what a killed process was writing there."""
+    return set(out.iterdir()) - set(out.glob(LEFTOVERS))
 
 
 def _is_trained_on(run: Path, corpus: Path) -> bool:
