@@ -363,15 +363,15 @@ def _text_changes(config: TextAugmentationConfig) -> str:
 
 def _forecast(start: RunStart) -> str:
     """Describe an update, and the forecast of the run's time."""
-    batching, fit = start.config.batching, start.micro_batch
+    (source, target), fit = start.update_tokens, start.micro_batch
     num_steps = start.config.training.steps - start.steps_done
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
     cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
     time_left = duration(start.seconds_left)
     time_left = time_left if time_left.startswith("less") else f"about {time_left}"
     return (
-        f"Updates: {num_steps:,} of about {batching.source_tokens:,} source and "
-        f"{batching.target_tokens:,} target tokens{among}{cut}\n"
+        f"Updates: {num_steps:,} of about {source:,} source and {target:,} target "
+        f"tokens{among}{cut}\n"
         f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory per process, {time_left}, "
         f"without checkpoints{_reservation(fit)}"
     )

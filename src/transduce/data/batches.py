@@ -481,6 +481,18 @@ class Batcher:
             float(target.sum()) / self._config.target_tokens,
         )
 
+    def update_tokens(self) -> tuple[int, int]:
+        """Return about how many source and target tokens an update has.
+
+        A corpus that is smaller than an update is one.
+        """
+        source, target = (
+            len(side.ids) + len(self.dataset)  # with the end tokens
+            for side in (self.dataset.source, self.dataset.target)
+        )
+        config = self._config
+        return min(source, config.source_tokens), min(target, config.target_tokens)
+
     def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
         """Yield all pairs once, in batches of similar lengths, to measure a loss."""
         for planned in _in_parts(np.arange(len(self.dataset))):

@@ -162,6 +162,8 @@ class RunStart:
     num_parameters: int
     hardware: Hardware
     num_processes: int
+    update_tokens: tuple[int, int]
+    """About how many source and target tokens an update has."""
     micro_batch: MicroBatchSize
     """Micro-batch that fits in memory, the same in all processes."""
     steps_done: int
@@ -176,8 +178,7 @@ class RunStart:
     @property
     def seconds_left(self) -> float:
         """Estimated seconds to the end of the run, without its checkpoints."""
-        batching = self.config.batching
-        positions = batching.source_tokens + batching.target_tokens
+        positions = sum(self.update_tokens)
         training = self.config.training
         num_steps = training.steps - self.steps_done
         by_reward = min(training.reward_steps or 0, num_steps)
@@ -612,6 +613,7 @@ class _Run:
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
+            update_tokens=trainer.update_tokens(),
             micro_batch=self._micro_batch(trainer),
             steps_done=trainer.progress.step,
             origin=self._folder.start.get("path"),

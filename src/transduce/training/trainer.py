@@ -278,6 +278,10 @@ class Trainer:
         most = MAX_REWARD_BATCHES * batch_with_samples
         return max(int(min(REWARD_SHARE * fitting, most)), 1)
 
+    def update_tokens(self) -> tuple[int, int]:
+        """Return about how many source and target tokens an update has."""
+        return self._batcher.update_tokens()
+
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""
         return compile_layers(

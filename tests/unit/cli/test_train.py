@@ -27,6 +27,7 @@ START = RunStart(
     num_parameters=63_100_000,
     hardware=Hardware(device=torch.device("cpu"), dtype=torch.float32),
     num_processes=1,
+    update_tokens=(25_000, 25_000),
     micro_batch=MicroBatchSize(
         max_positions=2_000, was_cut=False, seconds=0.001, peak_bytes=3_250_000_000
     ),

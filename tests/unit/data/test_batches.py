@@ -291,6 +291,15 @@ def test_another_epoch_has_other_batches(make_batcher):
     assert first != second
 
 
+def test_an_update_has_no_more_tokens_than_its_corpus(make_dataset):
+    dataset = make_dataset([([5] * 2, [6]), ([5] * 3, [6])])
+    [update] = Batcher(dataset, BatchingConfig(), seed=1).epoch(0)
+    tokens = update.num_source_tokens, update.num_target_tokens
+    assert Batcher(dataset, BatchingConfig(), seed=1).update_tokens() == tokens
+    small = BatchingConfig(source_tokens=4, target_tokens=3)
+    assert Batcher(dataset, small, seed=1).update_tokens() == (4, 3)
+
+
 def test_an_update_counts_its_tokens_and_positions(make_batcher):
     batcher = make_batcher()
     update = next(batcher.epoch(0))

@@ -932,7 +932,6 @@ def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
 
 
 def test_the_forecast_includes_the_samples_of_updates_by_reward() -> None:
-    batching = replace(TINY.batching, source_tokens=60, target_tokens=40)
     training = replace(TINY.training, steps=10, reward="gleu", reward_steps=4)
     fitting = MicroBatchSize(max_positions=9, was_cut=False, seconds=0.5, peak_bytes=0)
 
@@ -943,12 +942,13 @@ def test_the_forecast_includes_the_samples_of_updates_by_reward() -> None:
             num_parameters=1,
             hardware=CPU,
             num_processes=2,
+            update_tokens=(60, 40),
             micro_batch=fitting,
             steps_done=steps_done,
         )
         return start.seconds_left / (0.5 * 100 / 2)
 
-    config = replace(TINY, batching=batching, training=training)
+    config = replace(TINY, training=training)
     assert seconds(0, config) == 10 + 4 * 15
     assert seconds(8, config) == 2 + 2 * 15
     # The trial had two passes over a batch, of which updates by reward have one.
