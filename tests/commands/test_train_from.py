@@ -62,6 +62,17 @@ def test_a_run_or_a_model_of_it_is_trained_further(
     assert settings_of(new).training.patience is None  # as there is no dev corpus
 
 
+def test_the_toml_file_of_the_preset_adapt_changes_nothing(
+    succeeds: Callable[..., str], run: Path, options, tmp_path: Path
+) -> None:
+    file = tmp_path / "adapt.toml"
+    file.write_text(succeeds("settings", "adapt", "--toml"), encoding="utf-8")
+    succeeds("train", "--from", run, *options)
+    plain = settings_of(options[-1])
+    succeeds("train", "--from", run, "--config", file, "--force", *options)
+    assert settings_of(options[-1]) == plain
+
+
 def test_an_imported_model_is_trained_further(
     succeeds: Callable[..., str], marian_folder: Path, options, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.options import LEFT_TO_DATA
 from transduce.cli.terminal import print_json, table_console
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import ADAPT, FROM_MODEL, RunConfig
 from transduce.experiments.presets import preset as preset_named
 
 KINDS = {
@@ -300,9 +300,17 @@ def as_toml(value: object) -> str:
 
 
 def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]:
-    """TOML file with all settings; those that are none are commented out."""
+    """TOML file with all settings; those that are none are commented out.
+
+    So are those of the preset `adapt` that follow from the model to start from.
+    """
     option = f" --preset {preset}" if preset else ""
+    follows: tuple[str, ...] = ()
+    if preset == ADAPT:
+        option, follows = f" --from MODEL{option}", FROM_MODEL
     yield from _comment(f"Settings for: transduce train{option} --config FILE ...")
+    if follows:
+        yield from _comment(f"As in the model: {', '.join(follows)}.")
     for table in tables:
         yield ""
         yield from _comment(table.meaning)
@@ -310,8 +318,8 @@ def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]
         for setting in table.settings:
             yield from _comment(_entry(setting)[1])
             name = setting.name.removeprefix(f"{table.name}.")
-            unset = "# " if setting.value is None else ""
-            yield f"{unset}{name} = {as_toml(setting.value)}"
+            is_unset = setting.value is None or {table.name, setting.name} & {*follows}
+            yield f"{'# ' if is_unset else ''}{name} = {as_toml(setting.value)}"
     for table in repeated_tables():
         yield ""
         yield from _comment(table.meaning)

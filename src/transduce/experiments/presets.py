@@ -732,6 +732,10 @@ MAX_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
 ADAPT = "adapt"
 """Preset of a run from a trained model, whose sizes are the model's."""
+FROM_MODEL = (
+    *("tokenizer", "model", "search", "treebank.style", "training.learning_rate"),
+)
+"""Tables and settings in which a run of `ADAPT` follows the model it starts from."""
 FOR_BOTH = ("tiny", ADAPT)
 """Presets for translation and parsing."""
 
