@@ -224,10 +224,10 @@ class TestStopping:
         tmp_path: Path,
     ) -> None:
         out = tmp_path / "my run"
-        message = refuses(*TINY, *corpus_options, "--out", out)
+        message = refuses(*TINY, *corpus_options, "--out", out, "--tensorboard")
         assert message == (
-            "Training was stopped after step 3 of 20, and is saved. "
-            f"Continue with: transduce train --out '{out}' --resume --device cpu"
+            "Training was stopped after step 3 of 20, and is saved. Continue with: "
+            f"transduce train --out '{out}' --resume --device cpu --tensorboard"
         )
         stop_at_step_3.undo()
         text = succeeds(*shlex.split(message.partition("transduce ")[2]))

@@ -216,7 +216,7 @@ def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
 
 @contextmanager
 def naming_resume_command(
-    out: Path, device: str = "auto", devices: int = 1
+    out: Path, device: str = "auto", devices: int = 1, *, tensorboard: bool = False
 ) -> Iterator[None]:
     """Add the command that resumes a run to the error that interrupted it."""
     command = ["transduce", "train", "--out", str(out), "--resume"]
@@ -224,6 +224,8 @@ def naming_resume_command(
         command += ["--device", device]
     if devices != 1:
         command += ["--devices", str(devices)]
+    if tensorboard:
+        command += ["--tensorboard"]
     how = f"Continue with: {shlex.join(command)}"
     try:
         yield

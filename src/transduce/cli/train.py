@@ -571,7 +571,7 @@ def train(
     _require_start_options(preset, from_, keep=keep_optimizer, resume=resume)
     if devices != 1 and not is_distributed():
         given = locals()
-        with naming_resume_command(out, device, devices):
+        with naming_resume_command(out, device, devices, tensorboard=tensorboard):
             sys.exit(run_processes(command_of(given), devices))
     end_with_launcher()
     files = run_files(
@@ -598,7 +598,7 @@ def train(
     steps = _steps_of_resumed(out, run, files, config, settings) if resume else None
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
-        naming_resume_command(out, device, devices),
+        naming_resume_command(out, device, devices, tensorboard=tensorboard),
         process_group(hardware.device) as processes,
         TrainingDisplay() as display,
         errors_printed_once(processes, devices),
