@@ -302,7 +302,7 @@ def as_toml(value: object) -> str:
 def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]:
     """TOML file with all settings; those that are none are commented out.
 
-    So are those of the preset `adapt` that follow from the model to start from.
+    In the preset `adapt`, those that follow from the model to start from are, too.
     """
     option = f" --preset {preset}" if preset else ""
     follows: tuple[str, ...] = ()
