@@ -1,6 +1,7 @@
 """Queue that combines requests of many callers into batches for one model."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from transduce.errors import (
     BusyError,
     ConfigError,
     OverdueError,
+    RequestError,
     TimeLimitError,
     TooLongError,
     counted,
@@ -193,7 +195,8 @@ class RequestQueue:
     it, so that one with many sentences does not block the others. A cancelled sentence
     leaves the queue at once; if the model is searching for it, the search ends between
     two steps. A caller gets its answer or an error within the timeout, even if the
-    model hangs.
+    model hangs. A fork of the process needs a queue of its own, as threads do not
+    survive a fork.
     """
 
     def __init__(
@@ -210,6 +213,7 @@ class RequestQueue:
         self._num_waiting = 0
         self._running: _Running | None = None
         self._is_closed = False
+        self._process = os.getpid()
         self._worker = threading.Thread(target=self._work, name="model", daemon=True)
         self._watch = threading.Thread(target=self._expire, name="watch", daemon=True)
         self._worker.start()
@@ -248,9 +252,9 @@ class RequestQueue:
         A tag is one of `Translator.with_tag`. By default, the search is the model's own
         and the deadline that of a new request. Raises `BusyError` if too many sentences
         wait, `TooLongError` if these alone are too many, `RequestError` if the model is
-        a parser or `sentences` is a string. A future raises `OverdueError` if its
-        sentence was not started in time, and `TimeLimitError` if it was started, but
-        took too long.
+        a parser, `sentences` is a string, or this process is a fork. A future raises
+        `OverdueError` if its sentence was not started in time, and `TimeLimitError` if
+        it was started, but took too long.
         """
         require_translation(self.translator)
         task = _Translate(search or self.translator.search, tag)
@@ -346,6 +350,7 @@ class RequestQueue:
         self, slices: Callable[[], Iterator[Result]], deadline: Deadline | None = None
     ) -> list[Result]:
         """Run work slice by slice, with turns of other requests in between."""
+        self._require_own_process()
         request = _Slices(slices=slices, deadline=deadline or self.deadline())
         with self._changed:
             self._require_open()
@@ -361,6 +366,8 @@ class RequestQueue:
 
     def close(self) -> None:
         """Accept no more requests, and finish the accepted ones."""
+        if os.getpid() != self._process:
+            return  # the requests are another process's
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -371,6 +378,7 @@ class RequestQueue:
         self, sentences: Sequence[str], task: _Task[Found], deadline: Deadline | None
     ) -> list[Future[Found]]:
         require_lists(sentences)
+        self._require_own_process()
         waiting: dict[Future[Any], str] = {Future(): each for each in sentences}
         futures = list(waiting)
         request = _Sentences(
@@ -386,6 +394,14 @@ class RequestQueue:
         for future in futures:
             future.add_done_callback(lambda done: self._remove_sentence(request, done))
         return futures
+
+    def _require_own_process(self) -> None:
+        """Raise `RequestError` in a fork, which may have inherited a held lock."""
+        if os.getpid() != self._process:
+            raise RequestError(
+                "A queue must be used in the process that made it, but this is a fork "
+                "of that process; make a queue after the fork."
+            )
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -195,6 +196,21 @@ def test_closing_finishes_accepted_sentences(translator: Translator) -> None:
     assert all(future.done() for future in futures)
     with pytest.raises(OverdueError, match="is shutting down"):
         queue.submit(["one"])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_fork_is_told_to_make_its_own_queue(queue: RequestQueue) -> None:
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            queue.submit(["one"])
+        except RequestError as error:
+            code = 0 if "make a queue after the fork" in str(error) else 2
+        finally:
+            queue.close()
+            os._exit(code)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert queue.translate_sync(["one"])
 
 
 def test_other_work_waits_its_turn_in_a_bounded_queue(
