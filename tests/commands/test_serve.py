@@ -93,6 +93,26 @@ def test_a_signal_ends_the_server_after_its_last_response(
     assert (code, errors) == (0, "")
 
 
+def test_a_second_interrupt_ends_the_server_at_once(serving: Served) -> None:
+    port = int(serving.address.rpartition(":")[2])
+    kind = "Content-Type: application/x-www-form-urlencoded"
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        # The body does not come, so that the server would wait for it.
+        client.sendall(f"{head}Content-Length: 9\r\n\r\n".encode())
+        serving.translate("one")  # by now it has read the head
+        serving.process.send_signal(signal.SIGINT)
+        wait_until(lambda: not is_open(port))
+        code, errors = serving.stop(signal.SIGINT)
+    assert (code, errors) == (2, "transduce: Interrupted.\n")
+
+
+def is_open(port: int) -> bool:
+    """Return whether a server listens at a port of this machine."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def waiting_sentences(serving: Served) -> float:
     with urllib.request.urlopen(f"{serving.address}/metrics") as answer:
         for line in answer.read().decode().splitlines():

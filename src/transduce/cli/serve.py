@@ -50,7 +50,8 @@ def serve(
 
     LibreTranslate clients work unchanged. The interface is documented at /docs.
 
-    Ctrl-C or SIGTERM stops the server after it has finished accepted requests.
+    Ctrl-C or SIGTERM stops the server after it has finished accepted requests, a second
+    Ctrl-C at once.
 
     For example:
 

@@ -28,6 +28,7 @@ from html import escape
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -379,8 +380,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Server:
-    """Uvicorn server of the app, with limits on connections."""
+class Server(uvicorn.Server):
+    """Uvicorn's server, which a second Ctrl-C ends without tracebacks."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            # The tasks that it cancels would be logged as failures.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def http_server(app: FastAPI, config: ServerConfig | None = None) -> Server:
+    """Server of the app, with limits on connections."""
     config = config or ServerConfig()
     connections, backlog = within_open_files(config.connections)
     protocol = partial(Connection, shared=OpenConnections(connections, backlog))
@@ -399,7 +410,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
         forwarded_allow_ips=_with_mapped(config.trusted_proxies),
         timeout_graceful_shutdown=math.ceil(config.answer_within_s + GRACE_S),
     )
-    return uvicorn.Server(settings)
+    return Server(settings)
 
 
 def _with_mapped(proxies: Sequence[str]) -> list[str]:
@@ -418,14 +429,23 @@ def _with_mapped(proxies: Sequence[str]) -> list[str]:
 def serve(
     app: FastAPI, listener: socket.socket, config: ServerConfig | None = None
 ) -> None:
-    """Serve until Ctrl-C, SIGTERM or a hangup, then finish the running requests."""
+    """Serve until Ctrl-C, SIGTERM or a hangup, then finish the running requests.
+
+    A second Ctrl-C ends the server at once, by `KeyboardInterrupt`.
+    """
     server = http_server(app, config)
-    # The server raises the signal again when it is done; that is not a failure.
+
+    # Uvicorn raises its signals again when it is done; that is not a failure.
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
     with stop_on_signal():
         if threading.current_thread() is threading.main_thread():
-            for number in terminations():
-                signal.signal(number, server.handle_exit)
+            for number in (signal.SIGINT, *terminations()):
+                signal.signal(number, stop)
         server.run(sockets=[listener])
+    if server.force_exit:
+        raise KeyboardInterrupt
 
 
 def within_open_files(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
