@@ -231,7 +231,7 @@ def pair_up(
     """Yield each source with its prefix; raise `RequestError` where one is missing."""
     if prefixes is None:
         for number, source in enumerate(sources, start=1):
-            _require_text(source, number)
+            require_text(source, number)
             yield source, ""
         return
     for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
@@ -241,12 +241,13 @@ def pair_up(
                 f"{'sources' if source is None else 'prefixes'} end before number "
                 f"{number:,}."
             )
-        _require_text(source, number)
-        _require_text(prefix, number)
+        require_text(source, number)
+        require_text(prefix, number)
         yield source, prefix
 
 
-def _require_text(sentence: object, number: int) -> None:
+def require_text(sentence: object, number: int) -> None:
+    """Raise `RequestError` for a sentence, by its number, that is no string."""
     if not isinstance(sentence, str):
         raise RequestError(
             f"A sentence must be a string, but number {number:,} is "

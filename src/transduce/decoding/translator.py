@@ -63,6 +63,7 @@ from transduce.decoding.translations import (
     replaced_texts,
     require_lists,
     require_strings,
+    require_text,
     with_best,
 )
 from transduce.errors import (
@@ -555,6 +556,9 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
+        for each in (sources, targets):
+            for number, text in enumerate(each, start=1):
+                require_text(text, number)
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(

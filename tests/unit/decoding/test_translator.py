@@ -196,8 +196,13 @@ def test_a_value_that_is_no_string_is_named(
     translator: Translator, unchecked_types: None
 ) -> None:
     for sources in (["one", None], ["one", 2]):
-        with pytest.raises(RequestError, match="must be a string, but number 2 is"):
-            translator.translate(sources)
+        for call in (
+            lambda sources=sources: translator.translate(sources),
+            lambda sources=sources: translator.score(sources, ["eins", "zwei"]),
+            lambda sources=sources: translator.score(["eins", "zwei"], sources),
+        ):
+            with pytest.raises(RequestError, match="must be a string, but number 2 is"):
+                call()
 
 
 def test_a_translator_and_its_translations_have_a_repr_of_one_line(
