@@ -202,6 +202,7 @@ def prepare_model(
         native_linear = _native_linear("fp32")
         if native_linear is not None:
             return _with_linear(model.float(), native_linear)
+    # Before the model is converted, so that joint weights are rounded only once.
     step, graphs = FusedStep(model, plain_linear, dtype), None
     if device.type == "cuda":
         max_idle_bytes = torch.cuda.mem_get_info(device)[1] * IDLE_SHARE
@@ -411,21 +412,9 @@ def find_by_torch(
     restrictions: Restrictions | None = None,
 ) -> Candidates:
     """Find the likeliest continuations, as `search.find_candidates` does."""
-    logits = torch.as_tensor(logits)
-    is_plain = (
-        restrictions is None and forced is None and not isinstance(excluded, np.ndarray)
+    values, tokens = _likeliest(
+        torch.as_tensor(logits), count, excluded, forced, restrictions
     )
-    if is_plain and has_top_k(logits, count):
-        values, tokens = top_k_on_gpu(logits, count, tuple(excluded))
-    else:
-        # `log_softmax` takes half the time of subtracting `logsumexp`.
-        log_probs = logits.float().log_softmax(dim=-1)
-        is_nan = _numpy(log_probs[..., 0].isnan())  # then the whole row is NaN
-        if restrictions is not None:
-            _restrict(log_probs, restrictions, forced)
-        _exclude(log_probs, excluded, forced)
-        values, tokens = map(_numpy, _largest(log_probs, count))
-        values[is_nan] = math.nan
     # Few numbers are left, for which numpy is faster.
     after = values + log_probabilities[..., None]
     ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
@@ -436,6 +425,36 @@ def find_by_torch(
         _padded(chosen // values.shape[-1], count, 0),
         _padded(_flat(tokens)[sentences, chosen], count, 0),
     )
+
+
+def _likeliest(
+    logits: Float[Tensor, "sentences group vocab"],
+    count: int,
+    excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
+    forced: Int64[np.ndarray, " sentences"] | None,
+    restrictions: Restrictions | None,
+) -> tuple[
+    Float32[np.ndarray, "sentences group found"],
+    Int64[np.ndarray, "sentences group found"],
+]:
+    """Return log-probabilities and tokens of the likeliest tokens of each row.
+
+    All log-probabilities of a row with NaN are NaN.
+    """
+    is_plain = (
+        restrictions is None and forced is None and not isinstance(excluded, np.ndarray)
+    )
+    if is_plain and has_top_k(logits, count):
+        return top_k_on_gpu(logits, count, tuple(excluded))
+    # `log_softmax` takes half the time of subtracting `logsumexp`.
+    log_probs = logits.float().log_softmax(dim=-1)
+    is_nan = _numpy(log_probs[..., 0].isnan())  # then the whole row is NaN
+    if restrictions is not None:
+        _restrict(log_probs, restrictions, forced)
+    _exclude(log_probs, excluded, forced)
+    values, tokens = map(_numpy, _largest(log_probs, count))
+    values[is_nan] = math.nan
+    return values, tokens
 
 
 def has_top_k(logits: Float[Tensor, "sentences group vocab"], count: int) -> bool:
