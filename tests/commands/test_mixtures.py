@@ -477,6 +477,7 @@ def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_
 
 def test_each_of_several_processes_has_the_given_options():
     options = {
+        "out": Path("--new"),
         "from_": Path("old"),
         "replay_share": 0.0,
         "devices": 2,
@@ -488,7 +489,7 @@ def test_each_of_several_processes_has_the_given_options():
     }
     assert command_of(options) == [
         *(*PYTHON, "-m", "transduce", "train"),
-        *("--from", "old", "--replay-share", "0.0", "--devices", "2"),
+        *("--out=--new", "--from=old", "--replay-share=0.0", "--devices=2"),
         *("--resume", "--set", "a=1", "b=2"),
     ]
 

@@ -725,13 +725,14 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
     """Return the command line of `transduce train` with these options."""
     command = [*PYTHON, "-m", "transduce", "train"]
     for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
+        option = f"--{name.strip('_').replace('_', '-')}"
         if value is True:
-            command.append(f"--{name.replace('_', '-')}")
-        elif value is not None and value is not False and value != ():
-            option = f"--{name.strip('_').replace('_', '-')}"
+            command.append(option)
+        elif isinstance(value, tuple):
             option = "--set" if name == "settings" else option
-            command += [option, *map(str, values)]
+            command += [option, *map(str, value)] if value else []
+        elif value is not None and value is not False:
+            command.append(f"{option}={value}")  # it may begin with dashes
     return command
 
 
