@@ -1,5 +1,6 @@
 """The page in a browser."""
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -164,6 +165,44 @@ def test_the_direction_is_swapped(page: Page) -> None:
     expect(page.locator("#source")).to_have_value(before or "")
 
 
+def test_texts_name_their_languages(page: Page) -> None:
+    languages = {"#source": "en", "#target": "de"}
+    for place, language in languages.items():
+        expect(page.locator(place)).to_have_attribute("lang", language)
+    page.select_option("#model", "de-en")
+    expect(page.locator("#source")).to_have_attribute("lang", "de")
+    expect(page.locator("#target")).to_have_attribute("lang", "en")
+
+
+def test_text_from_right_to_left_has_its_direction(page: Page) -> None:
+    arabic = "كلب (قط)."
+    line = {"source": arabic, "translation": arabic, "score": -1.0, "alternatives": []}
+    maps = {"queries": ["a"], "keys": ["b"], "weights": [[[[1.0]]]]}
+    lines = json.dumps(line) + "\n"
+    page.route("**/v1/translate", lambda route: route.fulfill(body=lines))
+    page.route("**/v1/attention", lambda route: route.fulfill(json=maps))
+    page.fill("#source", arabic)
+    expect(page.locator("#alternatives")).to_contain_text(arabic)
+    for place in ("#source", "#target", "#sentence-source", "#alternatives bdi"):
+        expect(page.locator(place)).to_have_css("direction", "rtl")
+
+
+def test_models_of_the_same_languages_have_different_labels(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    models = [served(trained_checkpoint, name) for name in ("en-de", "de-en", "mine")]
+    models[2] = replace(models[2], source="en", target="de")
+    with running(models) as server:
+        for page in watched(browser, server):
+            expect(page.locator("#model option")).to_have_text(
+                [
+                    "English → German (en-de)",
+                    "German → English",
+                    "English → German (mine)",
+                ]
+            )
+
+
 @pytest.fixture
 def multilingual(
     browser: Browser, tagged_checkpoint: Checkpoint
@@ -253,6 +292,15 @@ def test_an_empty_text_clears_the_translation(page: Page) -> None:
     page.fill("#source", " ")
     expect(page.locator("#target")).to_be_empty()
     expect(page.locator("#sentence")).to_be_hidden()
+
+
+def test_nothing_is_drawn_where_no_text_is(page: Page) -> None:
+    page.fill("#source", "one")
+    expect(page.locator("#attention .word").first).to_be_visible()
+    page.fill("#source", " ")
+    expect(page.locator("#sentence")).to_be_hidden()
+    page.set_viewport_size({"width": 800, "height": 800})  # drawing would log errors
+    page.evaluate("new Promise(requestAnimationFrame)")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -156,7 +156,12 @@ function finish(nodes, first) {
   if (nodes.length && !target.textContent.trim()) showStatus("The result is empty.");
   showError("");
   document.getElementById("sentence").hidden = first === null;
-  if (first) look(...first);
+  if (first) {
+    look(...first);
+    return;
+  }
+  looking?.abort();
+  attention = null; // a hidden place has no width to draw in
 }
 
 // What is known of one sentence: its tree or other translations, and attention.
@@ -207,10 +212,13 @@ function showTree(piece) {
 
 function alternativeItem({ text, score }) {
   const item = document.createElement("li");
+  const result = document.createElement("bdi"); // the score stays behind Arabic, too
+  result.textContent = text;
+  result.lang = target.lang;
   const shown = document.createElement("span");
   shown.className = "score";
   shown.textContent = score.toFixed(2);
-  item.append(text, shown);
+  item.append(result, shown);
   return item;
 }
 
@@ -267,8 +275,17 @@ function modelChosen() {
 function languageChosen() {
   offerTags();
   swap.hidden = opposite() === undefined;
+  nameLanguages();
   document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
   work();
+}
+
+// For the right fonts and voices. A placeholder for a language is its own name.
+function nameLanguages() {
+  const { source: from, source_name: name, targets, target_names: names } = chosenModel();
+  const into = chosenTarget();
+  source.lang = document.getElementById("sentence-source").lang = name === from ? "" : from;
+  target.lang = names[targets.indexOf(into)] === into ? "" : into;
 }
 
 function swapDirection() {
@@ -303,12 +320,15 @@ async function start() {
     explain(problem);
     return;
   }
-  model.replaceChildren(...models.map((each) => {
+  const labels = models.map((each) => {
     const several = each.targets.length > 1 ? `${each.targets.length} languages` : "";
     const languages = `${each.source_name} → ${several || each.target_name}`;
-    if (each.task === "parse") return new Option(`${languages} (${each.name})`, each.name);
-    return new Option(each.source_name === each.source ? each.name : languages, each.name);
-  }));
+    if (each.task === "parse") return `${languages} (${each.name})`;
+    return each.source_name === each.source ? each.name : languages;
+  });
+  const isOnly = (label) => labels.indexOf(label) === labels.lastIndexOf(label);
+  model.replaceChildren(...models.map(({ name }, i) =>
+    new Option(isOnly(labels[i]) ? labels[i] : `${labels[i]} (${name})`, name)));
   modelChosen();
 }
 
