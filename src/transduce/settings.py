@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,13 +148,15 @@ def apply_mapping(
 
 
 def require_types(config: object, prefix: str = "") -> None:
-    """Raise `ConfigError` if a dataclass field holds a value of another type."""
+    """Raise `ConfigError` if a dataclass field holds a value of another type.
+
+    NumPy's numbers become Python's, as JSON files have no others.
+    """
     kind: Any = type(config)
     for name, expected in _type_hints(kind).items():
-        value = getattr(config, name)
-        if isinstance(value, Integral) and not isinstance(value, bool):
-            value = int(value)  # NumPy integers
+        value = _without_numpy(getattr(config, name))
         _checked(f"{prefix}{name}", value, expected, where="")
+        object.__setattr__(config, name, value)  # the dataclasses are frozen
 
 
 @cache
@@ -178,6 +180,7 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
 
     The first option of a union that fits is taken.
     """
+    value = _without_numpy(value)
     options = typing.get_args(expected) if _is_union(expected) else (expected,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
@@ -192,6 +195,13 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
     raise ConfigError(
         f"{where}`{key}` must be {_describe(options)}, but is {shown(value)}."
     )
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a NumPy number as Python's int or float, and anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _choice(value: Any, choices: Sequence[str]) -> str | None:

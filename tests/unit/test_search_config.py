@@ -1,9 +1,11 @@
 """Settings of a call override a model's own search."""
 
+import json
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transduce.errors import ConfigError, TransduceWarning
@@ -142,3 +144,10 @@ def test_a_greedy_search_accepts_default_settings(
 ) -> None:
     config, _ = OWN.changed({"beam_size": 1, **settings})
     assert config == OWN.greedy()
+
+
+def test_a_search_of_numpys_numbers_can_be_written_as_json() -> None:
+    size, penalty = np.int64(3), np.float32(0.5)
+    config = SearchConfig(beam_size=size, length_penalty=penalty)  # type: ignore[arg-type]
+    written = json.loads(json.dumps(asdict(config)))
+    assert (written["beam_size"], written["length_penalty"]) == (3, 0.5)

@@ -3,6 +3,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from transduce.errors import ConfigError
@@ -241,3 +242,16 @@ def test_settings_that_depend_on_each_other_can_be_given_in_any_order() -> None:
 def test_a_bare_none_is_a_choice_of_that_name() -> None:
     changed = apply_assignments(PRESETS["deep-att-en-de"], ["model.fast_forward=none"])
     assert changed.model.fast_forward == "none"
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    training = {"steps": np.int64(7), "learning_rate_scale": np.float32(0.5)}
+    config = apply_mapping(RunConfig(), {"training": training}, "").training
+    assert (config.steps, type(config.steps)) == (7, int)
+    scale = config.learning_rate_scale
+    assert (scale, type(scale)) == (0.5, float)
+
+
+def test_a_bool_of_numpy_is_no_number() -> None:
+    with pytest.raises(ConfigError, match="`training.steps` must be a whole number"):
+        apply_mapping(RunConfig(), {"training": {"steps": np.True_}}, "")
