@@ -687,7 +687,7 @@ def scaling(
     out: Path,
     d_k: Annotated[Numbers, Parameter(name="--d-k")] = (16, 64, 256),
     heads: int = 1,
-    steps: int = 300,
+    steps: int = 900,
     seeds: Numbers = (1,),
     source: Files = (),
     target: Files = (),
@@ -703,8 +703,8 @@ def scaling(
     First the scores of random queries and keys are measured as d_k grows: their
     variance (footnote 4), and the entropy and gradient of the softmax. Then a small
     model is trained with each kind of score and each d_k, by default on the built-in
-    corpus, in some minutes on two cores. The same command continues where it was
-    stopped, and adds widths and seeds; the report has those that the command names.
+    corpus, in some ten minutes. The same command continues where it was stopped, and
+    adds widths and seeds; the report has those that the command names.
 
     For example:
 
