@@ -68,8 +68,20 @@ AROUND_ADDRESS = "<>()[]{}\"'.,;:!?"
 """Punctuation that may stand around an address."""
 LETTERS = re.compile(r"[^\W\d_]+")
 WORDS = re.compile(r"\w+")
-WORDS_OR_LETTERS = re.compile(rf"[{UNSPACED_LETTERS}]|(?:(?![{UNSPACED_LETTERS}])\w)+")
-"""Pattern of a word, or of a letter of a script without spaces."""
+
+
+def _units(letter: str) -> str:
+    """Return the pattern of a number, a word or an address of such letters."""
+    number = rf"\d+(?:[^\w\s]\d+)*(?!{letter})"
+    return rf"{number}|(?:{letter})+(?:[./:@]+(?:{letter})+)*"
+
+
+UNITS = re.compile(_units(r"\w"))
+"""Pattern of what a loop repeats: a word, or a number or address with its marks."""
+UNSPACED_UNITS = re.compile(
+    rf"[{UNSPACED_LETTERS}]|" + _units(rf"(?:(?![{UNSPACED_LETTERS}])\w)")
+)
+"""The same in text with scripts without spaces, of which each letter is a unit."""
 ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 """Bytes that are deleted from UTF-8 to find its letters, faster than by a pattern."""
 BELOW_UNSPACED = bytes(range(0xE0))
@@ -366,9 +378,9 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
     """Phrase that a side has most often in a row, if more than `max_repeats` times.
 
     Returns the number of times and the phrase, of at most `LONGEST_PHRASE` words, or
-    letters of scripts without spaces.
+    letters of scripts without spaces. `max_repeats` is at least 1.
     """
-    pattern = WORDS_OR_LETTERS if side.unspaced_letters else WORDS
+    pattern = UNSPACED_UNITS if side.unspaced_letters else UNITS
     units = pattern.findall(side.text.casefold())
     if len(units) - len(set(units)) < max_repeats:
         return None
@@ -386,7 +398,10 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
 
 
 def _most_in_a_row(units: Sequence[str], length: int) -> tuple[int, int]:
-    """Return how often a phrase is in a row at most, and where its last one ends."""
+    """Return how often a phrase is in a row at most, and where its last one ends.
+
+    It is once, ending at 0, if no unit is repeated after `length` units.
+    """
     run = most = end = 0
     for position in range(length, len(units)):
         run = run + 1 if units[position] == units[position - length] else 0

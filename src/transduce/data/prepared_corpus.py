@@ -398,23 +398,21 @@ class _CorpusKey:
         return self._plain_encoder(tokenizer, self.dev_language)
 
     def _plain_encoder(self, tokenizer: Tokenizer, language: str | None) -> PairEncoder:
-        return PairEncoder(
-            tokenizer=tokenizer,
-            symbols=self.symbols,
-            language=_language_id(tokenizer, language if self._has_languages else None),
-        )
+        language = language if self._has_languages else None
+        return replace(encoder_of(None, tokenizer, language), symbols=self.symbols)
 
 
 def encoder_of(
-    corpus: CorpusConfig, tokenizer: Tokenizer, language: str | None
+    corpus: CorpusConfig | None, tokenizer: Tokenizer, language: str | None
 ) -> PairEncoder:
-    """Return the encoder of a corpus of a mixture, with the tags of its sources.
+    """Return the encoder of a corpus, with the tags that are put before its sources.
 
-    `ConfigError` or `RequestError` if the tokenizer lacks one.
+    The corpus is that of a mixture, or None. Raises `ConfigError` if the tokenizer
+    lacks its tag, and `RequestError` if it lacks that of the target language.
     """
     return PairEncoder(
         tokenizer=tokenizer,
-        tag=_tag_id(tokenizer, corpus),
+        tag=None if corpus is None else _tag_id(tokenizer, corpus),
         language=_language_id(tokenizer, language),
     )
 
@@ -488,7 +486,7 @@ def interleaved(
 ) -> Iterator[SentencePair]:
     """Yield the pairs of corpora of these sizes, each spread evenly among the
     others."""
-    placed = map(_placed, corpora, sizes)
+    placed = [_placed(*each) for each in zip(corpora, sizes, strict=True)]
     return (pair for _, pair in heapq.merge(*placed, key=itemgetter(0)))
 
 

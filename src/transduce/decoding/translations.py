@@ -474,8 +474,8 @@ def replaced_texts(
 
     An unknown word of the prefix is replaced by the word that the prefix has there, any
     other one by the dictionary's translation of a source word, or by the source word.
-    Without a dictionary, all are copied from the source. A word stays <unk> if each
-    replacement would complete one of `bad_words`.
+    Without a dictionary, all others are copied from the source. A word stays <unk> if
+    each replacement would complete one of `bad_words`.
     """
     phrases = [list(tokenizer.pieces(ids)) for ids in bad_words]
     dictionary = dictionary or WordDictionary(translations={})

@@ -57,6 +57,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
+from transduce.experiments.run_folder import dev_languages
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -64,6 +65,7 @@ from transduce.text.tokenizer import (
     load_tokenizer,
     require_choice,
 )
+from transduce.text.vocabulary import language_tags
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 """A pair is lopsided if one side is longer by more than this factor and by at least
@@ -252,17 +254,22 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     )
     texts = learning_texts(pairs, sum(each.characters for each in sizes))
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    plain = PairEncoder(tokenizer=tokenizer)
+    tags = language_tags(files.tags)
+    usual = config.languages.target if tags else None
     encoders = [
-        encoder_of(corpus, tokenizer, corpus.target_language)
+        encoder_of(corpus, tokenizer, corpus.target_language or usual)
         for corpus in files.corpora
     ]
+    plain = PairEncoder(tokenizer=tokenizer)
     corpora = zip(files.sides, encoders or [plain], strict=True)
     training = survey_corpora(corpora, max_length)
     dev = None
     if files.dev_source or files.dev_target:
         sides = files.dev_source, files.dev_target
-        dev = survey_corpora([(sides, plain)], max_length)
+        names = files.absolute_names()
+        language, *_ = dev_languages(config, names, has_tags=bool(tags))
+        encoder = encoder_of(None, tokenizer, language if tags else None)
+        dev = survey_corpora([(sides, encoder)], max_length)
     return CorpusReport(
         training=_split_report(training),
         dev=_split_report(dev) if dev else None,

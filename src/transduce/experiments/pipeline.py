@@ -327,7 +327,10 @@ def resolved(
     start: StartModel | None,
     encoder: PairEncoder | None,
 ) -> RunConfig:
-    """Return settings with the languages of the run; `ConfigError` if impossible."""
+    """Return settings with the languages of the run.
+
+    Raises `ConfigError` if the settings do not fit the files or the model.
+    """
     languages, model = config.languages, config.model
     if start is None:
         config = replace(config, languages=known_languages(languages, files))

@@ -422,9 +422,9 @@ class RunFolder:
         """Drop the entries that a run which continues from a step will write again.
 
         They are all later ones and, without `keep_start`, that of a start at this step:
-        a run that goes back after a divergence does not start again. Entries of going
-        back are dropped unless the learning rate `is_lowered` in the state of the step,
-        since the run ended before it saved a state with the lower rate.
+        a run that goes back after a divergence does not start again. `is_lowered` tells
+        whether the state at this step has the lowered learning rate. If not, the run
+        ended before it saved that state, and its `WENT_BACK` entry is dropped too.
         """
         kept = [
             entry

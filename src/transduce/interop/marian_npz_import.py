@@ -569,9 +569,9 @@ def _stacks(
     for stack, depth in depths.items():
         for i in range(depth):
             layer = _layer(unread, config, f"{stack}_l{i + 1}", stack == "decoder")
-            for name, weight, writes in layer:
+            for name, weight, is_output in layer:
                 # The model's width is the axis of outputs or, of a matrix, of inputs.
-                if writes:
+                if is_output:
                     permuted = weight[order]
                 else:
                     permuted = weight[:, order] if weight.dim() == 2 else weight

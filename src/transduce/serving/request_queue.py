@@ -137,7 +137,7 @@ class _Slices:
     """Other work of one caller, which runs one slice per turn."""
 
     slices: Callable[[], Iterator[Any]]
-    """Function that starts the work; each item of its result is a slice."""
+    """Function that returns an iterator; each of its items is the result of a slice."""
     deadline: Deadline
     future: Future[Any] = field(default_factory=Future)
     has_begun: bool = False

@@ -6,6 +6,7 @@ with or without a byte order mark, plain or gzip.
 """
 
 import gzip
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +20,15 @@ from transduce.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
-OTHER_MAGIC = {
-    "bzip2": b"BZh91AY&SY",
-    "xz": b"\xfd7zXZ\0",
-    "zip": b"PK\x03\x04",
-    "zstd": b"\x28\xb5\x2f\xfd",
+OTHER_FORMATS = {
+    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "zip": re.compile(rb"PK\x03\x04"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
 """Beginnings of files in other formats of compression."""
+MAGIC_BYTES = 10
+"""Length of the longest of them."""
 STANDARD_INPUT = Path("-")
 """File name that stands for standard input."""
 MAX_LINE_BYTES = 1_000_000
@@ -77,7 +80,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     try:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
-            beginning = file.peek(max(map(len, OTHER_MAGIC.values())))
+            beginning = file.peek(MAGIC_BYTES)
             _require_no_archive(beginning, path)
             is_gzip = beginning.startswith(GZIP_MAGIC)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
@@ -93,8 +96,8 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def _require_no_archive(beginning: bytes, path: Path) -> None:
     """Raise `DataError` if a file is compressed, but not by gzip."""
-    for name, magic in OTHER_MAGIC.items():
-        if beginning.startswith(magic):
+    for name, magic in OTHER_FORMATS.items():
+        if magic.match(beginning):
             raise DataError(
                 f"{path}: text must be plain or gzip, but this is {name}; decompress "
                 "it first."

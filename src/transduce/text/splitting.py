@@ -29,13 +29,16 @@ UNSPACED_STOPS = "。！？｡．"
 """Sentence ends of Chinese and Japanese, which no space follows."""
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
 """Sentence ends of other scripts, which always end a sentence."""
+STOPS = f"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]"
 STOP = re.compile(
-    rf"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]+"
+    rf"{STOPS}+"
     rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
 )
 """Pattern of marks and the closing signs after them; French has a space before ». """
-GREEK_STOP = re.compile(STOP.pattern.replace("[.", "[;.", 1))
-"""The same in Greek, whose question mark is written as a semicolon."""
+GREEK_QUESTION = rf"(?<=[\u0370-\u03ff\u1f00-\u1fff{CLOSERS}]);"
+GREEK_STOP = re.compile(STOP.pattern.replace(STOPS, f"(?:{STOPS}|{GREEK_QUESTION})", 1))
+"""The same in Greek, where a semicolon after a word is a question mark. After a number
+or a foreign word, as in citations and code, it is a semicolon."""
 LOW_QUOTED = frozenset(
     {
         "de", "lb", "cs", "sk", "sl", "hr", "sr", "bs", "mk", "bg", "et", "lt", "lv",

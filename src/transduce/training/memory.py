@@ -169,7 +169,7 @@ def _estimate(
 
     Each trial computes twice as many pairs as the one before, beginning with one, and
     shows how many bytes a position takes. A system whose memory runs out kills the
-    process, so no trial has more than a fourth of the pairs.
+    process, so no trial has more than a fourth of the pairs, or two.
     """
     # From now on gradients, and all that is allocated once, are in memory.
     _time_gradient(batch_loss, batcher, longest[:1], hardware)

@@ -66,8 +66,8 @@ REWARD_SHARE = 0.5
 """Share of the safe memory for a micro-batch with its samples, whose memory a trial
 predicts less exactly than that of a batch."""
 MAX_REWARD_BATCHES = 2
-"""Largest micro-batch with its samples, in batches whose pairs all have samples as long
-as their references. More than one, because samples can be longer."""
+"""Largest micro-batch of an update by reward, as a multiple of a full batch with all
+its samples. It is above 1 because samples can be longer than references."""
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 

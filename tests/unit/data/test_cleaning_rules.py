@@ -191,6 +191,26 @@ def test_repeated_digits_and_signs_beside_unspaced_letters_are_no_loop(text) -> 
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "It costs 1,000,000,000,000 dollars.",
+        "Set the address to 0.0.0.0 first.",
+        "Die Quote war 1-1-1-1 für über 5x5x5x5 Meter.",
+        "Siehe www.a.com/a/a/a/a für 192-000-000-000-000.",
+        "这要花10,000,000,000,000元。",
+    ],
+)
+def test_a_number_or_an_address_with_its_marks_is_no_loop(text: str) -> None:
+    assert longest_loop(SideText("target", text.encode()), max_repeats=3) is None
+
+
+def test_repeated_numbers_and_addresses_are_a_loop() -> None:
+    for unit in ("0.0.0.0", "a@b.org", "7"):
+        side = SideText("target", " ".join([unit] * 5).encode())
+        assert longest_loop(side, max_repeats=3) == (5, unit)
+
+
+@pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
         ("ha " * 8, "nein", ("loop", 'source: "ha" 8 times')),

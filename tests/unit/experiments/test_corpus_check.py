@@ -126,6 +126,22 @@ def test_the_tags_of_a_mixture_count_in_its_lengths(mixture, tmp_path):
         prepare(mixture, config.tokenizer, 5, tmp_path)
 
 
+def test_the_language_of_the_dev_corpus_counts_in_its_lengths(mixture, tmp_path):
+    languages = ("de", "fr")
+    corpora = [
+        replace(corpus, tag=None, target_language=language)
+        for corpus, language in zip(mixture.corpora, languages, strict=True)
+    ]
+    dev = (tmp_path / "dev.en", tmp_path / "dev.de")
+    for path in dev:
+        path.write_text("a b c d\n" * 5)
+    files = replace(CorpusFiles.of(corpora), dev_source=dev[:1], dev_target=dev[1:])
+    report = check_corpus(files, _at_most(TINY, 5))
+    assert report.dev is not None
+    assert report.dev.pairs.kept == 0
+    assert check_corpus(files, _at_most(TINY, 6)).dev.pairs.kept == 5
+
+
 def test_the_vocabulary_of_a_mixture_is_that_of_training(
     mixture, tmp_path, monkeypatch
 ):

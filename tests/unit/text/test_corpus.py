@@ -1,5 +1,6 @@
 """Line-aligned files: the ends of lines, and messages about malformed files."""
 
+import bz2
 import gzip
 import os
 import subprocess
@@ -226,7 +227,9 @@ def test_a_nul_byte_is_reported_with_file_and_line(file):
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (b"BZh91AY&SY" + bytes(20), "bzip2"),
+        (bz2.compress(b"a"), "bzip2"),
+        (bz2.compress(b"a", 1), "bzip2"),
+        (bz2.compress(b""), "bzip2"),
         (b"\xfd7zXZ" + bytes(20), "xz"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "zip"),
         (bytes.fromhex("28b52ffd2001090000") + b"a", "zstd"),

@@ -131,6 +131,8 @@ TABLE = [
     ("fr", "Voir réf. 5 des Ets. Dupont. |Fin."),
     ("sv", "Se bil. 2 och avd. 5. |Slut."),
     ("el", "Τι κάνεις; |Καλά είμαι. |Εσύ; |(Κι αυτός;) |Ναι."),
+    ("el", "Βλέπε (Γεωργίου 2001; Ιωάννου 2003; Smith 2004). |Ναι."),
+    ("el", "Γράψε const A = 5; B = 6; Δες."),
     ("en", "He came; I left. |Then; Now."),
 ]
 
