@@ -24,6 +24,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+NO_MEMORY = r"can(?:no|')t allocate memory"
+NO_GPU_MEMORY = r"out of memory|ALLOC(?:ATION)?_FAILED"
+"""Patterns of PyTorch's plain errors for too little memory: on a CPU, and on a GPU
+where CUDA, one of its libraries or Triton allocates it."""
+
 
 class TransduceError(Exception):
     """Base class of all errors that the user can correct."""

@@ -462,8 +462,12 @@ def test_a_fault_of_the_gpu_is_one_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("transduce.cli.translate.load", fail)
-    assert refuses("translate", model, stdin=b"one\n").startswith(beginning)
+    def fail_because_of_it(*_: object, **__: object) -> None:
+        raise RuntimeError("A step failed.") from error
+
+    for function in (fail, fail_because_of_it):
+        monkeypatch.setattr("transduce.cli.translate.load", function)
+        assert refuses("translate", model, stdin=b"one\n").startswith(beginning)
 
 
 def test_a_removed_current_folder_is_one_sentence(

@@ -40,6 +40,8 @@ from transduce.cli.terminal import (
     warnings_as_sentences,
 )
 from transduce.errors import (
+    NO_GPU_MEMORY,
+    NO_MEMORY,
     ConfigError,
     TransduceError,
     counted,
@@ -147,15 +149,13 @@ TOO_LITTLE_MEMORY = (
     "There is not enough memory; close other programs, raise the limit of memory "
     "(ulimit -v), or give less text at once."
 )
-NO_MEMORY = re.compile(
-    "failed to map segment|can(no|')t allocate memory", re.IGNORECASE
-)
+CPU_LACKS_MEMORY = re.compile(f"failed to map segment|{NO_MEMORY}", re.IGNORECASE)
 """Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
 GPU_FAULTS = {
-    r"out of memory|STATUS_ALLOC_FAILED": "The GPU has too little free memory; close "
+    NO_GPU_MEMORY: "The GPU has too little free memory; close "
     "other programs that use it, or compute on the CPU (--device cpu).",
     "no kernel image is available": "The installed PyTorch has no kernels for this "
-    "GPU; install a build that has, or compute on the CPU (--device cpu).",
+    "GPU; install a build that has them, or compute on the CPU (--device cpu).",
 }
 """Messages by the patterns of PyTorch's errors on a GPU."""
 FAULTS = (EOFError, ImportError, MemoryError, RuntimeError, UnicodeEncodeError)
@@ -311,11 +311,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _explained(error: Exception, command: str) -> str | None:
     """Describe a fault of the machine or of the installation; None for any other."""
-    if _lacks_memory(error):
-        return TOO_LITTLE_MEMORY
-    for pattern, message in GPU_FAULTS.items():
-        if isinstance(error, RuntimeError) and re.search(pattern, str(error)):
-            return message
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError) or CPU_LACKS_MEMORY.search(str(cause)):
+            return TOO_LITTLE_MEMORY
+        for pattern, message in GPU_FAULTS.items():
+            if isinstance(cause, RuntimeError) and re.search(pattern, str(cause)):
+                return message
     if isinstance(error, ImportError) and (package := missing_in(error)) is not None:
         return _missing_package(command, package)
     if isinstance(error, EOFError) and TRUNCATED_BYTECODE in str(error):
@@ -332,13 +333,11 @@ def _explained(error: Exception, command: str) -> str | None:
     return None
 
 
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it comes from, is of too little memory."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it comes from."""
     while error is not None:
-        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 def _run(arguments: Sequence[str] | None) -> None:

@@ -219,7 +219,8 @@ def naming_resume_command(
     out: Path, device: str = "auto", devices: int = 1, *, tensorboard: bool = False
 ) -> Iterator[None]:
     """Add the command that resumes a run to the error that interrupted it."""
-    command = ["transduce", "train", "--out", str(out), "--resume"]
+    named = [f"--out={out}"] if str(out).startswith("-") else ["--out", str(out)]
+    command = ["transduce", "train", *named, "--resume"]
     if device != "auto":
         command += ["--device", device]
     if devices != 1:

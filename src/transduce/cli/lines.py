@@ -46,6 +46,7 @@ from transduce.files import (
     lock_file,
     real_file,
     require_unwritten,
+    without_infinity,
     write_all,
 )
 from transduce.search_config import SearchConfig
@@ -594,15 +595,13 @@ def write_translations(
 def _lines(translation: Translation, form: Form) -> Iterator[str]:
     if form.jsonl:
         best = [asdict(h) for h in translation.hypotheses[: form.num_best]]
-        yield json.dumps(
-            {
-                "text": translation.text,
-                "score": translation.score,
-                "num_parts": translation.num_parts,
-                "hypotheses": best,
-            },
-            ensure_ascii=False,
-        )
+        content = {
+            "text": translation.text,
+            "score": translation.score,
+            "num_parts": translation.num_parts,
+            "hypotheses": best,
+        }
+        yield json.dumps(without_infinity(content), ensure_ascii=False)
     elif form.num_best == 1:
         yield translation.text
     else:

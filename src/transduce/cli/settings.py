@@ -300,9 +300,10 @@ def as_toml(value: object) -> str:
 
 
 def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]:
-    """TOML file with all settings; those that are none are commented out.
+    """Yield a TOML file with all settings.
 
-    In the preset `adapt`, those that follow from the model to start from are, too.
+    Settings without a value and, for `adapt`, those taken from the model are commented
+    out.
     """
     option = f" --preset {preset}" if preset else ""
     follows: tuple[str, ...] = ()
@@ -318,7 +319,8 @@ def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]
         for setting in table.settings:
             yield from _comment(_entry(setting)[1])
             name = setting.name.removeprefix(f"{table.name}.")
-            is_unset = setting.value is None or {table.name, setting.name} & {*follows}
+            is_of_model = table.name in follows or setting.name in follows
+            is_unset = setting.value is None or is_of_model
             yield f"{'# ' if is_unset else ''}{name} = {as_toml(setting.value)}"
     for table in repeated_tables():
         yield ""

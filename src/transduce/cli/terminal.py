@@ -96,7 +96,7 @@ def print_json(content: object) -> None:
 
     Infinity and NaN, which JSON lacks, become null; paths become text.
     """
-    print(json.dumps(without_infinity(content), indent=2, default=str))
+    print(json.dumps(without_infinity(content), indent=2, default=os.fspath))
 
 
 def program() -> str:

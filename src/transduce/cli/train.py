@@ -730,10 +730,17 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
             command.append(option)
         elif isinstance(value, tuple):
             option = "--set" if name == "settings" else option
-            command += [option, *map(str, value)] if value else []
+            command += _words(option, [str(each) for each in value])
         elif value is not None and value is not False:
             command.append(f"{option}={value}")  # it may begin with dashes
     return command
+
+
+def _words(option: str, values: Sequence[str]) -> list[str]:
+    """Return the words of an option with several values, which may begin with -."""
+    if any(value.startswith("-") for value in values):
+        return [f"{option}={value}" for value in values]
+    return [option, *values] if values else []
 
 
 def _run_config(

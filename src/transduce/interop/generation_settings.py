@@ -6,7 +6,6 @@ lengths count the token with which a target starts, this package's do not.
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from os.path import lexists
 from pathlib import Path
@@ -182,8 +181,10 @@ def _number(
         raise CheckpointError(
             f"{path}: `{name}` must be a number, but is {shown(value)}."
         )
-    # A whole number beyond all floats is infinite, as 1e400 is in JSON.
-    return float(value) if abs(value) <= sys.float_info.max else math.inf
+    try:
+        return float(value)
+    except OverflowError:  # infinite, as 1e400 is in JSON
+        return math.inf if value > 0 else -math.inf
 
 
 def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:

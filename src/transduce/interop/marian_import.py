@@ -544,12 +544,6 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     """
     path = folder / WEIGHTS
     theirs = {name: each.float() for name, each in _read_shards(folder).items()}
-    for name, weight in theirs.items():
-        if not torch.isfinite(weight).all():
-            raise CheckpointError(
-                f"{path}: the weights must be finite numbers, but those of `{name}` "
-                "are not; fetch another file."
-            )
     _require_names_and_shapes(theirs, settings, path)
     _require_sinusoids(theirs, settings.model, path)
     order = halved(settings.model.d_model).argsort()
@@ -573,7 +567,7 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     """Read the weights of one file, or of the several files that an index names."""
     if lexists(folder / WEIGHTS) or not lexists(folder / INDEX):
-        return load_tensors(folder / WEIGHTS)
+        return _read_finite(folder / WEIGHTS)
     places: Any = read_json(folder / INDEX).get("weight_map")
     places = list(places.values()) if isinstance(places, dict) else [None]
     if not all(isinstance(each, str) and Path(each).name == each for each in places):
@@ -583,8 +577,25 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name in sorted(set(places)):
-        found |= load_tensors(folder / name)
+        found |= _read_finite(folder / name)
     return found
+
+
+def _read_finite(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a file; `CheckpointError` if some are not finite."""
+    weights = load_tensors(path)
+    for name, weight in weights.items():
+        require_finite(weight, name, path)
+    return weights
+
+
+def require_finite(weight: Tensor, name: str, path: Path) -> None:
+    """Raise `CheckpointError` if numbers of a weight of a file are not finite."""
+    if not torch.isfinite(weight).all():
+        raise CheckpointError(
+            f"{path}: the weights must be finite numbers, but those of `{name}` are "
+            "not; fetch another file."
+        )
 
 
 def _require_names_and_shapes(

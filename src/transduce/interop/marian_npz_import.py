@@ -34,6 +34,7 @@ from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.interop.export import ProofError
 from transduce.interop.marian_export import halved
+from transduce.interop.marian_import import require_finite
 from transduce.interop.portable_tokenizer import (
     Piece,
     read_proto,
@@ -371,11 +372,7 @@ def _numbers(content: Any, name: str, path: Path) -> Tensor:
             "the model before it was quantized."
         )
     numbers = torch.from_numpy(np.ascontiguousarray(content, dtype=np.float32))
-    if not torch.isfinite(numbers).all():
-        raise CheckpointError(
-            f"{path}: the weights must be finite numbers, but those of `{name}` are "
-            "not; fetch another file."
-        )
+    require_finite(numbers, name, path)
     return numbers
 
 

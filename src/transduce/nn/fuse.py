@@ -276,8 +276,8 @@ class FusedTransformer(Transformer):
     def can_pack(self, dtype: torch.dtype) -> bool:
         """Whether `packed_states` exists with products in `dtype`.
 
-        Nothing may read what is between the layers. A GPU that emulates bf16 has too
-        little shared memory for the kernels.
+        Nothing may read what is between the layers. Turing GPUs, which emulate bf16,
+        have too little shared memory for the kernels.
         """
         stacks: tuple[Stack, ...] = (self.encoder_layers, self.decoder_layers)
         return (

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from jaxtyping import Integer
 from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.batches import Batcher
 from transduce.device import Hardware, forget_peak_memory, peak_memory
-from transduce.errors import ConfigError
+from transduce.errors import NO_GPU_MEMORY, NO_MEMORY, ConfigError
 from transduce.machine import (
     WaitingMeter,
     free_memory,
@@ -29,9 +30,6 @@ BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
 TRIAL_PART = 4
 """The memory of a batch is estimated from trials of at most a fourth of its pairs."""
-NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
-"""Parts of PyTorch's plain errors for too little memory: on a CPU, and on a GPU where
-CUDA or its libraries allocate it."""
 SAFE_SHARE = 0.8
 """Share of free memory to use, because memory is not exactly proportional to pairs."""
 
@@ -233,5 +231,5 @@ def _out_of_memory_suppressed() -> Iterator[None]:
     except torch.OutOfMemoryError:
         pass
     except RuntimeError as error:
-        if not any(part in str(error) for part in NO_MEMORY):
+        if not re.search(f"{NO_MEMORY}|{NO_GPU_MEMORY}", str(error)):
             raise

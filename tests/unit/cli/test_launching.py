@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from transduce.cli.launching import (
     LEFT_BEHIND,
     ProcessKilledError,
     errors_printed_once,
+    naming_resume_command,
     run_processes,
 )
 from transduce.cli.train import command_of
@@ -41,6 +43,19 @@ def test_a_process_does_not_import_modules_in_the_current_folder(monkeypatch, tm
     (tmp_path / "transduce.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
     assert run_processes(command_of({"help": True}), 1) == 0
+
+
+def test_files_that_begin_with_dashes_reach_a_process():
+    command = command_of({"source": (Path("--a.en"), Path("b.en")), "target": ()})
+    assert command[-2:] == ["--source=--a.en", "--source=b.en"]
+
+
+def test_the_command_that_resumes_a_folder_that_begins_with_dashes_can_be_run():
+    with (
+        pytest.raises(TrainingStoppedError, match="train --out=--new --resume$"),
+        naming_resume_command(Path("--new")),
+    ):
+        raise TrainingStoppedError("Stopped.")
 
 
 def test_a_killed_process_is_named():

@@ -1,6 +1,7 @@
 """Generation settings of imported folders: those applied, and those reported."""
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,6 +122,8 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         ({"repetition_penalty": "much"}, CheckpointError, "must be a number, but is"),
         ({"length_penalty": True}, CheckpointError, "must be a number, but is True"),
         ({"length_penalty": 10**400}, RequestError, "must be from 0 to 10, but is inf"),
+        ({"length_penalty": -math.inf}, RequestError, "0 to 10, but is -inf"),
+        ({"length_penalty": math.nan}, RequestError, "0 to 10, but is nan"),
         ({"repetition_penalty": 0}, RequestError, "must be above 0 and at most 1,000"),
         ({"bad_words_ids": [3]}, CheckpointError, "must be lists of ids, but one is 3"),
         ({"bad_words_ids": {"a": 1}}, CheckpointError, "must be lists of ids"),

@@ -721,6 +721,8 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
     "error",
     [
         "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "HIP error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ],
 )
