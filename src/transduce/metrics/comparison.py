@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import ne
 from typing import Any
 
 from sacrebleu.metrics.base import Metric
@@ -68,7 +69,8 @@ class SystemScore:
     """p-value of the paired bootstrap; None for the baseline itself."""
     randomisation_p: float | None
     """p-value of approximate randomisation; None for the baseline itself. It is
-    sacreBLEU's, but at least 2 ** (1 - n) for n sentences."""
+    sacreBLEU's, but at least 2 ** (1 - k) where k sentences differ, and 1 for equal
+    scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,8 @@ class PairedScores:
     bootstrap_signature: str
     """sacreBLEU's signature of the scores, intervals and `bootstrap_p`."""
     randomisation_signature: str
-    """sacreBLEU's signature of `randomisation_p`."""
+    """sacreBLEU's signature of `randomisation_p`, which is sacreBLEU's, but at least
+    2 ** (1 - k) where k sentences differ, and 1 for equal scores."""
 
 
 def paired_scores(
@@ -94,6 +97,8 @@ def paired_scores(
     Raises `DataError` unless all have a line for each reference.
     """
     named, documents = list(systems.items()), [list(references)]
+    baseline = named[0][1]
+    num_different = [sum(map(ne, lines, baseline)) for _, lines in named]
     keyed = {str(number): metric for number, metric in enumerate(metrics)}
     with _seeded(trials.seed):
         bootstrap = PairedTest(named, keyed, documents, "bs", trials.resamples)
@@ -104,7 +109,7 @@ def paired_scores(
         PairedScores(
             metric=name,
             systems=_beside_first(
-                _results(drawn[name]), _results(shuffled[name]), len(references)
+                _results(drawn[name]), _results(shuffled[name]), num_different
             ),
             bootstrap_signature=str(signature),
             randomisation_signature=str(shuffling_signatures[name]),
@@ -119,22 +124,31 @@ def _results(column: Sequence[str | Result]) -> list[Result]:
 
 
 def _beside_first(
-    drawn: Sequence[Result], shuffled: Sequence[Result], num_sentences: int
+    drawn: Sequence[Result],
+    shuffled: Sequence[Result],
+    num_different: Sequence[int],
 ) -> tuple[SystemScore, ...]:
-    # All sentences unswapped, or all swapped, are as extreme as what was observed.
-    # sacreBLEU counts only what is more extreme, so that the only sentence of a text
-    # would make a significant difference.
-    least_p = 2.0 ** (1 - num_sentences)
     return tuple(
         SystemScore(
             score=by_bootstrap.score,
             interval=float(by_bootstrap.ci or 0.0),  # a NumPy float
             difference=by_bootstrap.score - drawn[0].score,
             bootstrap_p=_p_value(by_bootstrap, drawn[0]),
-            randomisation_p=_p_value(by_shuffling, drawn[0], least_p),
+            randomisation_p=_p_value(by_shuffling, drawn[0], _least_p(number)),
         )
-        for by_bootstrap, by_shuffling in zip(drawn, shuffled, strict=True)
+        for by_bootstrap, by_shuffling, number in zip(
+            drawn, shuffled, num_different, strict=True
+        )
     )
+
+
+def _least_p(num_different: int) -> float:
+    """Return the chance that all sentences that differ are swapped, or that none is.
+
+    Both are as extreme as what was observed. sacreBLEU counts only what is more
+    extreme, so a single sentence that differs would make a significant difference.
+    """
+    return min(2.0 ** (1 - num_different), 1.0)
 
 
 def _p_value(result: Result, baseline: Result, least: float = 0.0) -> float | None:

@@ -146,6 +146,20 @@ def test_few_sentences_make_no_significant_difference(
     assert paired.systems[1].randomisation_p == least
 
 
+@pytest.mark.parametrize("num_different", range(1, 7))
+def test_few_sentences_that_differ_make_no_significant_difference(
+    num_different: int,
+) -> None:
+    references = [f"The old dog number {i} sleeps well." for i in range(100)]
+    worse = ["no"] * num_different + references[num_different:]
+    # The number is counted for each system; all lines of the third differ.
+    systems = {"good": references, "bad": worse, "awful": ["no"] * 100}
+    [paired] = paired_scores(systems, references, [CHRF()], Trials(shuffles=500))
+    _, bad, awful = (score.randomisation_p for score in paired.systems)
+    assert bad == 2.0 ** (1 - num_different)
+    assert awful == pytest.approx(1 / 501)
+
+
 @pytest.mark.parametrize("name", ["resamples", "shuffles", "seed"])
 def test_sizes_and_seeds_below_their_bounds_are_refused(name: str) -> None:
     with pytest.raises(
