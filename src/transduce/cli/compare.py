@@ -1,7 +1,9 @@
 """`transduce compare`: comparison of systems' translations."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +53,9 @@ from transduce.text.corpus import (
 )
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess
 
-LONGEST_MARKED = 4_000
-"""Most words or characters of a text with marks, which take the square in memory."""
+MAX_ALIGNED = 4_000
+"""Maximum length, in words or characters, of texts that are aligned to mark their
+differences; memory grows with its square."""
 EXAMPLE_COLUMNS = (
     Column(name="", is_text=True),
     Column(name="chrF"),
@@ -315,8 +318,9 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 def marked_differences(text: str, reference: str) -> MarkedText:
     """Mark the words of a text that the reference does not have in this order.
 
-    Characters are marked if the reference has no spaces between words. Nothing is
-    marked if one of the two is longer than `LONGEST_MARKED`.
+    Characters are marked if the reference has no spaces between words. If one of the
+    two is longer than `MAX_ALIGNED` between their common beginning and end, order does
+    not matter there: each word is marked that the reference has less often.
     """
     if detect_by_script([reference]) not in (None, "ko"):
         return _marked(list(text), list(reference), separator="")
@@ -324,10 +328,34 @@ def marked_differences(text: str, reference: str) -> MarkedText:
 
 
 def _marked(words: list[str], wanted: list[str], separator: str) -> MarkedText:
-    is_long = max(len(words), len(wanted)) > LONGEST_MARKED
-    met = set(range(len(words))) if is_long else _common(words, wanted)
-    marked = tuple((word, i not in met) for i, word in enumerate(words))
+    start = _num_equal(words, wanted)
+    end = _num_equal(reversed(words[start:]), reversed(wanted[start:]))
+    middle = words[start : len(words) - end]
+    other = wanted[start : len(wanted) - end]
+    is_long = max(len(middle), len(other)) > MAX_ALIGNED
+    met = _common_in_any_order(middle, other) if is_long else _common(middle, other)
+    different = {start + i for i in range(len(middle)) if i not in met}
+    marked = tuple((word, i in different) for i, word in enumerate(words))
     return MarkedText(words=marked, separator=separator)
+
+
+def _num_equal(words: Iterable[str], wanted: Iterable[str]) -> int:
+    """Count the first words that are the same in both texts."""
+    pairs = zip(words, wanted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _common_in_any_order(words: list[str], wanted: list[str]) -> set[int]:
+    """Return the places of the words that the other text has as well, wherever.
+
+    A word that the other text has n times is met n times at most.
+    """
+    left, met = Counter(wanted), set[int]()
+    for i, word in enumerate(words):
+        if left[word]:
+            left[word] -= 1
+            met.add(i)
+    return met
 
 
 def _common(words: list[str], wanted: list[str]) -> set[int]:
