@@ -6,7 +6,7 @@ at these first.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -151,7 +151,7 @@ def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
         matched=matches.total(),
         gold=len(expected.brackets),
         predicted=len(found.brackets),
-        crossing=_crossing(expected.brackets, found.brackets),
+        crossing=_crossing(expected, found.brackets),
         words=len(expected.leaves),
         correct_tags=sum(_same(one.tag) == _same(other.tag) for one, other in tags),
     )
@@ -194,19 +194,35 @@ def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
     return ""
 
 
-def _crossing(gold: list[Constituent], predicted: list[Constituent]) -> int:
+def _crossing(gold: _Compared, predicted: list[Constituent]) -> int:
     # Gold brackets around a boundary between words are nested. If a bracket that begins
-    # or ends there crosses one of them, it crosses the innermost, the last of a tree.
-    innermost: dict[int, Constituent] = {}
-    for one in gold:
-        innermost.update(dict.fromkeys(range(one.start + 1, one.end), one))
+    # or ends there crosses one of them, it crosses the innermost.
+    innermost = _innermost(gold)
 
     def crosses(start: int, end: int) -> bool:
-        at_start, at_end = innermost.get(start), innermost.get(end)
+        at_start, at_end = innermost[start], innermost[end]
         is_left = at_start is not None and at_start.end < end
         return is_left or (at_end is not None and start < at_end.start)
 
     return sum(crosses(one.start, one.end) for one in predicted)
+
+
+def _innermost(tree: _Compared) -> list[Constituent | None]:
+    """Find the innermost bracket around each boundary between words, if there is one.
+
+    A bracket that begins or ends at a boundary is not around it.
+    """
+    found: list[Constituent | None] = []
+    around: list[Constituent] = []
+    """Brackets around the boundary; they are in preorder, so the last is innermost."""
+    later = deque(tree.brackets)
+    for boundary in range(len(tree.leaves) + 1):
+        while around and around[-1].end <= boundary:
+            around.pop()
+        found.append(around[-1] if around else None)
+        while later and later[0].start == boundary:
+            around.append(later.popleft())
+    return found
 
 
 def _figures(sentences: Sequence[SentenceCounts]) -> BracketFigures:
