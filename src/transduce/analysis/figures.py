@@ -27,7 +27,7 @@ from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import STYLE, drawn_in, fonts_for, new_figure, picture_of
 from transduce.report.report import Picture
-from transduce.trees.trees import NOT_XML
+from transduce.report.xml_text import xml_text
 
 HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
@@ -141,7 +141,7 @@ def _labels(texts: Sequence[str]) -> list[str]:
     Characters that XML lacks become U+FFFD, as in drawings of trees.
     """
     fonts = fonts_for(texts)
-    return [_shortened(fonts.shown(NOT_XML.sub("\ufffd", text))) for text in texts]
+    return [_shortened(fonts.shown(xml_text(text))) for text in texts]
 
 
 def _shortened(text: str) -> str:

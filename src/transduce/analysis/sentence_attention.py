@@ -47,6 +47,7 @@ from transduce.decoding.translator import EXCLUDED, Translator, allowed_tokens
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind
 from transduce.report.report import Column, Section, Table, as_html, columns, whole_page
+from transduce.report.xml_text import xml_text
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize
@@ -237,7 +238,7 @@ def _node(
         line = f'<line x1="{from_x + 62}" y1="{from_y}" x2="{x - 6}" y2="{y}"/>'
     return (
         f"<g{' class=best' if is_best else ''}>{line}"
-        f'<text x="{x}" y="{y}">{escape(label)}</text>'
+        f'<text x="{x}" y="{y}">{escape(xml_text(label))}</text>'
         f'<text class="quiet" x="{x}" y="{y + 14}">{figure}</text></g>'
     )
 

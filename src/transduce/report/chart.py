@@ -17,6 +17,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 
 from transduce.report.report import Picture
+from transduce.report.xml_text import xml_text
 
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""
@@ -113,13 +114,13 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
             series.x,
             series.y,
             color=COLOURS[series.colour],
-            label=series.label or None,
+            label=xml_text(series.label) or None,
             linestyle={"line": "--", "curve": "-"}.get(series.drawn, ""),
             linewidth=1.2,
             marker={"points": "o", "curve": "."}.get(series.drawn, ""),
             markersize=5,
         )
-    axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    axes.set(xlabel=xml_text(chart.x_label), ylabel=xml_text(chart.y_label))
     axes.grid(visible=True, alpha=0.2)
     if chart.scale == "log":
         axes.set(xscale="log", yscale="log")
@@ -132,7 +133,8 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
     if chart.scale == "log x":
         axes.set(xscale="log")
     if chart.names:
-        axes.set_xticks(range(len(chart.names)), chart.names, rotation=90)
+        names = [xml_text(name) for name in chart.names]
+        axes.set_xticks(range(len(names)), names, rotation=90)
     axes.legend(frameon=False)
 
 

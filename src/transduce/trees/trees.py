@@ -18,6 +18,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from transduce.errors import DataError
+from transduce.report.xml_text import xml_text
 
 TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
 NO_PARSE = re.compile(r"\s*(?:\(\s*(?:\(\s*\)|TOP)?\s*\)\s*)?", re.ASCII)
@@ -312,10 +313,8 @@ def with_root(tree: Tree) -> Tree:
 
 INDENT = "  "
 CHARACTER, GAP, LEVEL, MARGIN, BASELINE = 8, 14, 44, 16, 14
-"""Pixels: width of a character, of which Han has two, gap between words, distance of
-levels, margin around a tree, and height of the text's baseline."""
-NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-"""Characters that an XML file must not have."""
+"""Pixels: width of a terminal cell (wide characters take two), gap between words,
+distance of levels, margin around a tree, and height of the text's baseline."""
 SVG_STYLE = (
     "text{font:14px sans-serif;text-anchor:middle;fill:#222}"
     ".label{font-weight:600;fill:#4477aa}.tag{fill:#888}"
@@ -326,8 +325,8 @@ SVG_STYLE = (
 def indented(tree: Tree) -> str:
     """Format a tree in brackets, one constituent per line with its first leaves.
 
-    A tree without words is `(TOP)`: between trees of several lines, a blank line stands
-    for none.
+    `(TOP)` stands for a tree without words, since blank lines between indented trees
+    are skipped.
     """
     if not tree.leaves:
         return f"({ROOT})"
@@ -428,6 +427,6 @@ def _shapes(node: _Node) -> str:
         f'<line x1="{x}" y1="{y + 4}" x2="{child.x:g}" y2="{child.y - BASELINE}"/>'
         for child in node.below
     ]
-    shown = escape(NOT_XML.sub("\ufffd", node.text))
+    shown = escape(xml_text(node.text))
     text = f'<text class="{node.kind}" x="{x}" y="{y}">{shown}</text>'
     return text + "".join(lines)

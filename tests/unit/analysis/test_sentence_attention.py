@@ -222,6 +222,11 @@ def test_the_drawing_has_every_branch_and_every_end(tree: SearchTree) -> None:
     assert svg.count("class=best") == len(tree.hypotheses[0].ids) + 1
 
 
+def test_the_drawing_has_no_characters_that_xml_lacks(tree: SearchTree) -> None:
+    tokens = {b.token: "a\x01\ud800b" for step in tree.steps for b in step}
+    assert b">a\xef\xbf\xbd\xef\xbf\xbdb</text>" in draw_tree(tree, tokens).encode()
+
+
 def test_a_truncated_hypothesis_has_a_path(
     trained_checkpoint: Checkpoint,
 ) -> None:

@@ -231,6 +231,15 @@ class TestChart:
         for name in names:
             assert f">{name}<" in draw(chart).svg
 
+    def test_a_chart_has_no_characters_that_xml_lacks(self) -> None:
+        odd = "a\x01\ud800b"
+        series = (Series(label=odd, x=[0], y=[3]),)
+        chart = Chart(
+            name="c", title="t", x_label=odd, y_label=odd, series=series, names=(odd,)
+        )
+        assert draw(chart).svg.count("a\ufffd\ufffdb</text>") == 4
+        assert draw(chart).svg.encode()
+
     def test_two_pictures_of_a_page_have_no_common_ids(self, picture: Picture) -> None:
         assert 'id="figure_1"' not in picture.svg
         assert picture.svg.startswith("<svg")

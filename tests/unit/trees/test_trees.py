@@ -356,8 +356,10 @@ def test_words_cannot_break_the_picture(word: str) -> None:
     assert [element.text for element in drawn([tree])] == ["TOP", "X", word]
 
 
-def test_a_word_of_control_characters_is_drawn() -> None:
-    tree = parse_tree("(TOP (X a\x01b\ufffe))")
+@pytest.mark.parametrize("word", ["a\x01b\ufffe", "a\ud800b\udfff"])
+def test_a_word_of_characters_that_xml_lacks_is_drawn(word: str) -> None:
+    tree = parse_tree(f"(TOP (X {word}))")
+    assert svg([tree]).encode()
     assert [element.text for element in drawn([tree])][-1] == "a\ufffdb\ufffd"
 
 
