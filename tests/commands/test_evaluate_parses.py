@@ -99,7 +99,11 @@ def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
 BAD = {
     "missing": (None, r"bad: the file cannot be read \(No such file or directory\)"),
     "empty": (b"", "bad: there must be as many trees as in gold, .* 0 for 2[.]"),
-    "blank": (b"\n", "bad: .* 1 for 2; a blank line counts as a sentence without"),
+    "blank": (b"\n", "bad: .* 1 for 2; a blank line or `.TOP.` counts as a sent"),
+    "no tree": (
+        b"(TOP)\n",
+        "bad: .* 1 for 2; a blank line or `.TOP.` counts as a sent",
+    ),
     "a tree too few": (b"(S (A a))\n", "bad: there must be as many .* are 1 for 2"),
     "a tree too many": (b"(S (A a))\n" * 3, "bad: .* as in gold, .* are 3 for 2"),
     "no bracket": (b"(S (A a))\nthe\n", "bad:2:1: a tree must begin"),

@@ -311,7 +311,8 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
     )
     if len(trees) != len(gold_trees) or not trees:
         has_blank = any(not tree.leaves for tree in (*gold_trees, *trees))
-        hint = "; a blank line counts as a sentence without a parse" * has_blank
+        meaning = "; a blank line or `(TOP)` counts as a sentence without a parse"
+        hint = meaning * has_blank
         raise DataError(
             f"{predicted}: there must be as many trees as in {gold}, and at least one, "
             f"but there are {len(trees):,} for {len(gold_trees):,}{hint}."
