@@ -335,6 +335,8 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_not_restarted(
     (newest(tmp_path / "run") / "training.json").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint can be used; all are set"):
         resume(tmp_path / "run", CPU, SendsSignal())
+    with pytest.raises(CheckpointError, match="must hold the run's newest checkpoint"):
+        resume(tmp_path / "run", CPU, SendsSignal())
     aside = tmp_path / "run" / "checkpoints" / "damaged-stopped"
     assert (aside / "model.safetensors").is_file()
 

@@ -90,6 +90,8 @@ ENTRIES = {
 """Names of everything that a run keeps in its folder."""
 EARLIER_AVERAGES = f"{AVERAGED}-" + 8 * "[0-9]"
 """Averages of earlier ends, in a run that was trained longer."""
+DAMAGED = "damaged-"
+"""Prefix of the names of damaged checkpoints, which are set aside."""
 FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
 """Kinds of log entries with the scores at the end: of the run's model on the main dev
 set and on further ones, and of the model that the run started from."""
@@ -289,16 +291,25 @@ class RunFolder:
     def require_checkpoints(self) -> None:
         """Raise `CheckpointError` if all checkpoints of the run have been removed.
 
-        The run would begin anew, and forget its log. A crash may leave the line of a
-        first checkpoint without it, but then it is the last line.
+        The run would begin anew, and forget its log.
         """
-        *before, _ = [entry["kind"] for entry in self.read_log()] or [""]
-        if SAVED in before and not newest_first(self.path):
-            raise CheckpointError(
-                f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, "
-                "from which it continues, but holds none; restore it, or start another "
-                "run from the run's model by --from."
-            )
+        if newest_first(self.path):
+            return
+        kinds = [entry["kind"] for entry in self.read_log()]
+        # A crash may leave the line of a first checkpoint without it. Then it is the
+        # last one, but for those of a changed number of updates.
+        before = [kind for kind in kinds if kind != LENGTHENED][:-1]
+        # The best checkpoint is no sign: it may be the model that the run starts from.
+        signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
+        if SAVED not in before and not any(any(self.path.glob(s)) for s in signs):
+            return
+        remedy = "start it anew with --force"
+        if self.last_model.is_dir():
+            remedy = "start another run from the run's model by --from"
+        raise CheckpointError(
+            f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
+            f"which it continues, but holds none to use; restore it, or {remedy}."
+        )
 
     @property
     def stopped(self) -> Path:
@@ -315,7 +326,7 @@ class RunFolder:
 
     def set_aside(self, checkpoint: Path) -> None:
         """Rename a damaged checkpoint so that it is kept, but not used."""
-        aside = self.path / CHECKPOINTS / f"damaged-{checkpoint.name}"
+        aside = self.path / CHECKPOINTS / f"{DAMAGED}{checkpoint.name}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.parent.mkdir(exist_ok=True)
         checkpoint.rename(aside)

@@ -221,3 +221,34 @@ def test_a_start_without_updates_is_dropped(run: RunFolder) -> None:
     run.forget_log_after(10)
     kept = [(entry["kind"], entry["step"]) for entry in run.read_log()]
     assert kept == [("start", 0), ("step", 10)]
+
+
+@pytest.mark.parametrize(
+    ("sign", "remedy"),
+    [
+        ("averaged", "start another run from the run's model by --from"),
+        ("averaged-00000020", "start another run from the run's model by --from"),
+        ("checkpoints/damaged-stopped", "start it anew with --force"),
+    ],
+)
+def test_a_trained_run_without_checkpoints_is_refused_with_a_remedy(
+    run: RunFolder, sign: str, remedy: str
+) -> None:
+    for kind in ("start", "step", "saved"):  # of the only checkpoint
+        run.log(kind, step=20)
+    run.require_checkpoints()
+    (run.path / sign).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=f"restore it, or {remedy}\\.$"):
+        run.require_checkpoints()
+    run.checkpoint(20).mkdir(parents=True)
+    run.require_checkpoints()
+
+
+def test_a_run_may_begin_anew_after_a_crash_in_its_first_save(run: RunFolder) -> None:
+    (run.path / "best").mkdir()  # the model that it started from
+    for kind in ("start", "step", "saved", "lengthened"):
+        run.log(kind, step=20)
+        run.require_checkpoints()
+    run.log("start", step=20)
+    with pytest.raises(CheckpointError, match="must hold the run's newest checkpoint"):
+        run.require_checkpoints()
