@@ -311,7 +311,9 @@ def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]
         option, follows = f" --from MODEL{option}", FROM_MODEL
     yield from _comment(f"Settings for: transduce train{option} --config FILE ...")
     if follows:
-        yield from _comment(f"As in the model: {', '.join(follows)}.")
+        yield from _comment(
+            f"Taken from the model, or computed from its width: {', '.join(follows)}."
+        )
     for table in tables:
         yield ""
         yield from _comment(table.meaning)

@@ -732,10 +732,21 @@ MAX_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
 ADAPT = "adapt"
 """Preset of a run from a trained model, whose sizes are the model's."""
+OPTIMIZER_SETTINGS = (
+    "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
+)  # fmt: skip
+"""Settings that a continued optimizer has from its run."""
 FROM_MODEL = (
-    *("tokenizer", "model", "search", "treebank.style", "training.learning_rate"),
+    "tokenizer",
+    "model",
+    "batching.max_length",
+    *(f"training.{name}" for name in OPTIMIZER_SETTINGS),
+    "training.learning_rate",
+    "search",
+    "treebank.style",
 )
-"""Tables and settings in which a run of `ADAPT` follows the model it starts from."""
+"""Tables and settings in which a run of `ADAPT` follows the model it starts from: those
+that `settings_from` changes."""
 FOR_BOTH = ("tiny", ADAPT)
 """Presets for translation and parsing."""
 

@@ -22,7 +22,13 @@ from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.corpus_check import Advice
-from transduce.experiments.presets import ADAPT, PRESETS, RunConfig, preset
+from transduce.experiments.presets import (
+    ADAPT,
+    OPTIMIZER_SETTINGS,
+    PRESETS,
+    RunConfig,
+    preset,
+)
 from transduce.experiments.run_folder import (
     START,
     RunFiles,
@@ -62,10 +68,6 @@ from transduce.training.trainer import (
 )
 from transduce.trees.linearization import UNKNOWN
 
-OPTIMIZER_SETTINGS = (
-    "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
-)  # fmt: skip
-"""Settings that a continued optimizer has from its run."""
 FREE_MODEL_SETTINGS = {
     "dropout", "attention_dropout", "relu_dropout", "neighbourhood",
 }  # fmt: skip

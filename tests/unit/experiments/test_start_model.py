@@ -1,6 +1,6 @@
 """Settings and languages of a run that starts from a model."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from transduce.checkpoint import Checkpoint, build
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError
-from transduce.experiments.presets import PRESETS
+from transduce.experiments import start_model
+from transduce.experiments.presets import FROM_MODEL, PRESETS, RunConfig
 from transduce.experiments.start_model import (
     OUTPUT_BIASES,
     StartModel,
@@ -22,9 +23,12 @@ from transduce.experiments.start_model import (
 )
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
+from transduce.settings import flattened
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.vocabulary import BOS, SPECIAL_PIECES
+from transduce.training.trainer import Progress, TrainingState
+from transduce.trees.linearization import STYLES, SymbolVocabulary
 
 
 @pytest.fixture
@@ -70,6 +74,29 @@ def test_search_and_positions_are_those_of_the_model(start):
     settings = settings_from(replace(start, model=model))
     assert settings.search == search
     assert settings.batching.max_length == 60
+
+
+def test_all_settings_that_follow_from_the_model_are_listed(start, monkeypatch):
+    names = ["optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay"]
+    kept = dict(zip(names, ["sgd", 0.5, 0.8, 0.7, 1e-6, 0.1], strict=True))
+    earlier = replace(PRESETS["adapt"].training, **kept)
+    monkeypatch.setattr(
+        start_model, "settings_of", lambda _: RunConfig(training=earlier)
+    )
+    style = next(s for s in STYLES if s != PRESETS["adapt"].treebank.style)
+    model = replace(
+        start.model,
+        config=ModelConfig(d_model=128, positions="learned", max_positions=60),
+        search=SearchConfig(beam_size=7),
+        symbols=SymbolVocabulary(style, ()),
+    )
+    state = TrainingState(progress=Progress(), tensors={})
+    after = settings_from(replace(start, model=model, state=state))
+    before = flattened(asdict(PRESETS["adapt"])).items()
+    changed = dict(flattened(asdict(after)).items() - before)
+    tables = {name.partition(".")[0] for name in changed} & set(FROM_MODEL)
+    single = {name for name in changed if name.partition(".")[0] not in tables}
+    assert tables | single == set(FROM_MODEL)
 
 
 def test_a_shortlist_of_the_model_is_no_default_of_the_run(start):
