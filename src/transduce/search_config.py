@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transduce.errors import ConfigError, TransduceWarning
-from transduce.settings import require_between, require_types, shown
+from transduce.settings import convert_and_check, require_between, shown
 
 MAX_BEAM_SIZE = 1_000
 """Largest beam size: ten times the size beyond which translations get worse (Stahlberg
@@ -83,7 +83,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         words = require_sequences("search.bad_words", self.bad_words)
         object.__setattr__(self, "bad_words", words)
-        require_types(self, "search.")
+        convert_and_check(self, "search.")
         self._require_sizes()
         self._require_numbers()
 
@@ -318,7 +318,7 @@ class SamplingConfig:
     """Seed of the random numbers; the same seed gives the same translations."""
 
     def __post_init__(self) -> None:
-        require_types(self)
+        convert_and_check(self)
         for name, least, most in (
             ("number", 1, MAX_DRAWS),
             ("top_k", 1, MAX_TOP_K),

@@ -147,15 +147,15 @@ def apply_mapping(
     return replace(config, **changes)  # type: ignore[type-var] # a dataclass
 
 
-def require_types(config: object, prefix: str = "") -> None:
-    """Raise `ConfigError` if a dataclass field holds a value of another type.
+def convert_and_check(config: object, prefix: str = "") -> None:
+    """Convert the fields of a dataclass to their own types, in place.
 
-    NumPy's numbers become Python's, as JSON files have no others.
+    NumPy's numbers become Python's, as JSON files have no others. Raises `ConfigError`
+    if a field holds a value of another type.
     """
     kind: Any = type(config)
     for name, expected in _type_hints(kind).items():
-        value = _without_numpy(getattr(config, name))
-        _checked(f"{prefix}{name}", value, expected, where="")
+        value = _checked(f"{prefix}{name}", getattr(config, name), expected, where="")
         object.__setattr__(config, name, value)  # the dataclasses are frozen
 
 
@@ -180,7 +180,7 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
 
     The first option of a union that fits is taken.
     """
-    value = _without_numpy(value)
+    value = without_numpy(value)
     options = typing.get_args(expected) if _is_union(expected) else (expected,)
     for option in options:
         if typing.get_origin(option) is typing.Literal:
@@ -197,9 +197,10 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
     )
 
 
-def _without_numpy(value: Any) -> Any:
+def without_numpy(value: Any) -> Any:
     """Return a NumPy number as Python's int or float, and anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    # By the module's name, as importing NumPy takes long.
+    if type(value).__module__ != "numpy" or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 

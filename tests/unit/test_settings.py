@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -255,3 +256,10 @@ def test_numbers_of_numpy_become_pythons() -> None:
 def test_a_bool_of_numpy_is_no_number() -> None:
     with pytest.raises(ConfigError, match="`training.steps` must be a whole number"):
         apply_mapping(RunConfig(), {"training": {"steps": np.True_}}, "")
+
+
+def test_only_numbers_of_python_and_numpy_are_numbers() -> None:
+    training = {"learning_rate_scale": Fraction(10**400)}
+    message = "`training.learning_rate_scale` must be a number, but is Fraction"
+    with pytest.raises(ConfigError, match=message):
+        apply_mapping(RunConfig(), {"training": training}, "")

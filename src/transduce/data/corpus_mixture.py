@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.errors import ConfigError, counted
-from transduce.settings import require_between
+from transduce.settings import convert_and_check, require_between, without_numpy
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
 
@@ -61,6 +61,7 @@ class CorpusConfig:
                 raise ConfigError(
                     f"`{side}` of corpus {self.name} must name a file, but is empty."
                 )
+        object.__setattr__(self, "weight", without_numpy(self.weight))
         _require_positive(self.name, self.weight)
 
     @property
@@ -83,6 +84,7 @@ class StageConfig:
     have their own weights."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "stages.")
         require_between("stages.steps", self.steps, 1, MAX_STEPS)
         for name, weight in self.weights.items():
             _require_positive(name, weight)

@@ -108,7 +108,7 @@ from transduce.model_folder import (
 from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
-from transduce.settings import require_types
+from transduce.settings import convert_and_check
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -163,7 +163,7 @@ class RunStart:
     hardware: Hardware
     num_processes: int
     update_tokens: tuple[int, int]
-    """About how many source and target tokens an update has."""
+    """Approximate numbers of source and target tokens of an update."""
     micro_batch: MicroBatchSize
     """Micro-batch that fits in memory, the same in all processes."""
     steps_done: int
@@ -381,8 +381,9 @@ def resume(
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
     if steps is not None:
-        require_types(replace(config.training, steps=steps), "training.")
-        steps = int(steps)  # it may be NumPy's
+        training = replace(config.training, steps=steps)
+        convert_and_check(training, "training.")
+        steps = training.steps
     with _locked(folder, processes):
         folder.require_checkpoints()
         if steps is not None:

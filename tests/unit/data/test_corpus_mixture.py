@@ -217,3 +217,11 @@ def test_shares_are_even_in_the_updates_of_an_epoch(make_dataset):
     so_far = np.cumsum([update.corpus_pairs for update in updates], axis=0)
     shares = so_far / so_far.sum(axis=1, keepdims=True)
     assert np.abs(shares[2:] - [0.1, 0.2, 0.7]).max() < 0.05
+
+
+def test_weights_and_stages_have_numbers_of_python():
+    weight, steps = np.float32(2), np.int64(5)
+    config = CorpusConfig(name="a", source="a", target="b", weight=weight)
+    stage = StageConfig(steps=steps, weights={"a": weight})
+    numbers = config.weight, stage.steps, stage.weights["a"]
+    assert [(n, type(n)) for n in numbers] == [(2, float), (5, int), (2, float)]
