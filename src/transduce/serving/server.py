@@ -381,7 +381,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, which a second Ctrl-C ends without tracebacks."""
+    """Uvicorn server that logs no tracebacks when a second Ctrl-C forces its end."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        logger = logging.getLogger("uvicorn.error")
+        level = logger.level
+        try:
+            super().run(sockets)
+        finally:
+            logger.setLevel(level)  # `handle_exit` may have raised it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

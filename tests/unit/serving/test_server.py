@@ -1,12 +1,16 @@
 import asyncio
 import json
+import logging
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
@@ -14,6 +18,7 @@ from transduce.decoding.translator import Translator
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import QueueConfig
+from transduce.serving.server import http_server
 
 EN_DE = {"source": "en", "target": "de"}
 
@@ -619,3 +624,18 @@ def test_a_model_of_several_languages_scores_and_attends_in_the_chosen_one(
             answer = server.post(path, body)
             assert answer.status == 400
             assert "language of the model (de, fr), but is 'es'" in answer.json["error"]
+
+
+def test_uvicorn_logs_again_after_a_forced_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(server: uvicorn.Server, _: object) -> None:
+        for _number in range(2):
+            server.handle_exit(signal.SIGINT, None)
+        assert server.force_exit
+        assert logger.level == logging.CRITICAL
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    server = http_server(FastAPI())
+    logger = logging.getLogger("uvicorn.error")
+    level = logger.level
+    server.run()
+    assert logger.level == level != logging.CRITICAL
