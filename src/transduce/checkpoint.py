@@ -47,8 +47,8 @@ from transduce.model_folder import (
     ModelFolder,
     damaged,
     open_model,
-    other_model,
     unsaved,
+    weights_misfit,
     write_description,
 )
 from transduce.search_config import SearchConfig
@@ -222,7 +222,7 @@ def require_fitting_weights(stored: ModelFolder) -> None:
     parameters = outline(stored.config).state_dict().items()
     expected = {name: (FP32, tuple(tensor.shape)) for name, tensor in parameters}
     if stored.arrays.tensors != expected:
-        raise other_model(stored.arrays.path)
+        raise weights_misfit(stored.arrays.path)
 
 
 def load_model(path: Path) -> Checkpoint:

@@ -187,7 +187,7 @@ def _require_own(
 
 
 def maker_of(out: Path) -> str | None:
-    """Return the words of the command that wrote a folder; None if it is unknown."""
+    """Name of the command that wrote a folder; None if it is unknown."""
     try:
         return read_bounded(out / MADE_BY).strip()
     except (OSError, ValueError):  # without the file, or damaged

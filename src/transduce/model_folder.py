@@ -258,7 +258,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def other_model(weights: Path) -> CheckpointError:
+def weights_misfit(weights: Path) -> CheckpointError:
     """Return the error for weights that do not fit the settings beside them."""
     return CheckpointError(
         f"{weights}: the weights must fit the settings beside them, but do not; the "
@@ -427,7 +427,7 @@ def open_model(path: Path, *, with_shortlist: bool = True) -> ModelFolder:
     else:  # `checkpoint.require_fitting_weights` checks the shapes
         is_fitting = all(kind == FP32 for kind, _ in weights.tensors.values())
     if not is_fitting:
-        raise other_model(folder / WEIGHTS)
+        raise weights_misfit(folder / WEIGHTS)
     return ModelFolder(
         config=config,
         arrays=weights,

@@ -484,7 +484,7 @@ class Batcher:
     def update_tokens(self) -> tuple[int, int]:
         """Return about how many source and target tokens an update has.
 
-        A corpus that is smaller than an update is one.
+        At most the tokens of the whole corpus.
         """
         source, target = (
             len(side.ids) + len(self.dataset)  # with the end tokens

@@ -64,7 +64,8 @@ def _instructions(hardware: Hardware) -> str:
     if hardware.device.type == "cuda":
         if precision != "bf16" or not has_triton():
             return "none"
-        import triton  # by whatever package: AMD's has another name
+        # The package's name differs (AMD), so its metadata cannot be read by name.
+        import triton
 
         return f"triton {triton.__version__}"
     api = native.api()

@@ -218,7 +218,7 @@ def _require_quickstart(out: Path) -> None:
 
 
 def _entries(out: Path) -> set[Path]:
-    """Return what a folder holds, without what a killed process was writing there."""
+    """Entries of a folder, except leftovers of interrupted writes."""
     return set(out.iterdir()) - set(out.glob(LEFTOVERS))
 
 

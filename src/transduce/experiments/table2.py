@@ -511,8 +511,9 @@ MATCHED = {
         "Transformer."
     ),
     "none": (
-        "Sizes and numbers of updates are not matched: they are those of the presets, "
-        "or in the same proportion."
+        "Sizes and numbers of updates are not matched: each system has those of its "
+        "preset. --scale multiplies widths and vocabularies; --steps changes all "
+        "numbers of updates in the same proportion."
     ),
 }
 CURVES = (

@@ -655,7 +655,7 @@ class Trainer:
     def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
         before, step = self.progress, report.step
-        if self._begins_another_loss(step):
+        if self._restarts_loss(step):
             before = replace(before, recent_loss=math.inf, lowest_loss=math.inf)
         recent = report.loss
         if not math.isinf(before.recent_loss):  # infinite before the first step
@@ -673,10 +673,10 @@ class Trainer:
         lowest = min(before.lowest_loss, recent)
         self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
 
-    def _begins_another_loss(self, step: int) -> bool:
+    def _restarts_loss(self, step: int) -> bool:
         """Return whether the loss of an update is not to be compared with those before.
 
-        The reward, or the corpora of a stage, may raise it.
+        Updates by reward and new stages may have a higher loss.
         """
         is_by_reward, mixture = self._config.is_by_reward, self._batcher.mixture
         begins_stage = mixture is not None and mixture.begins_stage(step - 1)

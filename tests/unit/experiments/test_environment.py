@@ -29,7 +29,7 @@ def test_the_record_describes_this_process(here: Environment) -> None:
     assert here.num_workers == 2 * here.num_threads
 
 
-def test_triton_s_version_is_that_of_the_module_in_any_package(
+def test_the_record_has_the_version_of_the_imported_triton(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     triton = ModuleType("triton")

@@ -199,7 +199,7 @@ def test_closing_finishes_accepted_sentences(translator: Translator) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_fork_is_told_to_make_its_own_queue(queue: RequestQueue) -> None:
+def test_a_queue_is_refused_in_a_fork(queue: RequestQueue) -> None:
     if (child := os.fork()) == 0:
         code = 1
         try:
