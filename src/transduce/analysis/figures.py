@@ -26,8 +26,7 @@ from transduce.errors import ConfigError, DataError
 from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import STYLE, drawn_in, fonts_for, new_figure, picture_of
-from transduce.report.report import Picture
-from transduce.report.xml_text import xml_text
+from transduce.report.report import Picture, xml_text
 
 HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),

@@ -46,8 +46,15 @@ from transduce.decoding.translations import Part
 from transduce.decoding.translator import EXCLUDED, Translator, allowed_tokens
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind
-from transduce.report.report import Column, Section, Table, as_html, columns, whole_page
-from transduce.report.xml_text import xml_text
+from transduce.report.report import (
+    Column,
+    Section,
+    Table,
+    as_html,
+    columns,
+    whole_page,
+    xml_text,
+)
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 
-from transduce.report.report import Picture
-from transduce.report.xml_text import xml_text
+from transduce.report.report import Picture, xml_text
 
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""

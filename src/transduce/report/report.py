@@ -356,3 +356,12 @@ def _terminal_text(cell: Cell) -> Text:
         for word, is_marked in cell.words
     ]
     return Text(cell.separator).join(words)
+
+
+NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Characters that an XML file must not have."""
+
+
+def xml_text(text: str) -> str:
+    """Replace the characters that XML, and so a drawing, lacks by U+FFFD."""
+    return NOT_XML.sub("\ufffd", text)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from transduce.errors import DataError
-from transduce.report.xml_text import xml_text
+from transduce.report.report import xml_text
 
 TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
 NO_PARSE = re.compile(r"\s*(?:\(\s*(?:\(\s*\)|TOP)?\s*\)\s*)?", re.ASCII)
