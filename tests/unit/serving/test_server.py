@@ -587,7 +587,9 @@ def test_the_documentation_page_has_every_path_and_loads_nothing(
     text = answer.body.decode()
     for path in http.get("/openapi.json").json["paths"]:
         assert f" {path}</h2>" in text
-    assert '<td class="text" dir="auto">StreamedParse as application/x-ndjson</td>' in text
+    assert (
+        '<td class="text" dir="auto">StreamedParse as application/x-ndjson</td>' in text
+    )
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?[^"'\s)]+""", text) == []
     assert "default-src 'none'" in text
 
