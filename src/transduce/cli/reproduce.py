@@ -703,7 +703,7 @@ def scaling(
     First the scores of random queries and keys are measured as d_k grows: their
     variance (footnote 4), and the entropy and gradient of the softmax. Then a small
     model is trained with each kind of score and each d_k, by default on the built-in
-    corpus, in some ten minutes. The same command continues where it was stopped, and
+    corpus, in about ten minutes. The same command continues where it was stopped, and
     adds widths and seeds; the report has those that the command names.
 
     For example:

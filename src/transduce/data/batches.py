@@ -484,8 +484,8 @@ class Batcher:
     def update_tokens(self) -> tuple[int, int]:
         """Return about how many source and target tokens an update has.
 
-        At most the tokens of the whole corpus: of all corpora of a mixture, also those
-        that a stage does not draw.
+        A corpus that is smaller than an update bounds them. A mixture counts as one
+        corpus, with the corpora that a stage does not draw.
         """
         source, target = (
             len(side.ids) + len(self.dataset)  # with the end tokens

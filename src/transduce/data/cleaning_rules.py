@@ -398,9 +398,9 @@ def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
 
 
 def _most_in_a_row(units: Sequence[str], length: int) -> tuple[int, int]:
-    """Return how often a phrase is in a row at most, and where its last one ends.
+    """Return how many times a phrase of `length` units is repeated in a row at most.
 
-    It is once, ending at 0, if no unit is repeated after `length` units.
+    The second number is the end of the last one. Without repetition, they are 1 and 0.
     """
     run = most = end = 0
     for position in range(length, len(units)):

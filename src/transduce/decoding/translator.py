@@ -90,7 +90,7 @@ from transduce.text.tokenizer import (
     Tokenizer,
     WordTokenizer,
     encode_with_tag,
-    require_choice,
+    require_possible_bad_words,
     tagged,
 )
 from transduce.text.vocabulary import (
@@ -419,7 +419,7 @@ class Translator:
         require_translation(self)
         require_lists(sources, prefixes)
         config = self.search.given({}) if config is None else config
-        require_choice(config, self.tokenizer)
+        require_possible_bad_words(config, self.tokenizer)
         config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
             raise RequestError(

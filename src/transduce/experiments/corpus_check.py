@@ -63,7 +63,7 @@ from transduce.text.tokenizer import (
     TOKENIZER_FILE,
     learn_tokenizer,
     load_tokenizer,
-    require_choice,
+    require_possible_bad_words,
 )
 from transduce.text.vocabulary import language_tags
 
@@ -368,7 +368,8 @@ def check_prepared(
     settings of a translator do not fit its vocabulary.
     """
     if task == "translation":
-        require_choice(config.search, load_tokenizer(folder / TOKENIZER_FILE))
+        tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+        require_possible_bad_words(config.search, tokenizer)
     splits = {
         name: survey_prepared(
             open_dataset(folder / where),

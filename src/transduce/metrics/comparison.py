@@ -82,8 +82,7 @@ class PairedScores:
     bootstrap_signature: str
     """sacreBLEU's signature of the scores, intervals and `bootstrap_p`."""
     randomisation_signature: str
-    """sacreBLEU's signature of `randomisation_p`, which is sacreBLEU's, but at least
-    2 ** (1 - k) where k sentences differ, and 1 for equal scores."""
+    """sacreBLEU's signature of the test that `randomisation_p` is from."""
 
 
 def paired_scores(

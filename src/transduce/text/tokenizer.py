@@ -362,7 +362,7 @@ def own_target_size(tokenizer: Tokenizer) -> int | None:
     return None
 
 
-def require_choice(config: SearchConfig, tokenizer: Tokenizer) -> None:
+def require_possible_bad_words(config: SearchConfig, tokenizer: Tokenizer) -> None:
     """Raise `ConfigError` if bad words leave no token with which a target can begin.
 
     It is also raised if one of their ids is outside the vocabulary.
