@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import (
     PROC,
     Precision,
@@ -23,6 +24,11 @@ from transduce.settings import require_one_of
 WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
 smaller models, rounding and packing cost more than the products gain."""
+
+EMULATED = (
+    "The {device} has no instructions for bf16, so that PyTorch emulates it, up to forty "
+    "times slower than fp32 on a CPU; choose precision fp32 for speed."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +107,9 @@ def choose_hardware(
 
     `number` selects one of several GPUs. Precision "auto" is bf16 where a model of
     `width` d_model trains faster than in fp32. Raises `ConfigError` for an unknown
-    name, `RequestError` for a missing device. Choosing CUDA turns off cuDNN's attention
-    in this process; choosing a CPU applies a CPU quota to the number of threads.
+    name, `RequestError` for a missing device. Warns (`TransduceWarning`) if the device
+    emulates the precision. Choosing CUDA turns off cuDNN's attention in this process;
+    choosing a CPU applies a CPU quota to the number of threads.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -121,6 +128,7 @@ def choose_hardware(
             width >= WIDE or device == "cuda" or torch.cpu._is_amx_tile_supported()
         )
         precision = "bf16" if is_faster else "fp32"
+    warn_if_emulated(device, precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if device == "cpu":
         respect_cpu_quota()
@@ -166,6 +174,13 @@ def used_memory(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free
+
+
+def warn_if_emulated(device: str, precision: str) -> None:
+    """Warn (`TransduceWarning`) if a device type emulates a precision, which is slow."""
+    if precision == "bf16" and not is_good_at_bf16(device):
+        name = "GPU" if device == "cuda" else "processor"
+        warnings.warn(EMULATED.format(device=name), TransduceWarning, stacklevel=3)
 
 
 def is_good_at_bf16(device: str) -> bool:

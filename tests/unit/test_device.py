@@ -14,7 +14,7 @@ from transduce.device import (
     peak_memory,
     used_memory,
 )
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import (
     return_freed_memory,
 )
@@ -53,7 +53,8 @@ def test_auto_is_the_cpu_without_cuda():
 
 
 @pytest.mark.usefixtures("with_cuda")
-def test_auto_is_cuda_if_available():
+def test_auto_is_cuda_if_available(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert choose_hardware("auto", "bf16") == Hardware(
         device=CUDA, dtype=torch.bfloat16
     )
@@ -98,6 +99,20 @@ def test_cuda_computes_in_bf16_if_it_is_not_emulated(monkeypatch, is_supported, 
         lambda including_emulation: is_supported and not including_emulation,
     )
     assert choose_hardware("cuda").dtype == dtype
+
+
+def test_a_cpu_without_bf16_instructions_warns_that_bf16_is_slow(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.warns(TransduceWarning, match="The processor has no instructions for "):
+        assert choose_hardware("cpu", "bf16").dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_a_gpu_without_bf16_instructions_warns_that_bf16_is_slow(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    with pytest.warns(TransduceWarning, match="The GPU has no instructions for bf16"):
+        assert choose_hardware("cuda", "bf16").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from transduce.decoding.torch_decoder import (
     plain_linear,
     recorded_weights,
 )
-from transduce.device import is_good_at_bf16
+from transduce.device import is_good_at_bf16, warn_if_emulated
 from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import processor_flags
 from transduce.metrics.scores import TargetScore
@@ -182,7 +182,8 @@ def prepare_model(
 ) -> TorchModel:
     """Prepare a model, whose parameters may be converted in place.
 
-    Raises `RequestError` if the device cannot decode in this precision.
+    Raises `RequestError` if the device cannot decode in this precision, and warns
+    (`TransduceWarning`) if it emulates it.
     """
     model = fuse(model)
     if precision == "int8":
@@ -192,6 +193,7 @@ def prepare_model(
         packed = _with_linear(model, _native_linear("int8") or _torch_linear_in_int8())
         _round_embeddings(model)
         return packed
+    warn_if_emulated(device.type, precision)
     model.to(device)
     # Unlike the paper: products in bf16, several times faster on processors that have
     # them. Off by default: `--precision bf16`.
