@@ -26,8 +26,8 @@ WIDE = 128
 smaller models, rounding and packing cost more than the products gain."""
 
 EMULATED = (
-    "The {device} has no instructions for bf16, so that PyTorch emulates it, up to forty "
-    "times slower than fp32 on a CPU; choose precision fp32 for speed."
+    "The {device} has no instructions for bf16, so that PyTorch emulates it, up to "
+    "forty times slower than fp32 on a CPU; choose precision fp32 for speed."
 )
 
 
@@ -177,7 +177,7 @@ def used_memory(device: torch.device) -> int:
 
 
 def warn_if_emulated(device: str, precision: str) -> None:
-    """Warn (`TransduceWarning`) if a device type emulates a precision, which is slow."""
+    """Warn (`TransduceWarning`) if a device type emulates a precision."""
     if precision == "bf16" and not is_good_at_bf16(device):
         name = "GPU" if device == "cuda" else "processor"
         warnings.warn(EMULATED.format(device=name), TransduceWarning, stacklevel=3)
