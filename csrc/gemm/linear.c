@@ -45,11 +45,11 @@ _Static_assert(LINEAR_TILE_ROWS <= 12, "EACH_ROW has enough rows");
         sums[2 * i + 1] = right##i;                                                    \
     }
 
-/* Multiply `count` rows from `row` on by a block of outputs. `is_int8` and `count` are
- * literals at each call. */
+/* Multiply rows `first` to `first + count` of a tile of `rows` rows, which begins with
+ * row `row`, by a block of outputs. All but `row` and `block` are literals. */
 static inline __attribute__((always_inline)) void
-multiply_tile(const Product *product, const int is_int8, int64_t row, const int count,
-              int64_t block)
+multiply_rows(const Product *product, const int is_int8, int64_t row, const int rows,
+              const int first, const int count, int64_t block)
 {
     const int64_t groups = num_groups(product->linear->inputs, is_int8);
     const int64_t step = step_bytes(is_int8), bytes = groups * step;
@@ -58,21 +58,36 @@ multiply_tile(const Product *product, const int is_int8, int64_t row, const int 
     /* Prefetching unmapped addresses behind the last block would be slow. */
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
-    const uint8_t *numbers = product->x->numbers + row * product->x->stride;
+    const uint8_t *numbers =
+        product->x->numbers + row * product->x->stride + first * group;
     const vec zero = vec_set1(0.0f);
     EACH_ROW(START)
 #pragma GCC unroll UNROLLED
     for (int64_t i = 0; i < groups; i++) {
         /* Prefetch the same step of the next block. */
-        if (count > 1 && i * step % CACHE_LINE == 0)
+        if (rows > 1 && first == 0 && i * step % CACHE_LINE == 0)
             prefetch(weights + ahead, step);
         EACH_ROW(SUM_UP)
         weights += step;
-        numbers += count * group;
+        numbers += rows * group;
     }
     vec sums[2 * LINEAR_TILE_ROWS];
     EACH_ROW(KEEP)
-    write_results(product, is_int8, sums, row, count, block * BLOCK_OUTPUTS);
+    write_results(product, is_int8, sums, row + first, count, block * BLOCK_OUTPUTS);
+}
+
+/* Multiply a tile of `rows` rows by a block of outputs. `is_int8` and `rows` are
+ * literals at each call. */
+static inline __attribute__((always_inline)) void
+multiply_tile(const Product *product, const int is_int8, int64_t row, const int rows,
+              int64_t block)
+{
+    /* Sums in 16 bits take registers too: with more rows, the compiler would keep the
+     * sums in memory. */
+    const int at_once = is_int8 && SUMS_IN_16_BITS && rows > 3 ? 3 : rows;
+    multiply_rows(product, is_int8, row, rows, 0, at_once, block);
+    if (rows > at_once)
+        multiply_rows(product, is_int8, row, rows, at_once, rows - at_once, block);
 }
 
 static inline __attribute__((always_inline)) void
