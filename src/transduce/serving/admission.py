@@ -44,6 +44,10 @@ LOCAL_NAME = "localhost"
 ANY = "*"
 METHODS = ("GET", "HEAD", "POST")
 EXPOSED = ("retry-after",)
+HOST = re.compile("[a-z0-9_-][a-z0-9._-]*", re.ASCII)
+"""Pattern of a host's name in lower case."""
+DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
+"""Ports of the schemes by which browsers load pages from hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +64,18 @@ class AccessConfig:
 
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
-            if not name or host_name(name) != name.lower().strip("[]"):
+            bare = name.lower().strip("[]")
+            if host_name(name) != bare or not _can_be_host(bare):
                 raise ConfigError(
-                    "`allowed_hosts` must be names without scheme and port, such as "
-                    f"example.org, but one is {name!r}."
+                    "`allowed_hosts` must be names without scheme and port, and "
+                    "without wildcards, such as example.org, but one is "
+                    f"{name!r}.{_as_sent(name)}"
                 )
         for origin in self.cors_origins:
             if origin != ANY and _canonical_origin(origin) is None:
                 raise ConfigError(
                     "`cors_origins` must be origins such as https://example.org, or "
-                    f"*, but one is {origin!r}."
+                    f"*, but one is {origin!r}.{_as_sent(origin)}"
                 )
 
     def allows_host(self, host: str) -> bool:
@@ -88,7 +94,9 @@ class AccessConfig:
             return False
         if canonical in map(_canonical_origin, self.cors_origins):
             return True
-        netloc = urlsplit(canonical).netloc
+        scheme, netloc = urlsplit(canonical)[:2]
+        if scheme not in DEFAULT_PORTS:
+            return False  # such as a browser's extension, which no host serves
         return netloc == _netloc(host, canonical) or self._is_named(host_name(netloc))
 
     def _is_named(self, name: str) -> bool:
@@ -161,9 +169,11 @@ class GuardOrigins:
             elif origin is not None and not self._config.allows_origin(
                 origin, host or ""
             ):
+                is_name = _canonical_origin(origin) is not None
+                remedy = "" if is_name else " '*', which allows all"
                 refusal = (
                     "Pages of other sites need permission to use this server, but "
-                    f"{_quoted(origin)} has none; allow it by --cors-origins."
+                    f"{_quoted(origin)} has none; allow it by --cors-origins{remedy}."
                 )
             if refusal is not None:
                 answer = JSONResponse({"error": refusal}, HTTPStatus.FORBIDDEN)
@@ -176,12 +186,11 @@ class AllowOrigins(CORSMiddleware):
     """Starlette's CORS middleware with refusals in JSON, like all others."""
 
     def __init__(self, app: ASGIApp, config: AccessConfig) -> None:
+        canonical = map(_canonical_origin, config.cors_origins)
         super().__init__(
             app,
-            allow_origins=[
-                each if each == ANY else _canonical_origin(each) or each
-                for each in config.cors_origins
-            ],
+            # Safari sends the origins of extensions in upper case.
+            allow_origins=[*config.cors_origins, *filter(None, canonical)],
             allow_methods=METHODS,
             allow_headers=("authorization", "content-type"),
             expose_headers=EXPOSED,
@@ -237,9 +246,27 @@ def _canonical_origin(origin: str) -> str | None:
     except ValueError:
         return None
     is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare:
+    host = parts.hostname or ""
+    if not parts.scheme or not _can_be_host(host) or not is_bare:
         return None
-    return f"{parts.scheme}://{_with_port(parts.hostname, port, parts.scheme)}"
+    return f"{parts.scheme}://{_with_port(host, port, parts.scheme)}"
+
+
+def _can_be_host(name: str) -> bool:
+    """Whether requests can name a host so: "*" and "a.org,b.org" would never match."""
+    if HOST.fullmatch(name):
+        return True
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _as_sent(name: str) -> str:
+    """Return a sentence on names that are not in ASCII, as no browser sends them."""
+    if name.isascii():
+        return ""
+    return " Write an international name as browsers send it: xn--..."
 
 
 def _netloc(host: str, origin: str) -> str | None:
@@ -250,8 +277,8 @@ def _netloc(host: str, origin: str) -> str | None:
 
 def _with_port(name: str, port: int | None, scheme: str) -> str:
     bracketed = f"[{name}]" if ":" in name else name
-    own: Mapping[str, int] = {"http": 80, "https": 443}
-    return bracketed if port in (None, own[scheme]) else f"{bracketed}:{port}"
+    is_default = port in (None, DEFAULT_PORTS.get(scheme))
+    return bracketed if is_default else f"{bracketed}:{port}"
 
 
 def _quoted(value: str) -> str:

@@ -101,6 +101,35 @@ def test_a_local_server_answers_its_own_pages_and_allowed_origins(
         assert "Pages of other sites need permission" in answer.json["error"]
 
 
+@pytest.mark.parametrize(
+    ("origin", "remedy"),
+    [
+        ("moz-extension://6f0a", "allow it by --cors-origins."),
+        ("chrome-extension://localhost", "allow it by --cors-origins."),
+        ("null", "allow it by --cors-origins '*', which allows all."),
+    ],
+)
+def test_a_refusal_of_an_origin_names_an_option_that_allows_it(
+    local: RunningServer, origin: str, remedy: str
+) -> None:
+    answer = local.post("/translate", BODY, host="localhost", origin=origin)
+    assert answer.status == 403
+    assert answer.json["error"].endswith(f'"{origin}" has none; {remedy}')
+
+
+@pytest.mark.parametrize(
+    "origin", ["moz-extension://6f0a", "safari-web-extension://6F0A", "app://notes"]
+)
+def test_the_origin_of_an_extension_can_be_allowed(
+    trained_checkpoint: Checkpoint, origin: str
+) -> None:
+    access = AccessConfig(is_local=True, cors_origins=(origin,))
+    with running([served(trained_checkpoint, "en-de")], None, access) as server:
+        answer = server.post("/translate", BODY, host="localhost", origin=origin)
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
 def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answer:
     return server.ask(
         "OPTIONS",
@@ -510,6 +539,42 @@ def test_rates_recover_with_time() -> None:
     # Only the last 10,000 clients are known.
     assert not any(rate.seconds_to_wait(f"client {i}") for i in range(10_000))
     assert rate.seconds_to_wait("a") == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("*", "*.example.org", ".example.org", "a.org,b.org", "a b"),
+        *("bücher.example", "[::1]:80", "::1::"),
+    ],
+)
+def test_a_host_name_that_no_request_could_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        AccessConfig(allowed_hosts=(name,))
+    assert f"such as example.org, but one is {name!r}." in str(refused.value)
+    assert ("xn--" in str(refused.value)) is not name.isascii()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.org", "A.org", "a_b", "10.0.0.1", "[::1]", "xn--a"]
+)
+def test_a_host_name_or_an_address_may_be_allowed(name: str) -> None:
+    assert AccessConfig(is_local=True, allowed_hosts=(name,)).allows_host(f"{name}:80")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("https://*.example.org", "https://bücher.example", "null", "file://"),
+        *("https://a.org,https://b.org", "https://", ""),
+    ],
+)
+def test_an_origin_that_no_page_could_have_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        AccessConfig(cors_origins=(origin,))
+    assert f"such as https://example.org, or *, but one is {origin!r}." in str(
+        refused.value
+    )
 
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "max_characters"])
