@@ -222,7 +222,7 @@ def test_scores_at_the_end_that_a_crash_cut_short_are_not_logged_twice(run) -> N
 
 def test_fewer_updates_than_made_are_refused(run):
     before = (run / "config.json").read_text(), kinds(run)
-    with pytest.raises(ConfigError, match=r"at least the 10 updates .* but is 9;"):
+    with pytest.raises(ConfigError, match=r"at least 10, the number of .* but is 9;"):
         resume(run, CPU, steps=9)
     assert ((run / "config.json").read_text(), kinds(run)) == before
 

@@ -18,7 +18,7 @@ from transduce.architectures.config import (
 from transduce.data.augmentation import require_suitable
 from transduce.data.corpus_mixture import require_mixture
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, counted
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFiles, faults_without_dev
 from transduce.model.config import ModelConfig
@@ -293,9 +293,9 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     training, batching = config.training, config.batching
     if training.warmup_steps > training.steps:
         yield (
-            f"The warm-up of {training.warmup_steps:,} updates is longer than the "
-            f"training of {training.steps:,}: the learning rate never reaches its peak."
-            " See `training.warmup_steps`."
+            f"The warm-up of {counted(training.warmup_steps, 'update')} is longer than "
+            f"the training of {training.steps:,}: the learning rate never reaches its "
+            "peak. See `training.warmup_steps`."
         )
     elif training.warmup_steps > training.steps * (1 - training.cooldown_share):
         yield (
@@ -308,7 +308,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
             f"With a checkpoint every {every:,} updates, a training of "
-            f"{training.steps:,} updates has only one, at its end; see "
+            f"{counted(training.steps, 'update')} has only one, at its end; see "
             "`training.checkpoint_steps`."
         )
     if batching.batch_tokens > max(batching.source_tokens, batching.target_tokens):
@@ -324,7 +324,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     if near is not None and near >= batching.max_length:
         yield (
             f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "
-            f"at most {batching.max_length:,} tokens."
+            f"at most {counted(batching.max_length, 'token')}."
         )
     if config.search.num_best > 1:
         yield (
@@ -391,7 +391,7 @@ def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
         if (first := getattr(training, name)) and first > training.steps:
             yield (
                 f"`training.{name}` is {first:,}, which has no effect on a training of "
-                f"{training.steps:,} updates."
+                f"{counted(training.steps, 'update')}."
             )
     optimizer = training.optimizer
     unused = _changed(training, TrainingConfig(), among=SETTINGS_OF_ADAM)

@@ -46,7 +46,14 @@ from transduce.data.corpus_mixture import (
 from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus, corpus_sizes
 from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware
-from transduce.errors import WEEK, CheckpointError, ConfigError, VersionError, duration
+from transduce.errors import (
+    WEEK,
+    CheckpointError,
+    ConfigError,
+    VersionError,
+    counted,
+    duration,
+)
 from transduce.experiments.contradictions import (
     refuse_contradictions,
     settings_without_effect,
@@ -426,9 +433,9 @@ def _lengthened(
     made, by_reward = progress.step, training.reward_steps
     if steps < made:
         raise ConfigError(
-            f"{run}: `training.steps` must be at least the {made:,} updates that the "
-            f"run has made, but is {steps:,}; `transduce average` makes a model of "
-            "earlier checkpoints."
+            f"{run}: `training.steps` must be at least {made:,}, the number of updates "
+            f"that the run has made, but is {steps:,}; `transduce average` makes a "
+            "model of earlier checkpoints."
         )
     rate = (training.learning_rate or math.inf) * progress.plateau_factor
     if training.schedule == "plateau" and rate < training.least_rate:
@@ -442,9 +449,9 @@ def _lengthened(
         by_reward += steps - training.steps
     elif steps - by_reward < made:
         raise ConfigError(
-            f"{run}: `training.steps` must leave room for the {by_reward:,} updates "
-            f"by reward after the {made:,} made, but is {steps:,}; take "
-            f"{made + by_reward:,} at least."
+            f"{run}: `training.steps` must leave room for "
+            f"{counted(by_reward, 'update')} by reward after the {made:,} made, but is "
+            f"{steps:,}; take {made + by_reward:,} at least."
         )
     return replace(training, steps=steps, reward_steps=by_reward)
 
