@@ -44,6 +44,9 @@ from transduce.report.report import Report, as_page, show, write_markdown
 
 LINE_SECONDS = 30.0
 """Seconds between progress lines without a terminal."""
+SPEED_SECONDS = 3_600.0
+"""Seconds of steps that the time left is estimated from; rich's 30 may have only one
+step, and then no estimate."""
 NARROWEST, USUAL, WIDEST = 20, 80, 1_000
 """Minimum, default and maximum width in columns. Rich never ends at one column, and
 fills the memory at a billion."""
@@ -197,6 +200,7 @@ class ProgressDisplay:
             console=self.console,
             disable=not self.console.can_animate,
             transient=True,
+            speed_estimate_period=SPEED_SECONDS,
         )
         self._task = self._progress.add_task("", figures=(), visible=False)
         self._line_at = time.monotonic()

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -123,6 +124,24 @@ def test_a_dumb_terminal_gets_lines(
         display.begin(0, 10)
         display.show("step 1/10", ("loss 1.000", "2 tokens/s"), 1)
     assert capsys.readouterr().out == "step 1/10: loss 1.000  2 tokens/s\n"
+
+
+def test_steps_of_a_minute_have_a_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = [0.0], list[Progress]()
+
+    class Timed(Progress):
+        def __init__(self, *columns: Any, **options: Any) -> None:
+            super().__init__(*columns, get_time=lambda: now[0], **options)
+            made.append(self)
+
+    monkeypatch.setattr("transduce.cli.terminal.Progress", Timed)
+    with ProgressDisplay() as display:
+        display.begin(0, 100)
+        for step in range(1, 11):
+            now[0] += 60.0
+            display.show(f"step {step}/100", (), step)
+        [task] = made[0].tasks
+        assert task.time_remaining == 90 * 60
 
 
 def test_a_report_that_cannot_be_written_is_printed(
