@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -230,6 +231,19 @@ def test_figures_stand_below_their_labels_in_a_narrow_terminal(
     assert len(lines[label + 1].split()) == 4
     tables = lines[: lines.index("Places")]
     assert max(map(len, tables)) <= max(width, 31)
+
+
+def test_figures_of_billions_have_a_space_between_them(corpus_files):
+    files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
+    report = check_corpus(files, PRESETS["tiny"])
+    side = replace(report.training.source, characters=5_512_345_678)
+    training = replace(report.training, source=side, target=side)
+    output = StringIO()
+    console = Console(file=output, force_terminal=True, width=80, color_system=None)
+    CorpusDisplay(console).show(replace(report, training=training), ())
+    lines = output.getvalue().splitlines()
+    assert "  characters                 5,512,345,678 5,512,345,678" in lines
+    assert "  lines                                 40            40" in lines
 
 
 @pytest.fixture

@@ -133,6 +133,8 @@ SEED = 1
 WEIGHT_BYTES = 4
 """Bytes of a weight in fp32."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
+CELL_WIDTH = 9
+"""Least width of a column of figures in a table, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,8 +439,7 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
 
 def _costs(speed: DecodingSpeed, width: int, shown: Setting) -> Iterator[str]:
     """Format loading, memory, latencies and agreement of each decoder as a table."""
-    names = ("load", "memory", "median", "90 %", "max", "greedy", "beam")
-    yield f"{'':<{width}}" + "".join(f"{name:>9}" for name in names)
+    rows = [("", ["load", "memory", "median", "90 %", "max", "greedy", "beam"])]
     for decoder in speed.decoders:
         [one] = [each for each in decoder.settings if each.setting == shown]
         shares = (decoder.greedy_agreement, decoder.beam_agreement)
@@ -448,23 +449,31 @@ def _costs(speed: DecodingSpeed, width: int, shown: Setting) -> Iterator[str]:
             *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
             *("-" if share is None else f"{share:.1%}" for share in shares),
         ]
-        yield f"{decoder.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells)
+        rows.append((decoder.name, cells))
+    yield from _in_columns(rows, width)
 
 
-def _heads(speed: DecodingSpeed) -> str:
+def _heads(speed: DecodingSpeed) -> list[str]:
     settings = [each.setting for each in speed.decoders[0].settings]
-    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
-    return "".join(f"{head:>9}" for head in heads)
+    return [f"b{each.batch_size} k{each.beam_size}" for each in settings]
+
+
+def _in_columns(rows: Sequence[tuple[str, list[str]]], width: int) -> Iterator[str]:
+    """Format rows of a name and cells, with a space before the longest cell."""
+    longest = max(len(cell) for _, cells in rows for cell in cells)
+    cell_width = max(longest + 1, CELL_WIDTH)
+    for name, cells in rows:
+        yield f"{name:<{width}}" + "".join(f"{cell:>{cell_width}}" for cell in cells)
 
 
 def _rates(
     speed: DecodingSpeed, width: int, unit: str, rate: Callable[[SettingSpeed], float]
 ) -> Iterator[str]:
     """Table of a rate by decoder and setting."""
-    yield f"{unit:<{width}}" + _heads(speed)
+    rows = [(unit, _heads(speed))]
     for decoder in speed.decoders:
-        rates = [f"{rate(each):,.1f}" for each in decoder.settings]
-        yield f"{decoder.name:<{width}}" + "".join(f"{each:>9}" for each in rates)
+        rows.append((decoder.name, [f"{rate(each):,.1f}" for each in decoder.settings]))
+    yield from _in_columns(rows, width)
 
 
 def _advantages(speed: DecodingSpeed, width: int, has_shortlist: bool) -> Iterator[str]:
@@ -480,10 +489,12 @@ def _advantages(speed: DecodingSpeed, width: int, has_shortlist: bool) -> Iterat
     vocabulary = "with a shortlist" if has_shortlist else "with the whole vocabulary"
     yield ""
     yield f"Our best over the best of each, {vocabulary}"
-    yield " " * width + _heads(speed)
+    rows = [("", _heads(speed))]
     for library in libraries:
         ratios = [
             speed.advantage(each, library=library, has_shortlist=has_shortlist)
             for each in settings
         ]
-        yield f"{library:<{width}}" + "".join(f"{ratio:>8.2f}x" for ratio in ratios)
+        cells = ["-" if math.isnan(ratio) else f"{ratio:.2f}x" for ratio in ratios]
+        rows.append((library, cells))
+    yield from _in_columns(rows, width)

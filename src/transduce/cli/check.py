@@ -207,6 +207,7 @@ class CorpusDisplay:
         self._console = console
         self._preset = preset
         self._width = console.width if console.is_terminal else WIDTH
+        self._cell_width = CELL_WIDTH
         can_draw = console.is_terminal and not console.options.ascii_only
         self._block = "█" if can_draw else "#"
 
@@ -245,6 +246,9 @@ class CorpusDisplay:
         splits = {"training": report.training}
         if report.dev is not None:
             splits["dev"] = report.dev
+        figures = [_side_figures(side) for _, side in _named_sides(splits)]
+        longest = max(len(cell) for each in figures for cell in each.values())
+        self._cell_width = max(longest + 1, CELL_WIDTH)
         self._show_files(splits)
         self._show_sides(splits)
         self._show_pairs(splits)
@@ -333,7 +337,7 @@ class CorpusDisplay:
     def _heading(self, title: str, cells: Sequence[str] = ()) -> None:
         self._print("")
         if self._has_room(cells):
-            self._print(f"{title:<{LABEL_WIDTH + 2}}{_cells(cells)}", "bold")
+            self._print(f"{title:<{LABEL_WIDTH + 2}}{self._cells(cells)}", "bold")
         else:
             self._print(title, "bold")
             self._row("", [cell for cell in cells if cell], "bold")
@@ -341,15 +345,18 @@ class CorpusDisplay:
     def _row(self, label: str, cells: Sequence[str], style: str = "") -> None:
         """Print a label with its figures beside it, or below it if there is no room."""
         if self._has_room(cells):
-            self._print(f"  {label:<{LABEL_WIDTH}}{_cells(cells)}", style)
+            self._print(f"  {label:<{LABEL_WIDTH}}{self._cells(cells)}", style)
             return
         if label:
             self._print(f"  {label}", style)
         width = (self._width - 4) // len(cells)
         self._print("    " + "".join(f"{cell:<{width - 1}} " for cell in cells), style)
 
+    def _cells(self, cells: Sequence[str]) -> str:
+        return "".join(f"{cell:>{self._cell_width}}" for cell in cells)
+
     def _has_room(self, cells: Sequence[str]) -> bool:
-        needed = LABEL_WIDTH + 2 + CELL_WIDTH * len(cells)
+        needed = LABEL_WIDTH + 2 + self._cell_width * len(cells)
         return not cells or needed <= self._width
 
     def _fact(self, label: str, text: str) -> None:
@@ -372,10 +379,6 @@ class CorpusDisplay:
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(Text(text.rstrip()), style=style)
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{CELL_WIDTH}}" for cell in cells)
 
 
 def _share(count: int, total: int) -> str:

@@ -13,13 +13,16 @@ from transduce.architectures.config import ByteNetConfig
 from transduce.benchmark import decoding as decoding_speed
 from transduce.benchmark import peers as known_peers
 from transduce.benchmark.decoding import (
+    DecoderSpeed,
     DecodingOutcome,
+    DecodingSpeed,
+    SettingSpeed,
     decoding_table,
     measure_decoding,
     random_checkpoint,
     warm_up,
 )
-from transduce.benchmark.measurement import Turn, within_quota
+from transduce.benchmark.measurement import Machine, Turn, within_quota
 from transduce.benchmark.peers import (
     MAX_BATCHES,
     SENTENCES_OF_SEVERAL,
@@ -176,6 +179,51 @@ def test_systems_with_a_shortlist_are_compared_with_each_other(
 
 
 @pytest.mark.usefixtures("environments")
+def test_columns_of_large_figures_have_a_space_between_them():
+    speeds = tuple(
+        SettingSpeed(
+            setting=setting,
+            tokens_per_second=123_456.7,
+            sentences_per_second=1.0,
+            words_per_second=1.0,
+            batch_seconds=(0.1, 0.2, 0.3),
+        )
+        for setting in (GREEDY, BEAM)
+    )
+    ours = DecoderSpeed(
+        name="transduce fp32",
+        library="transduce",
+        has_shortlist=False,
+        is_ours=True,
+        load_seconds=1.5,
+        peak_bytes=12_345_000_000,
+        settings=speeds,
+        greedy_agreement=1.0,
+        beam_agreement=None,
+    )
+    theirs = replace(
+        ours, name="theirs", library="theirs", is_ours=False, has_shortlist=True
+    )
+    speed = DecodingSpeed(
+        machine=Machine(
+            processor="Abacus", accelerator=None, num_threads=1, versions={}
+        ),
+        num_parameters=1,
+        vocab_size=1,
+        rounds=1,
+        proofs=(),
+        left_out=(),
+        decoders=(ours, theirs),
+        load=0.0,
+    )
+    lines = [line.split() for line in decoding_table(speed)]
+    assert ["transduce", "fp32", "123,456.7", "123,456.7"] in lines
+    costs = "transduce fp32 1.50 s 12,345 MB 100 200 300 100.0% -"
+    assert costs.split() in lines
+    # None of ours has a shortlist, so there is no ratio.
+    assert ["theirs", "-", "-"] in lines
+
+
 def test_only_named_decoders_are_measured_beside_the_reference(trained_checkpoint):
     speed = measure_decoding(
         trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, {"CTranslate2 float32"}
