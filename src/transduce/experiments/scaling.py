@@ -414,11 +414,12 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
         )
     heads = columns("d_k", "d_model", "parameters, millions", *KINDS)
     yield Table(columns=heads, rows=tuple(rows))
-    if len(scaling.rows[0].seeds) > 1:
-        yield (
-            f"Means of {counted(len(scaling.rows[0].seeds), 'seed')}; in brackets the "
-            "lowest and the highest."
-        )
+    numbers = sorted({len(row.seeds) for row in scaling.rows})
+    if numbers[-1] > 1:
+        how_many = counted(numbers[-1], "seed")
+        if len(numbers) > 1:
+            how_many = f"{numbers[0]} to {how_many}, since some trainings have failed"
+        yield f"Means of {how_many}; in brackets the lowest and the highest."
     points = {
         kind: [
             (row.d_k, row.perplexity)

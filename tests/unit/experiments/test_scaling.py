@@ -221,6 +221,25 @@ def test_an_infinite_perplexity_stays_infinite(tmp_path, statistics):
     assert names == ["scaling-variance", "scaling-gradient"]
 
 
+def test_the_report_tells_means_if_the_first_row_has_one_seed(tmp_path, statistics):
+    scaling = collected(tmp_path, statistics)
+    first, *others = scaling.rows
+    alone = replace(first, seeds=first.seeds[:1], perplexities=first.perplexities[:1])
+    for rows, sentence in (
+        ([alone, *others], "Means of 1 to 2 seeds, since some trainings have failed; "),
+        ([first], "Means of 2 seeds; "),
+        ([alone], None),
+    ):
+        parts = as_report(replace(scaling, rows=tuple(rows))).sections[1].parts
+        found = [part for part in parts if str(part).startswith("Means of")]
+        expected = (
+            []
+            if sentence is None
+            else [f"{sentence}in brackets the lowest and the highest."]
+        )
+        assert found == expected
+
+
 def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(
     tmp_path, statistics
 ):
@@ -243,6 +262,7 @@ def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(
     assert narrow[3] == f"{math.sqrt(2 * 8):.2f} (2.00 to 8.00)"
     assert wide[5] == "7.00"  # one of its seeds has failed
     text = json.dumps([part for s in report.sections for part in s.parts], default=str)
+    assert "Means of 1 to 2 seeds, since some trainings have failed" in text
     assert "It was killed (SIGKILL)." in text
     assert "training.steps = 90" in text
     assert "1 x Abacus" in text
