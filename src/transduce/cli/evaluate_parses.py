@@ -9,12 +9,11 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
 from transduce.cli.terminal import print_json, warn
-from transduce.data.treebank import read_both, read_treebank
+from transduce.data.treebank import before_number, read_both, read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError, neither_or_both
-from transduce.text.corpus import read_lines
 from transduce.trees.bracket_f1 import (
     BracketScore,
     bracket_f1,
@@ -162,10 +161,7 @@ def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) 
 
 def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
     """Raise `DataError` for sentences that are not scored, or warn about each."""
-    is_one_a_line = predicted.is_file() and (  # a pipe cannot be read again
-        sum(1 for _ in read_lines(predicted)) == len(score.sentences)
-    )
-    place = f"{predicted}:" if is_one_a_line else f"{predicted}, tree "
+    place = before_number(predicted, len(score.sentences))
     dropped = [f"{place}{fault}" for fault in _faults(score)]
     if dropped and not allow_dropped:
         raise DataError(

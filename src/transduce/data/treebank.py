@@ -24,6 +24,7 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import ConfigError, DataError
 from transduce.settings import require_between, require_one_of
 from transduce.text.corpus import (
+    read_lines,
     read_text,
     require_one_standard_input,
     write_lines,
@@ -318,6 +319,17 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
             f"but there are {len(trees):,} for {len(gold_trees):,}{hint}."
         )
     return gold_trees, trees
+
+
+def before_number(path: Path, num_trees: int) -> str:
+    """Return what a message puts before the number of one of a file's trees.
+
+    The number is also that of its line if the file has as many lines as trees.
+    """
+    is_one_a_line = path.is_file() and (  # a pipe cannot be read again
+        sum(1 for _ in read_lines(path)) == num_trees
+    )
+    return f"{path}:" if is_one_a_line else f"{path}, tree "
 
 
 def _trees(path: Path) -> Iterator[Tree]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transduce.data.treebank import read_both, read_treebank
+from transduce.data.treebank import before_number, read_both, read_treebank
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import DataError
@@ -127,8 +127,8 @@ def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
     for number, sentence in enumerate(score.sentences, start=1):
         if sentence.status != "valid":
             raise DataError(
-                f"{predicted}:{number}: a tree must have the words of the gold tree, "
-                f"but: {sentence.fault}."
+                f"{before_number(predicted, len(trees))}{number}: a tree must have the "
+                f"words of the gold tree, but: {sentence.fault}."
             )
     return OurRow(
         setting=setting,

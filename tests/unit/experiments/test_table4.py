@@ -62,6 +62,15 @@ def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
         our_parses("WSJ only", gold, parses)
 
 
+def test_a_refused_tree_of_several_lines_is_named_by_number(
+    gold: Path, parses: Path
+) -> None:
+    changed = PARSES.replace("run", "ran").replace(" (S ", "\n (S ")
+    parses.write_text(changed, encoding="utf-8")
+    with pytest.raises(DataError, match="parses, tree 2: a tree must have the words"):
+        our_parses("WSJ only", gold, parses)
+
+
 def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.splitlines()[0] + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="parses: there must be as many trees as in"):
