@@ -13,7 +13,12 @@ from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli.serve import loaded
 from transduce.experiments.dev_corpus import DevScoring
 from transduce.model_folder import open_model
-from transduce.text.shortlist import FREQUENT, PER_PIECE, SHORTLIST_FILE
+from transduce.text.shortlist import (
+    FREQUENT,
+    MAX_PIECES,
+    PER_PIECE,
+    SHORTLIST_FILE,
+)
 from transduce.text.tokenizer import Tokenizer
 
 
@@ -125,6 +130,18 @@ def test_alignments_take_the_place_of_the_aligner(
     links.write_text("\n".join(lines[:-1]) + "\n")
     assert "the alignments end before line 40" in refuses("shortlist", plain, *files)
     assert (plain / SHORTLIST_FILE).read_bytes() == before
+
+
+def test_aligned_pairs_of_any_length_are_counted(
+    plain: Path, tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    for name, word in (("en", "three "), ("de", "drei ")):
+        (tmp_path / name).write_text(f"{word}\n{word * (MAX_PIECES + 1)}\n")
+    (tmp_path / "links").write_text("0-0\n0-0\n")
+    files = ("--source", tmp_path / "en", "--target", tmp_path / "de")
+    out = succeeds("shortlist", plain, *files, "--alignments", tmp_path / "links")
+    assert out.splitlines()[0] == "Sentence pairs: 2"
+    assert succeeds("shortlist", plain, *files).startswith("Sentence pairs: 1\n")
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

@@ -1,5 +1,6 @@
 """`transduce shortlist`: candidates of target pieces, for faster translation."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -101,14 +102,17 @@ def shortlist(
         )
     tokenizer = opened.tokenizer
     _require_languages(model, opened, source, target)
+    # Given alignments are counted in pairs of any length.
+    longest = MAX_PIECES if alignments is None else math.inf
     if source:
-        pairs = encode_pairs(_text_pairs(source, target), tokenizer)
+        pairs = encode_pairs(_text_pairs(source, target), tokenizer, longest)
     else:
         pairs = _pairs_of_run(model, tokenizer.vocab_size)
     if not len(pairs):
+        least = f"1 to {MAX_PIECES} pieces" if alignments is None else "text"
         raise DataError(
             "A shortlist must be learned from sentence pairs, but there are none with "
-            f"1 to {MAX_PIECES} pieces on each side; give more text."
+            f"{least} on each side; give more text."
         )
     if alignments is None:
         learned = learn_shortlist(

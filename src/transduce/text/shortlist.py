@@ -288,20 +288,22 @@ def require_sizes(frequent: int, per_piece: int) -> None:
     require_between("per_piece", per_piece, 1, MAX_PER_PIECE)
 
 
-def encode_pairs(pairs: Iterable[TextPair], tokenizer: Tokenizer) -> EncodedPairs:
+def encode_pairs(
+    pairs: Iterable[TextPair], tokenizer: Tokenizer, max_pieces: float = MAX_PIECES
+) -> EncodedPairs:
     """Encode pairs, without those that are too long or have an empty side."""
-    return EncodedPairs.of(_encoded(pairs, tokenizer))
+    return EncodedPairs.of(_encoded(pairs, tokenizer, max_pieces))
 
 
 def _encoded(
-    pairs: Iterable[TextPair], tokenizer: Tokenizer
+    pairs: Iterable[TextPair], tokenizer: Tokenizer, max_pieces: float
 ) -> Iterator[tuple[list[int], list[int]]]:
     stream = iter(pairs)
     while chunk := list(islice(stream, CHUNK_PAIRS)):
         sources = tokenizer.encode_sources([source for source, _ in chunk])
         targets = tokenizer.encode_targets([target for _, target in chunk])
         for source, target in zip(sources, targets, strict=True):
-            if source and target and max(len(source), len(target)) <= MAX_PIECES:
+            if source and target and max(len(source), len(target)) <= max_pieces:
                 yield source, target
 
 
