@@ -4,6 +4,7 @@ Only --force overwrites an output file.
 """
 
 import atexit
+import codecs
 import json
 import os
 import re
@@ -400,8 +401,16 @@ def escape_output() -> None:
 
     The names of files need not be UTF-8, nor need the terminal be.
     """
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    output = sys.stdout
+    if not isinstance(output, TextIOWrapper):
+        return
+    # In the locale C, Python's handler passes the bytes of names through, but refuses
+    # letters outside ASCII.
+    lacks_letters = codecs.lookup(output.encoding).name != "utf-8"
+    if output.errors == "strict" or (
+        output.errors == "surrogateescape" and lacks_letters
+    ):
+        output.reconfigure(errors="backslashreplace")
 
 
 def _nowhere(descriptor: int) -> TextIO:

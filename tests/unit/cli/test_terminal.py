@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transduce.cli.terminal import (
     BoundedConsole,
     ProgressDisplay,
     ProgressLine,
+    escape_output,
     finish_report,
     print_json,
     warn,
@@ -162,6 +163,29 @@ def test_json_is_ascii_and_has_null_for_what_is_no_number(
     out = capsys.readouterr().out
     assert out.isascii()
     assert json.loads(out) == {"losses": [1.5, None, None], "file": "zwölf"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("ascii", "strict", rb"caf\xe9 \udcff"),
+        ("ascii", "surrogateescape", rb"caf\xe9 \udcff"),  # the locale C
+        ("latin-1", "strict", b"caf\xe9 \\udcff"),
+        ("utf-8", "strict", b"caf\xc3\xa9 \\udcff"),
+        ("utf-8", "surrogateescape", b"caf\xc3\xa9 \xff"),
+    ],
+)
+def test_output_escapes_letters_that_the_locale_lacks(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str, written: bytes
+) -> None:
+    content = BytesIO()
+    output = TextIOWrapper(content, encoding=encoding, errors=errors)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", output)
+        escape_output()
+    output.write("caf\xe9 \udcff")
+    output.flush()
+    assert content.getvalue() == written
 
 
 def test_a_warning_is_one_line_without_control_characters(
