@@ -102,10 +102,11 @@ def real_file(path: Path) -> Path:
     return real_path(path) if path.is_symlink() else path
 
 
-def is_utf8(name: str) -> bool:
-    """Return whether the name of a file, as Python decodes it, is UTF-8."""
+def is_utf8(text: str) -> bool:
+    """Return whether the name of a file or an option's value, as Python decodes it, is
+    UTF-8."""
     try:
-        name.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
         return False
     return True

@@ -242,6 +242,12 @@ def test_fewer_lines_are_drawn_for_one_token(
     ("options", "message"),
     [
         (("--source", " "), "The source must have at least one word, but is empty."),
+        (
+            ("--source", "caf\udce9"),
+            "--source must be valid UTF-8, but is 'caf\\udce9'; write it in a terminal "
+            "whose locale is UTF-8.",
+        ),
+        (("--target", "caf\udce9"), "--target must be valid UTF-8, but is 'caf"),
         (("--target", ""), "The target must have at least one word, but is empty."),
         (
             ("--source", "one " * 129),

@@ -20,7 +20,8 @@ from transduce.cli.lines import search_of
 from transduce.cli.options import require_distinct
 from transduce.cli.terminal import Force, require_new, writer
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, shortened
+from transduce.files import is_utf8
 from transduce.model.config import AttentionKind
 from transduce.report.chart import advice, fonts_for
 
@@ -94,6 +95,8 @@ def attention(
             "or --figure for a picture."
         )
     require_distinct("--heads", heads)
+    _require_utf8("--source", source)
+    _require_utf8("--target", target or "")
     require_new(out, force=force, others=(figure,), called="the picture")
     require_new(figure, force=force)
     if figure is not None:
@@ -121,6 +124,15 @@ def attention(
     if out is not None:
         with writer(out, overwrite=force) as file:
             file.write(as_page(seen))
+
+
+def _require_utf8(option: str, text: str) -> None:
+    """Raise `ConfigError` for a text with bytes that are not UTF-8."""
+    if not is_utf8(text):
+        raise ConfigError(
+            f"{option} must be valid UTF-8, but is {shortened(text)}; write it in a "
+            "terminal whose locale is UTF-8."
+        )
 
 
 def _refuse_unused(
