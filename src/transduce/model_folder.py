@@ -492,9 +492,15 @@ def _load_symbols(
 
 
 def find_model(path: Path) -> Path:
-    """Return the folder itself, or a run's averaged, else best, else newest model."""
+    """Return the folder itself, or a run's averaged, else best, else newest model.
+
+    A model of a run that lacks its weights is not skipped, so that the next one does
+    not take its place unnoticed.
+    """
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
-        if (folder / WEIGHTS).is_file() and _may_be_ours(folder):
+        files = (WEIGHTS,) if folder == path else (WEIGHTS, MODEL_CONFIG)
+        is_there = any((folder / name).is_file() for name in files)
+        if is_there and _may_be_ours(folder):
             return folder
     raise CheckpointError(f"{path}: must be a model or a run, but {describe(path)}")
 

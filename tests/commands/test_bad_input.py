@@ -339,6 +339,19 @@ def test_a_model_that_lacks_a_file_is_refused(
     assert file in refuses("translate", tmp_path / "model", stdin=b"one\n")
 
 
+@pytest.mark.parametrize("name", ["averaged", "checkpoints/step-00000020"])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_no_other_model_of_a_run_replaces_one_that_lacks_a_file(
+    refuses: Callable[..., str], run: Path, tmp_path: Path, name: str, file: str
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for other in () if name == "averaged" else ("averaged", "best"):
+        shutil.rmtree(copy / other)
+    (copy / name / file).unlink()
+    message = refuses("translate", copy, stdin=b"one\n")
+    assert message.startswith(f"{copy / name / file}: ")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
