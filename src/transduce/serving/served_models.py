@@ -359,7 +359,14 @@ async def translate_documents(
     texts = sources(every, options, queue)
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
     marked = [each for each in every if each.is_sentence]
-    spaces = iter(spaces_before(every, [each.text for each in found]))
+    translated = iter([each.text for each in found])
+    # Each document by itself, so that none depends on those beside it.
+    spaces = [
+        spaces_before(
+            segments, [next(translated) for each in segments if each.is_sentence]
+        )
+        for segments in split_documents
+    ]
     pairs = list(zip(marked, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, num_alternatives, deadline)
@@ -370,11 +377,11 @@ async def translate_documents(
     return [
         _joined(
             [
-                _after(next(spaces), next(written) if p.is_sentence else _copied(p))
-                for p in segments
+                _after(space, next(written) if each.is_sentence else _copied(each))
+                for each, space in zip(segments, spaces_of_document, strict=True)
             ]
         )
-        for segments in split_documents
+        for segments, spaces_of_document in zip(split_documents, spaces, strict=True)
     ]
 
 

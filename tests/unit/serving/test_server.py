@@ -131,6 +131,15 @@ def test_space_between_sentences_stands_before_a_tag_in_answers_and_streams(
     assert "".join(each["source"] for each in pieces) == body["q"]
 
 
+def test_a_text_of_a_list_is_spaced_as_it_is_alone(http: RunningServer) -> None:
+    texts = ["<p>！5.6。</p>", "one", "<p>！5.6。</p>", "", "7。8。<b>9。</b>"]
+    body = {"q": texts, "format": "html", **EN_DE}
+    whole = http.post("/translate", body).json["translatedText"]
+    alone = [http.post("/translate", {**body, "q": each}).json for each in texts]
+    assert whole == [each["translatedText"] for each in alone]
+    assert [whole[0], whole[4]] == [texts[0], texts[4]]
+
+
 @pytest.mark.parametrize(
     "text", ["5。6。one。7。\n8\ntwo。9。", "one。<b>5。</b>two。<i>6。</i>"]
 )
