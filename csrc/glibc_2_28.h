@@ -19,7 +19,6 @@
 /* Before glibc 2.34, these are in libpthread, which Python loads. */
 USE_OLDEST(pthread_create);
 USE_OLDEST(pthread_detach);
-USE_OLDEST(pthread_once);
 USE_OLDEST(pthread_sigmask);
 
 /* Versions since 2.29 differ in errno only. */

@@ -60,16 +60,14 @@ static struct {
 typedef void (*GompParallel)(void (*)(void *), void *, unsigned, unsigned);
 
 static _Atomic(GompParallel) gomp_parallel;
-static atomic_bool has_used_gomp;
-
-static void register_fork_handler(void);
+static atomic_bool is_fork; /* of a process that had loaded this library */
 
 void td_use_openmp(void *function)
 {
-    register_fork_handler(); /* a runtime's threads do not survive a fork either */
     GompParallel run;
     *(void **)&run = function; /* as POSIX allows for results of dlsym */
-    atomic_store(&gomp_parallel, run);
+    if (!atomic_load(&is_fork))
+        atomic_store(&gomp_parallel, run);
 }
 
 static inline void pause_spinning(void)
@@ -102,8 +100,9 @@ static void spin_until(_Atomic unsigned *number, int is_equal, unsigned value)
     } while (monotonic_ns() < end);
 }
 
-/* The child of a fork has none of the threads: it begins with an empty pool, and
- * without an OpenMP runtime that has had threads. */
+/* The child of a fork has none of the threads: it begins with an empty pool, and never
+ * uses an OpenMP runtime, which would wait for its lost threads for ever. The program
+ * may have started those, so this library cannot tell whether there were any. */
 static void reset_after_fork(void)
 {
     pthread_mutex_init(&pool.mutex, NULL);
@@ -113,16 +112,14 @@ static void reset_after_fork(void)
     pool.num_workers = 0;
     atomic_store(&pool.inside, 0);
     atomic_flag_clear(&pool.is_used);
-    if (atomic_load(&has_used_gomp))
-        atomic_store(&gomp_parallel, NULL);
+    atomic_store(&is_fork, 1);
+    atomic_store(&gomp_parallel, NULL);
 }
 
-static void add_fork_handler(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
-
-static void register_fork_handler(void)
+/* When the library is loaded, as the program may use OpenMP without this library. */
+static __attribute__((constructor)) void register_fork_handler(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, add_fork_handler);
+    pthread_atfork(NULL, NULL, reset_after_fork);
 }
 
 /* Begin the open job; NULL if there is none. The caller holds the mutex. */
@@ -169,7 +166,6 @@ static void *run_thread(void *unused)
  * holds the mutex. */
 static void grow_pool(int num_workers)
 {
-    register_fork_handler();
     sigset_t all, before;
     sigfillset(&all); /* new threads block signals: the program's threads get them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -233,9 +229,8 @@ void parallel_for(Part part, void *shared, int64_t items, int64_t min_items,
     const GompParallel run = atomic_load(&gomp_parallel);
     if (threads == 1 || job.part_size >= items)
         do_parts(&job);
-    else if (run) {
-        atomic_store(&has_used_gomp, 1);
+    else if (run)
         run(do_parts, &job, (unsigned)num_threads, 0);
-    } else
+    else
         run_by_pool(&job, num_threads);
 }

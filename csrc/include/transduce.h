@@ -668,7 +668,8 @@ void td_allow_amx(int is_allowed);
 void td_allow_avx512_bf16(int is_allowed);
 
 /* Run parallel work by `GOMP_parallel` of an OpenMP runtime, and so on the threads of
- * that runtime; NULL (the default): on threads of this library. */
+ * that runtime; NULL (the default): on threads of this library. The child of a fork
+ * always uses the latter, as the runtime's threads do not survive a fork. */
 void td_use_openmp(void *gomp_parallel);
 
 /* Call `may_allocate` before each allocation of weights, states or workspace of

@@ -25,6 +25,7 @@ from transduce.machine import (
     usable_cores,
     use_threads,
 )
+from transduce.native import api
 
 PRESENT = os.cpu_count() or 1
 AFFINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else PRESENT
@@ -502,3 +503,23 @@ def test_threads_of_an_openmp_that_is_loaded_before_are_shared(tmp_path):
         f"print(gomp_parallel() == own, {str(OPENMP[0])!r} in maps)"
     )
     assert told_by(program) == "True False"
+
+
+@needs_openmp
+@pytest.mark.skipif(api() is None, reason="no native library")
+def test_the_native_library_computes_in_a_fork_of_a_program_whose_openmp_has_threads():
+    """Threads do not survive a fork, and OpenMP would wait for them for ever."""
+    program = (
+        "import os, signal, sys, torch\n"
+        "import numpy as np\n"
+        "torch.set_num_threads(2)\n"
+        "torch.ones(10**6).exp()\n"
+        "from transduce.decoding.native_decoder import PackedLinear\n"
+        "if (child := os.fork()) == 0:\n"
+        "    signal.alarm(60)\n"
+        "    ones = np.ones((512, 512), dtype=np.float32)\n"
+        "    product = PackedLinear(ones, None, 'fp32')(ones)\n"
+        "    os._exit(int((product != 512).any()))\n"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    assert told_by(program, GOMP_SPINCOUNT="300000") == "0"
