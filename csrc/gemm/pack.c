@@ -15,6 +15,10 @@
  * rounding may add 2 to a sum. */
 #define MAX_INT16_SUM 126
 
+/* Largest sum of rounded weights of one sign whose products are added in 32 bits, also
+ * where numbers are from -128 to 127. Rounding at most doubles a sum. */
+#define MAX_INT32_SUM (INT32_MAX / 256)
+
 typedef struct {
     const Weights *parts;
     int num_parts;
@@ -86,19 +90,45 @@ static int8_t rounded_fraction(int64_t value, int64_t by, int64_t over)
     return (int8_t)(value < 0 ? -size : size);
 }
 
-/* Round values once more, so coarsely that sums of products fit in 16 bits. Returns the
- * factor of the scale. */
-static float round_for_16_bits(int8_t *row, int64_t inputs)
+/* Larger of the sums of the positive and of the negative values. */
+static int64_t max_int32_sum(const int8_t *row, int64_t inputs)
 {
-    const int64_t sum = max_int16_sum(row, inputs);
-    if (sum <= MAX_INT16_SUM)
-        return 1.0f;
+    int64_t above = 0, below = 0;
+    for (int64_t i = 0; i < inputs; i++) {
+        above += max_i64(row[i], 0);
+        below -= min_i64(row[i], 0);
+    }
+    return max_i64(above, below);
+}
+
+/* Round values once more, so coarsely that `sum` becomes about `max`. Returns the
+ * factor of the scale. */
+static float round_again(int8_t *row, int64_t inputs, int64_t sum, int64_t max)
+{
     int8_t rounded[UINT8_MAX + 1];
     for (int value = INT8_MIN; value <= INT8_MAX; value++)
-        rounded[(uint8_t)value] = rounded_fraction(value, MAX_INT16_SUM, sum);
+        rounded[(uint8_t)value] = rounded_fraction(value, max, sum);
     for (int64_t i = 0; i < inputs; i++)
         row[i] = rounded[(uint8_t)row[i]];
-    return (float)sum / (float)MAX_INT16_SUM;
+    return (float)sum / (float)max;
+}
+
+/* Round values so coarsely, if need be, that sums of products fit in the integers in
+ * which they are added. Returns the factor of the scale. */
+static float round_for_sums(int8_t *row, int64_t inputs)
+{
+    float factor = 1.0f;
+    if (SUMS_IN_16_BITS) {
+        const int64_t sum = max_int16_sum(row, inputs);
+        if (sum > MAX_INT16_SUM)
+            factor = round_again(row, inputs, sum, MAX_INT16_SUM);
+    }
+    if (inputs > MAX_INT32_SUM / -INT8_MIN) { /* with fewer, all sums fit */
+        const int64_t sum = max_int32_sum(row, inputs);
+        if (sum > MAX_INT32_SUM)
+            factor *= round_again(row, inputs, sum, MAX_INT32_SUM / 2);
+    }
+    return factor;
 }
 
 /* Put the rounded weights of an output into its block. */
@@ -122,8 +152,7 @@ static void pack_int8_output(const Packing *p, int64_t output, int8_t *row, char
         memcpy(row, part->values + number * p->inputs, (size_t)p->inputs);
         scale = part->scales[number];
     }
-    if (SUMS_IN_16_BITS)
-        scale *= round_for_16_bits(row, p->inputs);
+    scale *= round_for_sums(row, p->inputs);
     for (int64_t i = 0; i < p->inputs; i++)
         sum += row[i];
     place_int8_row(row, p->inputs, output, to);

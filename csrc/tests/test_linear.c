@@ -84,6 +84,28 @@ static void products_of_all_shapes(const td_api *api)
         }
 }
 
+/* Weights and numbers of one sign, whose products in int8 sum to more than 32 bits. */
+static void sums_of_very_many_inputs_do_not_overflow(const td_api *api)
+{
+    enum { INPUTS = 300000, OUTPUTS = 2, ROWS = 9 };
+    float *weight = malloc(sizeof *weight * OUTPUTS * INPUTS);
+    float *x = malloc(sizeof *x * ROWS * INPUTS), y[ROWS * OUTPUTS];
+    for (int64_t i = 0; i < OUTPUTS * INPUTS; i++)
+        weight[i] = i < INPUTS ? 1.0f : -1.0f;
+    for (int64_t i = 0; i < ROWS * INPUTS; i++)
+        x[i] = i % INPUTS ? 1.0f : 0.0f;
+    td_linear *linear = NULL;
+    CHECK_STATUS(
+        api->decode->linear_new(weight, NULL, OUTPUTS, INPUTS, TD_INT8, 1, &linear),
+        TD_OK);
+    CHECK_STATUS(api->decode->linear_apply(linear, x, ROWS, y, 1), TD_OK);
+    for (int i = 0; i < ROWS * OUTPUTS; i++)
+        CHECK_NEAR(y[i], i % OUTPUTS ? -INPUTS : INPUTS, 0.02 * INPUTS);
+    api->decode->linear_free(linear);
+    free(weight);
+    free(x);
+}
+
 static void nan_stays_where_it_is(const td_api *api)
 {
     uint32_t seed = 4;
@@ -142,6 +164,7 @@ static void wrong_arguments_are_refused(const td_api *api)
 int main(void)
 {
     for_each_isa(products_of_all_shapes);
+    for_each_isa(sums_of_very_many_inputs_do_not_overflow);
     for_each_isa(nan_stays_where_it_is);
     for_each_isa(wrong_arguments_are_refused);
     return check_result();
