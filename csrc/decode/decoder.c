@@ -75,24 +75,20 @@ static td_status decoder_set_shortlists(td_decoder *decoder, const int64_t *coun
     return TD_OK;
 }
 
-/* Write the logits [rows, vocab] of shortlists, and minus infinity elsewhere. */
-static td_status write_listed_logits(const td_decoder *decoder, Workspace *work,
-                                     float *logits)
+/* Write the logits [rows, vocab] of shortlists, and minus infinity elsewhere. `found`
+ * has the logits of the longest list for a group. */
+static void write_listed_logits(const td_decoder *decoder, Workspace *work,
+                                const Matrix *found, float *logits)
 {
     const Shortlists *shortlists = decoder->shortlists;
     const int64_t vocab = target_vocab_size(decoder->model);
     const int64_t group = decoder->state.group;
-    const int64_t stride = max_listed(shortlists, decoder->model);
-    const Matrix found = {
-        allocate_lines((double)group * (double)stride * sizeof *logits), stride};
-    if (!found.data)
-        return TD_OUT_OF_MEMORY;
     const Matrix *x = sublayer_input(work, &decoder->model->decoder.final_norm);
     for (int64_t row = 0; row < work->rows; row++, logits += vocab) {
         const TokenList *list = shortlists->lists[row / group];
-        const float *from = row_of(&found, row % group);
+        const float *from = row_of(found, row % group);
         if (row % group == 0)
-            multiply_listed(work, decoder->model, list, x, row, group, &found);
+            multiply_listed(work, decoder->model, list, x, row, group, found);
         if (!list->count)
             memcpy(logits, from, (size_t)vocab * sizeof *logits);
         for (int64_t token = 0; list->count && token < vocab; token++)
@@ -100,8 +96,18 @@ static td_status write_listed_logits(const td_decoder *decoder, Workspace *work,
         for (int64_t i = 0; i < list->count; i++)
             logits[list->tokens[i]] = from[i];
     }
-    free(found.data);
-    return TD_OK;
+}
+
+/* Allocate what write_listed_logits() needs, if there are shortlists. */
+static td_status allocate_listed_logits(const td_decoder *decoder, Matrix *found)
+{
+    *found = (Matrix){NULL, 0};
+    if (!decoder->shortlists)
+        return TD_OK;
+    found->stride = max_listed(decoder->shortlists, decoder->model);
+    const double floats = (double)decoder->state.group * (double)found->stride;
+    found->data = allocate_lines(floats * (double)sizeof(float));
+    return found->data ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
 static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *logits,
@@ -114,15 +120,22 @@ static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *lo
     if (!ids || !logits)
         return TD_BAD_ARGUMENT;
     Workspace work;
-    td_status status = read_tokens(&work, decoder, ids, num_threads);
+    Matrix found;
+    /* Before the tokens are read, as a step that fails must not have read them. */
+    td_status status = allocate_listed_logits(decoder, &found);
     if (status)
         return status;
-    const int64_t vocab = target_vocab_size(decoder->model);
-    if (decoder->shortlists)
-        status = write_listed_logits(decoder, &work, logits);
-    else
-        multiply_for_logits(&work, decoder->model, 0, vocab, &(Matrix){logits, vocab});
-    end_workspace(&work);
+    status = read_tokens(&work, decoder, ids, num_threads);
+    if (!status) {
+        const int64_t vocab = target_vocab_size(decoder->model);
+        if (decoder->shortlists)
+            write_listed_logits(decoder, &work, &found, logits);
+        else
+            multiply_for_logits(&work, decoder->model, 0, vocab,
+                                &(Matrix){logits, vocab});
+        end_workspace(&work);
+    }
+    free(found.data);
     return status;
 }
 

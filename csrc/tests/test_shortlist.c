@@ -281,8 +281,48 @@ static void test_bad_lists(const td_api *api)
     tiny_free(tiny);
 }
 
+static int64_t num_allowed; /* allocations before one is refused */
+
+static int refuse_later(int64_t bytes)
+{
+    (void)bytes;
+    return num_allowed-- > 0;
+}
+
+/* Each allocation of a step is refused in turn; at last the step succeeds. */
+static void steps_without_memory_read_no_token(const td_api *api)
+{
+    TinyModel *tiny = make_model(api, TD_FP32);
+    const td_decode_api *decode = tiny->decode;
+    Lists *lists = make_lists(1);
+    td_decoder *decoder = make_decoder(tiny, 0, 2, lists);
+    td_decoder *other = make_decoder(tiny, 0, 2, lists);
+    float *one = malloc(sizeof(float) * 2 * VOCAB);
+    float *two = malloc(sizeof(float) * 2 * VOCAB);
+    for (int step = 0; step < STEPS; step++) {
+        const int64_t ids[] = {BOS + step, 9 + step};
+        CHECK_STATUS(decode->decoder_step(decoder, ids, one, 1), TD_OK);
+        td_status status = TD_OUT_OF_MEMORY;
+        for (int64_t i = 0; status == TD_OUT_OF_MEMORY && i < 20; i++) {
+            num_allowed = i;
+            td_use_allocation_check(refuse_later, 0);
+            status = decode->decoder_step(other, ids, two, 1);
+            td_use_allocation_check(NULL, 0);
+        }
+        CHECK_STATUS(status, TD_OK);
+        CHECK(are_same_bits(one, two, (int64_t)2 * VOCAB));
+    }
+    free(one);
+    free(two);
+    free(lists);
+    decode->decoder_free(decoder);
+    decode->decoder_free(other);
+    tiny_free(tiny);
+}
+
 int main(void)
 {
+    for_each_isa(steps_without_memory_read_no_token);
     for_each_isa(test_logits);
     for_each_isa(test_results);
     for_each_isa(test_bad_lists);
