@@ -39,8 +39,9 @@ _Static_assert(LINEAR_TILE_ROWS <= 12, "EACH_ROW has enough rows");
         right##i =                                                                     \
             add_products(is_int8, right##i, numbers + i * group, weights + step / 2);  \
     }
+/* The constant condition tells compilers that no write is behind the end of `sums`. */
 #define KEEP(i)                                                                        \
-    if (i < count) {                                                                   \
+    if (i < LINEAR_TILE_ROWS && i < count) {                                           \
         sums[2 * i] = left##i;                                                         \
         sums[2 * i + 1] = right##i;                                                    \
     }
