@@ -10,6 +10,7 @@
  * number of threads.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +41,7 @@ typedef struct {
     float *probs;       /* [threads, target_vocab]: of one source id; else 0 */
     double *counts;     /* [threads, target_vocab]: of one source id; else 0 */
     int32_t *seen;      /* [threads, target_vocab]: targets with a count */
-    int is_out_of_memory;
+    atomic_int is_out_of_memory; /* whether any thread lacked memory */
 } Learning;
 
 static int64_t begin_of(const int64_t *ends, int64_t sentence)
