@@ -86,84 +86,110 @@ static void sizes_of_training_do_not_overflow(const td_api *api)
     }
 }
 
-/* Sentence pairs with a few odd ids, ends, sizes and missing arrays. */
+enum { MAX_PAIRS = 9, MAX_PAIR_TOKENS = 4 * MAX_PAIRS, LEXICON_VOCAB = 10 };
+
+/* Arguments of td_learn_lexicon. */
+typedef struct {
+    int32_t ids[2][MAX_PAIR_TOKENS]; /* of sources and targets */
+    int64_t ends[2][MAX_PAIRS];
+    td_sentence_pairs pairs;
+    int64_t iterations, best;
+    int num_threads;
+} LexiconCall;
+
+static void fill_lexicon_call(LexiconCall *call, uint32_t *state)
+{
+    for (int side = 0; side < 2; side++) {
+        int64_t end = 0;
+        for (int i = 0; i < MAX_PAIR_TOKENS; i++)
+            call->ids[side][i] = (int32_t)random_int(state, 0, LEXICON_VOCAB - 1);
+        for (int i = 0; i < MAX_PAIRS; i++)
+            call->ends[side][i] = end += random_int(state, 0, 4);
+    }
+    call->pairs = (td_sentence_pairs){
+        .pairs = random_int(state, 0, MAX_PAIRS),
+        .source_vocab = LEXICON_VOCAB,
+        .target_vocab = LEXICON_VOCAB,
+        .sources = call->ids[0],
+        .targets = call->ids[1],
+        .source_ends = call->ends[0],
+        .target_ends = call->ends[1],
+    };
+    call->iterations = random_int(state, 1, 3);
+    call->best = random_int(state, 1, LEXICON_VOCAB);
+    call->num_threads = (int)random_int(state, 1, 3);
+}
+
+/* Number of tokens that the pairs of a call have on a side. */
+static int64_t tokens_of_side(const LexiconCall *call, int side)
+{
+    return call->pairs.pairs ? call->ends[side][call->pairs.pairs - 1] : 0;
+}
+
+/* Make one argument invalid now and then. Returns whether the call must fail. */
+static int spoil_lexicon_call(LexiconCall *call, uint32_t *state)
+{
+    static const int64_t below[] = {INT64_MIN, -1, 0};
+    static const int64_t outside[] = {INT64_MIN,         -1,        0,
+                                      LEXICON_VOCAB + 1, INT32_MAX, INT64_MAX};
+    const int64_t low = below[random_int(state, 0, 2)];
+    const int side = (int)random_int(state, 0, 1);
+    td_sentence_pairs *pairs = &call->pairs;
+    switch (random_int(state, 0, 19)) {
+    case 0:
+        call->ids[side][0] = random_int(state, 0, 1) ? LEXICON_VOCAB + 1 : INT32_MAX;
+        return tokens_of_side(call, side) > 0;
+    case 1:
+        call->ids[side][0] = -1;
+        return tokens_of_side(call, side) > 0;
+    case 2:
+        call->ends[side][0] = -1;
+        return pairs->pairs > 0;
+    case 3:
+        call->ends[side][4] = call->ends[side][3] - 1;
+        return pairs->pairs > 4;
+    case 4:
+        pairs->pairs = random_int(state, 0, 1) ? -1 : INT64_MAX;
+        return 1;
+    case 5:
+        pairs->source_vocab = low;
+        return 1;
+    case 6:
+        pairs->target_vocab = low;
+        return 1;
+    case 7:
+        call->best = outside[random_int(state, 0, 5)];
+        return 1;
+    case 8:
+        call->iterations = low;
+        return 1;
+    case 9:
+        call->num_threads = random_int(state, 0, 1) ? 0 : INT32_MAX;
+        return 1;
+    case 10:
+        *(side ? &pairs->targets : &pairs->sources) = NULL;
+        return tokens_of_side(call, side) > 0;
+    case 11:
+        *(side ? &pairs->target_ends : &pairs->source_ends) = NULL;
+        return pairs->pairs > 0;
+    default:
+        return 0;
+    }
+}
+
 static void lexicons_of_odd_pairs_are_refused(void)
 {
-    enum { MOST = 9 * 4, VOCAB = 10 };
-    static const int64_t far[] = {INT64_MIN, -1, 0, VOCAB + 1, INT32_MAX, INT64_MAX};
     uint32_t state = 7;
     int64_t num_learned = 0;
     for (int i = 0; i < CALLS; i++) {
-        int32_t ids[2][MOST], tokens[(VOCAB + 1) * VOCAB];
-        float probs[(VOCAB + 1) * VOCAB];
-        int64_t ends[2][9], last[2] = {0, 0};
-        for (int k = 0; k < 2 * MOST; k++)
-            ids[k / MOST][k % MOST] = (int32_t)random_int(&state, 0, VOCAB - 1);
-        for (int k = 0; k < 2 * 9; k++)
-            ends[k % 2][k / 2] = last[k % 2] += random_int(&state, 0, 4);
-        td_sentence_pairs pairs = {
-            .pairs = random_int(&state, 0, 9),
-            .source_vocab = VOCAB,
-            .target_vocab = VOCAB,
-            .sources = ids[0],
-            .targets = ids[1],
-            .source_ends = ends[0],
-            .target_ends = ends[1],
-        };
-        int64_t iterations = random_int(&state, 1, 3), best = random_int(&state, 1, 10);
-        int num_threads = (int)random_int(&state, 1, 3), is_odd = 1;
-        const int64_t pick = far[random_int(&state, 0, 2)];
-        const int side = (int)random_int(&state, 0, 1);
-        switch (random_int(&state, 0, 19)) {
-        case 0:
-            ids[side][0] = (int32_t)far[random_int(&state, 3, 4)];
-            is_odd = pairs.pairs && ends[side][pairs.pairs - 1];
-            break;
-        case 1:
-            ids[side][0] = -1;
-            is_odd = pairs.pairs && ends[side][pairs.pairs - 1];
-            break;
-        case 2:
-            ends[side][0] = -1;
-            is_odd = pairs.pairs > 0;
-            break;
-        case 3:
-            ends[side][4] = ends[side][3] - 1;
-            is_odd = pairs.pairs > 4;
-            break;
-        case 4:
-            pairs.pairs = random_int(&state, 0, 1) ? -1 : INT64_MAX;
-            break;
-        case 5:
-            pairs.source_vocab = pick;
-            break;
-        case 6:
-            pairs.target_vocab = pick;
-            break;
-        case 7:
-            best = far[random_int(&state, 0, 5)];
-            break;
-        case 8:
-            iterations = pick;
-            break;
-        case 9:
-            num_threads = random_int(&state, 0, 1) ? 0 : INT32_MAX;
-            break;
-        case 10:
-            pairs.sources = side ? NULL : pairs.sources;
-            pairs.targets = side ? pairs.targets : NULL;
-            is_odd = pairs.pairs && ends[side ? 0 : 1][pairs.pairs - 1];
-            break;
-        case 11:
-            pairs.source_ends = NULL;
-            is_odd = pairs.pairs > 0;
-            break;
-        default:
-            is_odd = 0;
-        }
-        const td_status status =
-            td_learn_lexicon(&pairs, iterations, best, num_threads, tokens, probs);
-        CHECK((status != TD_OK) == (is_odd != 0));
+        int32_t tokens[(LEXICON_VOCAB + 1) * LEXICON_VOCAB];
+        float probs[(LEXICON_VOCAB + 1) * LEXICON_VOCAB];
+        LexiconCall call;
+        fill_lexicon_call(&call, &state);
+        const int is_odd = spoil_lexicon_call(&call, &state);
+        const td_status status = td_learn_lexicon(
+            &call.pairs, call.iterations, call.best, call.num_threads, tokens, probs);
+        CHECK((status != TD_OK) == is_odd);
         num_learned += status == TD_OK;
     }
     CHECK(num_learned > CALLS / 3);
