@@ -112,6 +112,8 @@ def missing_in(error: BaseException | None) -> str | None:
 
 SHOWN_CHARACTERS = 80
 """Maximum number of characters of a text in a `repr`."""
+MAX_DIGITS = 7
+"""Number of digits after the point that no percentage has."""
 MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
 
 
@@ -152,6 +154,18 @@ def neither_or_both(*, are_given: bool) -> str:
 def in_seconds(number: float) -> str:
     """Format a limit of time exactly: "1 second", "0.5 seconds"."""
     return f"{number:g} second{'' if number == 1 else 's'}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Format a share in percent: "0%" and "100%" mean none and all.
+
+    Another share that would be rounded to these gets more digits: "0.2%", "99.7%".
+    """
+    for more in range(digits, MAX_DIGITS):
+        text = f"{share:.{more}%}"
+        if float(text[:-1]) not in (0.0, 100.0) or share in (0.0, 1.0):
+            return text
+    return f"{share:.{digits}%}"
 
 
 def duration(seconds: float) -> str:

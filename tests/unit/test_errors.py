@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.errors import counted, duration, in_seconds, shortened
+from transduce.errors import counted, duration, in_seconds, percent, shortened
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,21 @@ def test_a_noun_may_have_another_plural() -> None:
 )
 def test_a_duration_has_a_suitable_precision(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "expected"),
+    [
+        (0.0, 0, "0%"), (1.0, 0, "100%"), (0.256, 0, "26%"), (0.256, 1, "25.6%"),
+        (0.0017, 0, "0.2%"), (0.00001, 0, "0.001%"), (0.00001, 1, "0.001%"),
+        (0.9971, 0, "99.7%"), (0.99999, 0, "99.999%"), (1.003, 0, "100.3%"),
+        (1e-12, 0, "0%"), (1.5, 0, "150%"),
+    ],
+)  # fmt: skip
+def test_a_share_is_rounded_neither_to_nothing_nor_to_all(
+    share: float, digits: int, expected: str
+) -> None:
+    assert percent(share, digits) == expected
 
 
 @pytest.mark.parametrize(

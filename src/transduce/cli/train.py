@@ -46,6 +46,7 @@ from transduce.errors import (
     counted,
     duration,
     missing_package,
+    percent,
 )
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import Consent, RunResult, RunStart
@@ -255,7 +256,7 @@ def _mixture(config: RunConfig, corpus: PreparedCorpus) -> Iterator[str]:
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return ", ".join(f"{name} {percent(share, 1)}" for name, share in shares.items())
 
 
 def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
@@ -315,10 +316,18 @@ def _checkpoints(training: TrainingConfig) -> str:
     if every is None:
         often = duration(60 * training.checkpoint_minutes)
         return f"Checkpoints: every {often}; the average is of the last {kept}"
-    share = min(kept * every / training.steps, 1)
+    often, first = counted(every, "update"), training.likelihood_steps
+    due = [*range(every, training.steps, every), training.steps]
+    # With a reward, only checkpoints after an update by reward are averaged.
+    averaged = [step for step in due if step > first or training.reward == "none"]
+    averaged = averaged[-kept:]
+    if len(averaged) == 1:
+        return f"Checkpoints: every {often}, without an average"
+    before = (averaged[0] - 1) // every * every
+    share = percent(1 - before / training.steps)
     return (
-        f"Checkpoints: every {counted(every, 'update')}; the average is of the last "
-        f"{kept}, from the last {share:.0%} of the training"
+        f"Checkpoints: every {often}; the average is of the last {len(averaged)}, from "
+        f"the last {share} of the training"
     )
 
 
@@ -345,16 +354,16 @@ def _augmented(total: int, config: AugmentationConfig) -> str:
     return (
         f"Variants of trees: {config.copies:,} of each of the "
         f"{counted(num_trees, 'tree')}, {total - num_trees:,} in all "
-        f"(treebank.augmentation): {config.cut:.0%} are a constituent alone, "
-        f"{config.replaced_constituents:.0%} of the others have one of another tree, "
-        f"and {config.replaced_words:.0%} of the words are replaced"
+        f"(treebank.augmentation): {percent(config.cut)} are a constituent alone, "
+        f"{percent(config.replaced_constituents)} of the others have one of another "
+        f"tree, and {percent(config.replaced_words)} of the words are replaced"
     )
 
 
 def _text_changes(config: TextAugmentationConfig) -> str:
     """Describe the changes of the training pairs."""
     rates = {
-        name: f"{value:.0%}" if name in SHARES else f"{value:g}"
+        name: percent(value) if name in SHARES else f"{value:g}"
         for name, value in config.used.items()
     }
     named = ", ".join(f"{name} {rate}" for name, rate in rates.items())
@@ -382,8 +391,8 @@ def _reservation(fit: MicroBatchSize) -> str:
     if fit.waiting_share < BUSY_SHARE:
         return ""
     return (
-        f"; other programs used the processor for {fit.waiting_share:.0%} of the "
-        "trial, and are not in the forecast"
+        f"; other programs used the processor for {percent(fit.waiting_share)} of "
+        "the trial, and are not in the forecast"
     )
 
 

@@ -36,7 +36,7 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
-from transduce.errors import ConfigError, counted
+from transduce.errors import ConfigError, counted, percent
 from transduce.experiments.corpus_survey import (
     FILTER_REASONS,
     NUM_EXAMPLES,
@@ -728,8 +728,8 @@ def _training_advice(
 ) -> Iterator[Advice]:
     if epoch.epochs < 1 and not epoch.is_weighted:
         yield Advice(
-            problem=f"{counted(epoch.steps, 'step')} read only {epoch.epochs:.0%} of "
-            "the corpus",
+            problem=f"{counted(epoch.steps, 'step')} read only {percent(epoch.epochs)} "
+            "of the corpus",
             remedy=f"read all of it once with --set training.steps={epoch.updates}",
         )
     if epoch.steps > epoch.fewer_steps:
@@ -744,7 +744,7 @@ def _training_advice(
         )
     if epoch.padding > MUCH_PADDING:
         yield Advice(
-            problem=f"padding takes {epoch.padding:.0%} of the positions computed",
+            problem=f"padding takes {percent(epoch.padding)} of the positions computed",
             remedy="lower batching.batch_tokens, so that a batch has similar lengths",
         )
     if report.vocab_size < report.asked_vocab_size:

@@ -20,7 +20,7 @@ from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, percent
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.presets import (
     ADAPT,
@@ -423,15 +423,15 @@ def coverage_advice(start: StartModel, run: Path) -> Iterator[Advice]:
         shares["target"] = _share(dataset.target, ids)
     elif share := _share(dataset.target, [UNKNOWN]):
         yield Advice(
-            problem=f"{share:.1%} of the symbols of the training trees are unknown to "
-            "the model",
+            problem=f"{percent(share, 1)} of the symbols of the training trees are "
+            "unknown to the model",
             remedy="use the labels of the model's treebank, or train a new parser",
         )
     for side, share in shares.items():
         if share > MAX_UNKNOWN_SHARE:
             yield Advice(
-                problem=f"{share:.0%} of the training {side}'s pieces are {name} in "
-                "the vocabulary of the model",
+                problem=f"{percent(share)} of the training {side}'s pieces are {name} "
+                "in the vocabulary of the model",
                 remedy="check that the text is of the model's language and script",
             )
 

@@ -27,6 +27,7 @@ from transduce.errors import (
     DataError,
     counted,
     duration,
+    percent,
 )
 from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import ADAPT, RunConfig, preset
@@ -363,19 +364,20 @@ def _obstacle(row: OurRow, table: Table2) -> str | None:
         if (table.waited or 0.0) > BUSY_SHARE:
             return (
                 "this machine was busy when its speed was measured: "
-                f"{table.waited:.0%} of the time was spent waiting for a core"
+                f"{percent(table.waited or 0.0)} of the time was spent waiting for a "
+                "core"
             )
         if row.computing is None or row.waited is None:
             return "its log is from an older version, which did not record the hardware"
         if row.waited > BUSY_SHARE:
             return (
                 "the machine was busy during training: "
-                f"{row.waited:.0%} of the time was spent waiting for a core"
+                f"{percent(row.waited)} of the time was spent waiting for a core"
             )
         if (difference := _difference(row.computing, table.measured)) is not None:
             return difference
     if (share := utilisation(row.flops, row.seconds, table.cluster)) > 1:
-        return f"it would be {share:.0%}: the run was faster than {table.cluster}"
+        return f"it would be {percent(share)}: the run was faster than {table.cluster}"
     return None
 
 

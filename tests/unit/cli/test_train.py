@@ -96,6 +96,35 @@ def test_a_forecast_made_under_load_says_so(capsys, share, said):
     ) == said
 
 
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        ({"steps": 300}, "average is of the last 2, from the last 100% of the"),
+        ({"steps": 250}, "every 250 updates, without an average"),
+        ({"steps": 3_000}, "average is of the last 5, from the last 42% of the"),
+        ({"steps": 3_010}, "average is of the last 5, from the last 34% of the"),
+        ({"steps": 900_000}, "average is of the last 5, from the last 0.1% of the"),
+        ({"steps": 3_000, "keep_checkpoints": 1}, "updates, without an average"),
+        # Those at 1,500 and 1,510.
+        (
+            {"steps": 1_510, "reward": "gleu", "reward_steps": 100},
+            "average is of the last 2, from the last 17% of the",
+        ),
+    ],
+)
+def test_the_average_is_described_by_the_checkpoints_that_it_will_have(
+    capsys, training, text
+):
+    changed = replace(RUN.training, checkpoint_steps=250, **training)
+    TrainingDisplay().started(replace(START, config=replace(RUN, training=changed)))
+    [line] = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("Checkpoints: every 250 updates")
+    ]
+    assert text in line
+
+
 def test_warnings_come_before_the_first_step(capsys):
     advice = Advice(problem="pairs too long: 7", remedy="split them")
     TrainingDisplay().started(replace(START, advice=(advice,)))
