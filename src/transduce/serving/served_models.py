@@ -70,12 +70,17 @@ class ModelName:
         """Parse `NAME=FOLDER`, `SOURCE:TARGET=FOLDER`, or a folder that gives the name.
 
         A text that names an existing folder is never split at "=". Raises `ConfigError`
-        for an invalid name, or for ambiguous languages in it.
+        for an invalid name, for ambiguous languages in it, or without a folder.
         """
         name, equals, folder = text.partition("=")
-        if not equals or Path(text).exists():
+        if text and (not equals or Path(text).exists()):
             name, folder = real_path(Path(text)).name, text
             return cls(name=_checked(name), path=Path(folder))
+        if not folder:  # as of an unset variable, which Path takes for this folder
+            raise ConfigError(
+                "A model must be a folder, or a name with a folder as in "
+                f"en-de=FOLDER, but is {text!r}."
+            )
         source, colon, target = name.partition(":")
         if colon:
             pair = (canonical(source), canonical(target))

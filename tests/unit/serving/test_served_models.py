@@ -47,6 +47,13 @@ def test_a_pair_of_unknown_languages_is_refused() -> None:
         ModelName.parse("1:de=m")
 
 
+@pytest.mark.parametrize("text", ["", "=", "en-de=", "en:de="])
+def test_a_model_without_a_folder_is_refused(text: str) -> None:
+    """A shell writes so if a variable is unset; `Path("")` is the current folder."""
+    with pytest.raises(ConfigError, match=f"as in en-de=FOLDER, but is {text!r}"):
+        ModelName.parse(text)
+
+
 def test_an_existing_folder_is_not_taken_for_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +62,8 @@ def test_an_existing_folder_is_not_taken_for_a_name(
     with pytest.raises(ConfigError, match=r"but is 'lr=0.1'; name it as in en-de="):
         ModelName.parse("lr=0.1")
     assert ModelName.parse("x=lr=0.1").path == Path("lr=0.1")
+    (tmp_path / "lr=").mkdir()
+    assert ModelName.parse("x=lr=").path == Path("lr=")
 
 
 def test_two_models_of_one_name_are_refused() -> None:
