@@ -34,9 +34,6 @@ from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.corpus_check import (
     Advice,
     CorpusReport,
-    Overlap,
-    PairReport,
-    SplitReport,
     TreebankReport,
     TreesReport,
     advise,
@@ -45,7 +42,14 @@ from transduce.experiments.corpus_check import (
     check_treebank,
     preset_for,
 )
-from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
+from transduce.experiments.corpus_survey import (
+    Finding,
+    LengthBin,
+    Overlap,
+    PairReport,
+    SideReport,
+    SplitReport,
+)
 from transduce.experiments.presets import RunConfig, require_task
 from transduce.experiments.run_folder import (
     RunFiles,

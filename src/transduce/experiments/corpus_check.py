@@ -1,7 +1,7 @@
 """Check of a corpus before training, with advice (section 5.1).
 
-The corpus goes through the tokenizer, the filter and the batcher of training. The
-report is plain numbers and strings.
+The corpus goes through the tokenizer, the filter and the batcher of training;
+`corpus_survey` counts its lines and pairs. The report is plain numbers and strings.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Integer
 
 from transduce.data.batches import (
     ID_TYPE,
@@ -21,7 +21,7 @@ from transduce.data.batches import (
     Update,
     open_dataset,
 )
-from transduce.data.corpus_files import CorpusFiles, num_characters, pair_digests
+from transduce.data.corpus_files import CorpusFiles, num_characters
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
@@ -38,13 +38,12 @@ from transduce.data.treebank import (
 )
 from transduce.errors import ConfigError, counted, percent
 from transduce.experiments.corpus_survey import (
-    FILTER_REASONS,
-    NUM_EXAMPLES,
-    FilePair,
-    Finding,
-    LengthBin,
+    Overlap,
+    PairReport,
     SideReport,
+    SplitReport,
     Survey,
+    overlap_of,
     survey_corpora,
     survey_prepared,
     valid_pairs,
@@ -67,11 +66,6 @@ from transduce.text.tokenizer import (
 )
 from transduce.text.vocabulary import language_tags
 
-LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
-"""A pair is lopsided if one side is longer by more than this factor and by at least
-this many tokens: a word or two may well take three times as many in another
-language."""
-
 DROP = "drop these pairs by transduce clean"
 REMEDIES = {
     "replacement character": "letters were lost there: download the text again, or "
@@ -82,6 +76,14 @@ REMEDIES = {
     "control character": f"remove it, or {DROP}",
 }
 """Remedy for each kind of suspicious character, worst first."""
+REMEDIES_OF_PAIRS = {
+    "with an empty side": f"check that the files belong together, or {DROP}",
+    "too long": "split them or raise batching.max_length",
+    "with the same text on both sides": DROP,
+    "of very different length": f"check the alignment, or {DROP}",
+    "that repeat an earlier one": "keep one of each by transduce clean",
+}
+"""Remedy for each kind of unusual pair."""
 
 NOTEWORTHY = 0.01
 """Share of unusual pairs above which a warning is given: every corpus has a few."""
@@ -96,49 +98,6 @@ LONG_WORD, SHORT_WORD = 20, 4
 spaces; below the second, text of an unspaced script has them."""
 MANY_BYTES = 0.03
 """Share of byte tokens above which a larger vocabulary is advised."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairReport:
-    """Counts of sentence pairs; from `lopsided` on, of the kept ones only."""
-
-    total: int
-    """Pairs of lines."""
-    invalid: int
-    """Pairs with a line that training refuses to read."""
-    kept: int
-    """Pairs that training would use."""
-    empty_source: Finding
-    empty_target: Finding
-    empty_both: Finding
-    overlong: Finding
-    lopsided: Finding
-    identical: Finding
-    """Pairs whose two sides are the same text."""
-    repeated: Finding
-    """Pairs that occurred before."""
-    ambiguous_sources: int
-    """Sources with several different targets."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitReport:
-    """Report on the training or the dev corpus."""
-
-    source: SideReport
-    target: SideReport
-    pairs: PairReport
-    unequal: tuple[FilePair, ...]
-    """Files whose line counts differ."""
-    lengths: tuple[LengthBin, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """Dev pairs and dev sources that also occur in the training corpus."""
-
-    pairs: Finding
-    sources: Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +230,9 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         encoder = encoder_of(None, tokenizer, language if tags else None)
         dev = survey_corpora([(sides, encoder)], max_length)
     return CorpusReport(
-        training=_split_report(training),
-        dev=_split_report(dev) if dev else None,
-        overlap=_overlap(training.kept(), dev.kept()) if dev else None,
+        training=training.report(),
+        dev=dev.report() if dev else None,
+        overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
         epoch=_epoch_report(training.kept(), config, "translation"),
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
@@ -385,9 +344,9 @@ def check_prepared(
     }
     training, dev = splits["training"], splits.get("dev")
     return CorpusReport(
-        training=_split_report(training),
-        dev=_split_report(dev) if dev else None,
-        overlap=_overlap(training.kept(), dev.kept()) if dev else None,
+        training=training.report(),
+        dev=dev.report() if dev else None,
+        overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
         epoch=_epoch_report(training.kept(), config, task),
         vocab_size=corpus.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
@@ -450,101 +409,6 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     )
 
 
-def _split_report(survey: Survey) -> SplitReport:
-    return SplitReport(
-        source=survey.side("source"),
-        target=survey.side("target"),
-        pairs=_pair_report(survey),
-        unequal=tuple(f for f in survey.files if f.source_lines != f.target_lines),
-        lengths=survey.length_bins(),
-    )
-
-
-def _pair_report(survey: Survey) -> PairReport:
-    rows, kept = survey.rows, survey.kept()
-    has_source, has_target = rows["source_length"] > 0, rows["target_length"] > 0
-    total = sum(min(f.source_lines, f.target_lines) for f in survey.files)
-    return PairReport(
-        total=total,
-        invalid=total - len(rows),
-        kept=len(kept.rows),
-        empty_source=survey.finding(~has_source & has_target, "source"),
-        empty_target=survey.finding(has_source & ~has_target, "target"),
-        empty_both=survey.finding(~has_source & ~has_target),
-        overlong=survey.finding(rows["reason"] == FILTER_REASONS.index("overlong")),
-        lopsided=kept.finding(_is_lopsided(kept)),
-        identical=kept.finding(
-            kept.rows["source_digest"] == kept.rows["target_digest"]
-        ),
-        repeated=_repeated(kept),
-        ambiguous_sources=_num_ambiguous_sources(kept),
-    )
-
-
-def _is_lopsided(survey: Survey) -> Bool[np.ndarray, " pairs"]:
-    source, target = survey.rows["source_length"], survey.rows["target_length"]
-    shorter, longer = np.minimum(source, target), np.maximum(source, target)
-    return (longer > LOPSIDED_RATIO * shorter) & (longer - shorter >= LOPSIDED_TOKENS)
-
-
-def _repeated(survey: Survey) -> Finding:
-    first = _first_rows(_pair_digests(survey))
-    repeats = np.flatnonzero(first != np.arange(len(first)))
-    return Finding(
-        count=len(repeats),
-        examples=tuple(
-            f"{survey.place(row)} repeats {survey.place(int(first[row]))}"
-            for row in repeats[:NUM_EXAMPLES].tolist()
-        ),
-    )
-
-
-def _num_ambiguous_sources(survey: Survey) -> int:
-    _, distinct = np.unique(_pair_digests(survey), return_index=True)
-    sources = survey.rows["source_digest"][distinct]
-    _, num_targets = np.unique(sources, return_counts=True)
-    return int((num_targets > 1).sum())
-
-
-def _overlap(training: Survey, dev: Survey) -> Overlap:
-    return Overlap(
-        pairs=_repeats(training, dev, _pair_digests(training), _pair_digests(dev)),
-        sources=_repeats(
-            training, dev, training.rows["source_digest"], dev.rows["source_digest"]
-        ),
-    )
-
-
-def _repeats(
-    training: Survey,
-    dev: Survey,
-    known: Integer[np.ndarray, " training"],
-    digests: Integer[np.ndarray, " dev"],
-) -> Finding:
-    """Dev rows whose digest occurs in training."""
-    rows = np.flatnonzero(np.isin(digests, known))
-    first = [int(np.argmax(known == digests[row])) for row in rows[:NUM_EXAMPLES]]
-    return Finding(
-        count=len(rows),
-        examples=tuple(
-            f"{dev.place(row)} is {training.place(place)}"
-            for row, place in zip(rows[:NUM_EXAMPLES].tolist(), first, strict=True)
-        ),
-    )
-
-
-def _pair_digests(survey: Survey) -> Integer[np.ndarray, " pairs"]:
-    return pair_digests(survey.rows["source_digest"], survey.rows["target_digest"])
-
-
-def _first_rows(
-    digests: Integer[np.ndarray, " pairs"],
-) -> Integer[np.ndarray, " pairs"]:
-    """Index of the first row with the same digest, for each row."""
-    _, first, which = np.unique(digests, return_index=True, return_inverse=True)
-    return first[which]
-
-
 def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | None:
     if not len(kept.rows):
         return None
@@ -558,14 +422,6 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
         tokens += update.num_source_tokens + update.num_target_tokens
         positions += update.num_positions
     fitting = _fitting_preset(kept, config, task)
-    fewer = None
-    if fitting is not None:
-        other = PRESETS[fitting]
-        # Variants are as long as their trees here, so this is an estimate.
-        growth = _num_copies(other, task) / _num_copies(config, task)
-        updates_then = round(growth * sum(1 for _ in _first_epoch(dataset, other)))
-        fewer = _fewer_steps(other, updates_then)
-        fewer = fewer if fewer < other.training.steps else None
     return EpochReport(
         updates=updates,
         padding=1 - tokens / positions,
@@ -573,10 +429,24 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
         epochs=config.training.steps / updates,
         fewer_steps=_fewer_steps(config, updates),
         fitting_preset=fitting,
-        fitting_steps=fewer,
+        fitting_steps=None
+        if fitting is None
+        else _fitting_steps(dataset, config, fitting, task),
         is_weighted=bool(config.stages)
         or any(corpus.weight is not None for corpus in config.corpora),
     )
+
+
+def _fitting_steps(
+    dataset: Dataset, config: RunConfig, preset: str, task: Task
+) -> int | None:
+    """Updates to advise with a preset instead of the config; None if its own fit."""
+    fitting = PRESETS[preset]
+    # Variants are as long as their trees here, so this is an estimate.
+    growth = _num_copies(fitting, task) / _num_copies(config, task)
+    updates = round(growth * sum(1 for _ in _first_epoch(dataset, fitting)))
+    fewer = _fewer_steps(fitting, updates)
+    return fewer if fewer < fitting.training.steps else None
 
 
 def _first_epoch(dataset: Dataset, config: RunConfig) -> Iterator[Update]:
@@ -692,34 +562,24 @@ def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
 
 
 def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
-    empty = sum(
-        finding.count
-        for finding in (pairs.empty_source, pairs.empty_target, pairs.empty_both)
-    )
-    odd = (
-        (
-            empty,
-            "with an empty side",
-            f"check that the files belong together, or {DROP}",
+    findings = {
+        "with an empty side": (
+            pairs.empty_source,
+            pairs.empty_target,
+            pairs.empty_both,
         ),
-        (pairs.overlong.count, "too long", "split them or raise batching.max_length"),
-        (pairs.identical.count, "with the same text on both sides", DROP),
-        (
-            pairs.lopsided.count,
-            "of very different length",
-            f"check the alignment, or {DROP}",
-        ),
-        (
-            pairs.repeated.count,
-            "that repeat an earlier one",
-            "keep one of each by transduce clean",
-        ),
-    )
-    for number, description, remedy in odd:
+        "too long": (pairs.overlong,),
+        "with the same text on both sides": (pairs.identical,),
+        "of very different length": (pairs.lopsided,),
+        "that repeat an earlier one": (pairs.repeated,),
+    }
+    for kind, found in findings.items():
+        number = sum(finding.count for finding in found)
         if number and number >= NOTEWORTHY * pairs.total:
             share = number / pairs.total
             yield Advice(
-                problem=f"pairs {description}: {number:,} ({share:.1%})", remedy=remedy
+                problem=f"pairs {kind}: {number:,} ({share:.1%})",
+                remedy=REMEDIES_OF_PAIRS[kind],
             )
 
 

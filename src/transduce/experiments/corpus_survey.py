@@ -17,7 +17,12 @@ from jaxtyping import Bool, Integer, Num, Shaped
 
 from transduce.data.batches import Dataset, EncodedSide
 from transduce.data.cleaning_rules import code_points, invalid_byte
-from transduce.data.corpus_files import MARKS, CorpusStatistics, text_digest
+from transduce.data.corpus_files import (
+    MARKS,
+    CorpusStatistics,
+    pair_digests,
+    text_digest,
+)
 from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,
@@ -40,6 +45,11 @@ NUM_EXAMPLES = 3
 
 MAX_BINS = 12
 """Largest number of bins of lengths, besides one for the longest 1 %."""
+
+LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
+"""A pair is lopsided if one side is longer by more than this factor and by at least
+this many tokens: a word or two may well take three times as many in another
+language."""
 
 FILTER_REASONS = ("kept", "empty", "overlong")
 """Results of `filter_reason`; a row holds their index."""
@@ -124,6 +134,49 @@ class LengthBin:
     longest: int
     source: int
     target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairReport:
+    """Counts of sentence pairs; from `lopsided` on, of the kept ones only."""
+
+    total: int
+    """Pairs of lines."""
+    invalid: int
+    """Pairs with a line that training refuses to read."""
+    kept: int
+    """Pairs that training would use."""
+    empty_source: Finding
+    empty_target: Finding
+    empty_both: Finding
+    overlong: Finding
+    lopsided: Finding
+    identical: Finding
+    """Pairs whose two sides are the same text."""
+    repeated: Finding
+    """Pairs that occurred before."""
+    ambiguous_sources: int
+    """Sources with several different targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """Report on the training or the dev corpus."""
+
+    source: SideReport
+    target: SideReport
+    pairs: PairReport
+    unequal: tuple[FilePair, ...]
+    """Files whose line counts differ."""
+    lengths: tuple[LengthBin, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Dev pairs and dev sources that also occur in the training corpus."""
+
+    pairs: Finding
+    sources: Finding
 
 
 class Tally:
@@ -291,6 +344,41 @@ class Survey:
             suspicious={kind: tally.finding() for kind, tally in counts.marks.items()},
         )
 
+    def report(self) -> SplitReport:
+        """Report on both sides, the pairs and their lengths."""
+        return SplitReport(
+            source=self.side("source"),
+            target=self.side("target"),
+            pairs=self.pairs(),
+            unequal=tuple(f for f in self.files if f.source_lines != f.target_lines),
+            lengths=self.length_bins(),
+        )
+
+    def pairs(self) -> PairReport:
+        """Report on the pairs."""
+        rows, kept = self.rows, self.kept()
+        has_source, has_target = rows["source_length"] > 0, rows["target_length"] > 0
+        total = sum(min(f.source_lines, f.target_lines) for f in self.files)
+        return PairReport(
+            total=total,
+            invalid=total - len(rows),
+            kept=len(kept.rows),
+            empty_source=self.finding(~has_source & has_target, "source"),
+            empty_target=self.finding(has_source & ~has_target, "target"),
+            empty_both=self.finding(~has_source & ~has_target),
+            overlong=self.finding(rows["reason"] == FILTER_REASONS.index("overlong")),
+            lopsided=kept.finding(_is_lopsided(kept.rows)),
+            identical=kept.finding(
+                kept.rows["source_digest"] == kept.rows["target_digest"]
+            ),
+            repeated=_repeated(kept),
+            ambiguous_sources=_num_ambiguous_sources(kept),
+        )
+
+    def pair_digests(self) -> Integer[np.ndarray, " pairs"]:
+        """Digest of each pair."""
+        return pair_digests(self.rows["source_digest"], self.rows["target_digest"])
+
     def length_bins(self) -> tuple[LengthBin, ...]:
         """Bins of equal width for 99 % of the lines, and one more for the longest."""
         source, target = self.rows["source_length"], self.rows["target_length"]
@@ -313,6 +401,66 @@ class Survey:
             )
             for i, (start, end) in enumerate(pairwise(edges))
         )
+
+
+def _is_lopsided(rows: Shaped[np.ndarray, " pairs"]) -> Bool[np.ndarray, " pairs"]:
+    source, target = rows["source_length"], rows["target_length"]
+    shorter, longer = np.minimum(source, target), np.maximum(source, target)
+    return (longer > LOPSIDED_RATIO * shorter) & (longer - shorter >= LOPSIDED_TOKENS)
+
+
+def _repeated(survey: Survey) -> Finding:
+    """Rows whose pair occurred before."""
+    _, first, which = np.unique(
+        survey.pair_digests(), return_index=True, return_inverse=True
+    )
+    first = first[which]  # for each row, the first one with the same pair
+    repeats = np.flatnonzero(first != np.arange(len(first)))
+    return Finding(
+        count=len(repeats),
+        examples=tuple(
+            f"{survey.place(row)} repeats {survey.place(int(first[row]))}"
+            for row in repeats[:NUM_EXAMPLES].tolist()
+        ),
+    )
+
+
+def _num_ambiguous_sources(survey: Survey) -> int:
+    """Number of sources with several different targets."""
+    _, distinct = np.unique(survey.pair_digests(), return_index=True)
+    sources = survey.rows["source_digest"][distinct]
+    _, num_targets = np.unique(sources, return_counts=True)
+    return int((num_targets > 1).sum())
+
+
+def overlap_of(training: Survey, dev: Survey) -> Overlap:
+    """Find the dev pairs and dev sources that occur in training."""
+    return Overlap(
+        pairs=_found_in_training(
+            training, dev, training.pair_digests(), dev.pair_digests()
+        ),
+        sources=_found_in_training(
+            training, dev, training.rows["source_digest"], dev.rows["source_digest"]
+        ),
+    )
+
+
+def _found_in_training(
+    training: Survey,
+    dev: Survey,
+    known: Integer[np.ndarray, " training"],
+    digests: Integer[np.ndarray, " dev"],
+) -> Finding:
+    """Dev rows whose digest occurs in training."""
+    rows = np.flatnonzero(np.isin(digests, known))
+    first = [int(np.argmax(known == digests[row])) for row in rows[:NUM_EXAMPLES]]
+    return Finding(
+        count=len(rows),
+        examples=tuple(
+            f"{dev.place(row)} is {training.place(place)}"
+            for row, place in zip(rows[:NUM_EXAMPLES].tolist(), first, strict=True)
+        ),
+    )
 
 
 def survey_corpora(

@@ -14,7 +14,6 @@ from transduce.data.prepared_corpus import prepare
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
-    LOPSIDED_TOKENS,
     REMEDIES,
     CorpusReport,
     advise,
@@ -24,7 +23,7 @@ from transduce.experiments.corpus_check import (
     check_treebank,
     require_fitting,
 )
-from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
+from transduce.experiments.corpus_survey import LOPSIDED_TOKENS, MARKS, NUM_EXAMPLES
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.grammar.corpus import training_trees
 from transduce.text import tokenizer as tokenizer_module
