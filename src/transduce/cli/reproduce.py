@@ -41,9 +41,11 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import (
     CORPUS,
+    Experiment,
     ExperimentProgress,
     Run,
     RunsFailedError,
+    Slot,
     Workers,
     locked,
     make_slots,
@@ -65,7 +67,6 @@ from transduce.experiments.table2 import (
 from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table2_training import EXPERIMENT as TABLE2_RECORD
 from transduce.experiments.table2_training import (
-    EnsembleRun,
     Match,
     SystemExperiment,
     ensembles_of,
@@ -78,19 +79,15 @@ from transduce.experiments.table2_training import (
     system_runs,
 )
 from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
-from transduce.experiments.table3 import (
-    Experiment,
-    base_for,
-    collect,
-    require_rows,
-    row_runs,
-)
+from transduce.experiments.table3 import Experiment as Table3Experiment
 from transduce.experiments.table3 import as_report as table3_report
+from transduce.experiments.table3 import base_for, collect, require_rows, row_runs
 from transduce.experiments.table4 import Setting, Table4, our_rows
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
+from transduce.report.report import Report
 from transduce.settings import assigned_values, require_between
 from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import LanguagesConfig, guess_all
@@ -293,36 +290,65 @@ def table2(
     )
     require_distinct("--presets", presets)
     named = LanguagesConfig(target=language).target or guess_all(reference)
-    language_of_runs = Target(language=named, tokenize=tokenize)
     require_new_folder(out, force=force, made_by="reproduce table2")
-    pairs = list(read_pairs(source, reference, ("source", "reference")))
+    table = _placed_runs(
+        runs,
+        (source, reference),
+        Target(language=named, tokenize=tokenize),
+        presets,
+        MachineOptions(
+            hardware=hardware, tflops=tflops, num_devices=devices, device=device
+        ),
+    )
+    report = table2_report(table)
+    finish_report(report, asdict(table), out, "reproduce table2", overwrite=force)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Options of `table2` about the machine of the runs and of the forecast."""
+
+    hardware: str
+    """Name of the machine; "this" stands for the present one."""
+    tflops: float | None
+    num_devices: int
+    device: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speed of this machine is measured."""
+        return self.hardware == "this" and self.tflops is None
+
+
+def _placed_runs(
+    runs: Sequence[Path],
+    text: tuple[Files, Files],
+    target: Target,
+    presets: Sequence[str],
+    machine: MachineOptions,
+) -> Table2:
+    """Score runs on a text with its references, and measure the machine."""
+    pairs = list(read_pairs(*text, ("source", "reference")))
     if runs:
-        require_text(source[0], (pair.source for pair in pairs))
-        require_text(reference[0], (pair.target for pair in pairs))
+        (source, *_), (reference, *_) = text
+        require_text(source, (pair.source for pair in pairs))
+        require_text(reference, (pair.target for pair in pairs))
     logged = [logged_run(run) for run in runs]  # find faults before any work
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
         meter = WaitingMeter()
-        cluster = _cluster(hardware, tflops, devices, device)
+        cluster = _cluster(machine)
         waited = meter.share()
         ours = []
         for run in logged:
             status.update(f"Translating with {run.path}...")
-            ours.append(our_row(run, pairs, language_of_runs, device))
-    is_measured = hardware == "this" and tflops is None
-    table = Table2(
-        ours=tuple(ours),
-        costs=costs,
-        cluster=cluster,
-        load=load if is_measured else None,
-        measured=current_environment(choose_hardware(device), devices)
-        if is_measured
-        else None,
-        waited=waited if is_measured else None,
-    )
-    report = table2_report(table)
-    finish_report(report, asdict(table), out, "reproduce table2", overwrite=force)
+            ours.append(our_row(run, pairs, target, machine.device))
+    table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
+    if not machine.is_measured:
+        return table
+    here = current_environment(choose_hardware(machine.device), machine.num_devices)
+    return replace(table, load=load, measured=here, waited=waited)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,16 +513,11 @@ def _train_table2(
         )
         experiment.begin(runs)
         paths = path_lengths(configs)  # before the runs, so that a fault costs little
-        failures: dict[str, str] = {}
-        ensembles: list[EnsembleRun] = []
-        for work in (runs, ensembles):
-            with ExperimentDisplay(work) as display:
-                workers = Workers(experiment, slots, lock)
-                failures |= run_all(work, workers, display.went_on)
-            if work is runs:
-                ensembles += ensembles_of(runs)
-                for each in ensembles:
-                    each.discard_stale()
+        failures = _complete(experiment, runs, slots, lock)
+        ensembles = ensembles_of(runs)
+        for each in ensembles:
+            each.discard_stale()
+        failures |= _complete(experiment, ensembles, slots, lock)
         table = TrainedTable2(
             machine=str(hardware),
             files=files.absolute_names(),
@@ -507,13 +528,7 @@ def _train_table2(
             paths=paths,
             failures=failures,
         )
-        finish_report(
-            trained_report(table),
-            asdict(table),
-            out / "report",
-            "reproduce table2",
-            overwrite=True,
-        )
+        _replace_report(trained_report(table), asdict(table), out, "table2")
     _require_all_done(runs, failures)
 
 
@@ -601,7 +616,7 @@ def table3(
     chosen = chosen_corpus(corpus, files)
     refuse_other_contents(out, TABLE3_RECORD, "a reproduction of Table 3")
     with locked(out) as lock:
-        experiment = Experiment(
+        experiment = Table3Experiment(
             folder=out.absolute(),
             files=fetched(chosen, out / CORPUS),
             base=base,
@@ -609,17 +624,9 @@ def table3(
             precision=hardware.precision,
         )
         experiment.begin()
-        with ExperimentDisplay(runs) as display:
-            workers = Workers(experiment, slots, lock)
-            failures = run_all(runs, workers, display.went_on)
+        failures = _complete(experiment, runs, slots, lock)
         table = collect(experiment, runs, failures, trials)
-        finish_report(
-            table3_report(table),
-            asdict(table),
-            out / "report",
-            "reproduce table3",
-            overwrite=True,
-        )
+        _replace_report(table3_report(table), asdict(table), out, "table3")
     _require_all_done(runs, failures)
 
 
@@ -763,22 +770,34 @@ def scaling(
             statistics = scaling_experiment.measure_scores(
                 scaling_experiment.MEASURED_WIDTHS, status.update
             )
-        with ExperimentDisplay(runs) as display:
-            workers = Workers(experiment, slots, lock)
-            failures = run_all(runs, workers, display.went_on)
+        failures = _complete(experiment, runs, slots, lock)
         machine = describe_machine(("torch", "numpy"), hardware.device)
         figures = scaling_experiment.collect(
             experiment, statistics, runs, failures, str(machine)
         )
         report = scaling_experiment.as_report(figures)
-        finish_report(
-            report,
-            asdict(figures),
-            out / "report",
-            "reproduce scaling",
-            overwrite=True,
-        )
+        _replace_report(report, asdict(figures), out, "scaling")
     _require_all_done(runs, failures)
+
+
+def _complete(
+    experiment: Experiment,
+    runs: Sequence[Run],
+    slots: Sequence[Slot],
+    lock: tuple[int, ...],
+) -> dict[str, str]:
+    """Complete runs of an experiment; return the reason of each failure by name."""
+    with ExperimentDisplay(runs) as display:
+        workers = Workers(experiment, slots, lock)
+        return run_all(runs, workers, display.went_on)
+
+
+def _replace_report(
+    report: Report, figures: Mapping[str, object], out: Path, name: str
+) -> None:
+    """Print the report of an experiment, and write it in place of an older one."""
+    folder, command = out / "report", f"reproduce {name}"
+    finish_report(report, figures, folder, command, overwrite=True)
 
 
 def _require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:
@@ -869,15 +888,16 @@ def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[EvaluationText]:
     ]
 
 
-def _cluster(
-    hardware: str, tflops: float | None, num_devices: int, device: str
-) -> Cluster:
+def _cluster(machine: MachineOptions) -> Cluster:
+    """Return the devices that the options describe, measured if they are here."""
+    num_devices = machine.num_devices
     require_between("--devices", num_devices, 1, MAX_DEVICES)
-    if tflops is None and hardware == "this":
-        here = choose_hardware(device)
+    if machine.is_measured:
+        here = choose_hardware(machine.device)
         return Cluster(
             name=str(here), tflops=matrix_rate(here) / 1e12, num_devices=num_devices
         )
+    hardware, tflops = machine.hardware, machine.tflops
     tflops = tflops if tflops is not None else SUSTAINED_TFLOPS.get(hardware)
     if tflops is None:
         raise ConfigError(
