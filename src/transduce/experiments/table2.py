@@ -24,7 +24,6 @@ from transduce.decoding.translator import load
 from transduce.errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     counted,
     duration,
     percent,
@@ -39,6 +38,8 @@ from transduce.experiments.table2_training import (
     CurvePoint,
     Match,
     SystemResult,
+    logged_cost,
+    logged_updates,
     training_flops,
 )
 from transduce.machine import BUSY_LOAD, Precision
@@ -222,9 +223,7 @@ def logged_run(run: Path) -> LoggedRun:
             "training, but is not; give the run's folder, not a model's."
         )
     folder, config = RunFolder.open(run)
-    updates = folder.entries("step", "seconds", "flops")
-    if not updates:
-        raise DataError(f"{run}: must have a log of its updates, but has none.")
+    updates = logged_updates(folder)
     find_model(run)
     return LoggedRun(
         path=run, config=config, updates=updates, starts=folder.entries("start")
@@ -239,8 +238,8 @@ def our_row(
     Its model translates with its own search. Unset values of the target default to the
     run's.
     """
-    config, updates = run.config, run.updates
-    shares = [entry.get("waited") for entry in updates]
+    config, cost = run.config, logged_cost(run.updates)
+    shares = [entry.get("waited") for entry in run.updates]
     waited = [share for share in shares if isinstance(share, float)]
     references = [pair.target for pair in pairs]
     language = target.language or config.languages.target
@@ -259,8 +258,8 @@ def our_row(
         paper_bleu=None
         if is_unspaced(known)
         else paper_bleu(texts, references, base(known)),
-        seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
-        flops=float(updates[-1]["flops"]),
+        seconds=cost.seconds,
+        flops=cost.flops,
         computing=recorded_environment(run.starts[-1]) if run.starts else None,
         waited=fmean(waited) if waited else None,
     )
@@ -586,16 +585,6 @@ def _diverged(results: Iterable[SystemResult]) -> Iterator[str]:
 
 def _row(result: SystemResult) -> tuple[str, ...]:
     name = name_of(result)
-    paper = next((row for row in PAPER_ROWS if row.model == name), None)
-    bleu, flops = "", ""
-    if paper is not None:
-        bleu = (
-            f"{paper.bleu_en_de:.2f}"
-            if paper.bleu_en_de is not None
-            else f"{paper.bleu_en_fr:.2f} (en-fr)"
-        )
-        cost = paper.flops_en_de if paper.bleu_en_de is not None else paper.flops_en_fr
-        flops = "" if cost is None else _power(cost)
     return (
         name,
         *(f"{score.bleu:.2f} ± {score.interval:.2f}" for score in result.scores),
@@ -603,14 +592,23 @@ def _row(result: SystemResult) -> tuple[str, ...]:
             "" if score.paper_bleu is None else f"{score.paper_bleu:.2f}"
             for score in result.scores
         ),
-        _power(result.flops),
+        _flops(result.flops),
         duration(result.seconds),
         f"{result.parameters:,}",
         f"{result.steps:,}",
         ", ".join(map(str, result.seeds)),
-        bleu,
-        flops,
+        *_paper_cells(name),
     )
+
+
+def _paper_cells(name: str) -> tuple[str, str]:
+    """BLEU and FLOPs of a system in the paper: to German or, if missing, to French."""
+    row = next((row for row in PAPER_ROWS if row.model == name), None)
+    if row is None:
+        return "", ""
+    if row.bleu_en_de is None:
+        return f"{_bleu(row.bleu_en_fr)} (en-fr)", _flops(row.flops_en_fr)
+    return _bleu(row.bleu_en_de), _flops(row.flops_en_de)
 
 
 Curve = Sequence[tuple[float, float]]
@@ -675,8 +673,8 @@ def _reached(results: Sequence[SystemResult], bits: float) -> Table:
     rows = tuple(
         (
             name_of(each),
-            "–" if point is None else f"{point.step:,}",
-            "–" if point is None else _power(point.flops),
+            NOT_SHOWN if point is None else f"{point.step:,}",
+            NOT_SHOWN if point is None else _flops(point.flops),
             _ratio(point, base),
         )
         for each, point in found.items()
@@ -690,7 +688,7 @@ def _reached(results: Sequence[SystemResult], bits: float) -> Table:
 
 def _ratio(point: CurvePoint | None, base: CurvePoint | None) -> str:
     if point is None or base is None:
-        return "–"
+        return NOT_SHOWN
     return f"{point.flops / base.flops:.2f}"
 
 
@@ -711,7 +709,7 @@ def _paths(paths: Mapping[str, Sequence[PathLengths]]) -> tuple[Part, ...]:
 
 
 def _length(number: int | None) -> str:
-    return "–" if number is None else str(number)
+    return NOT_SHOWN if number is None else str(number)
 
 
 def _failed(failures: Mapping[str, str]) -> Section:
@@ -739,7 +737,3 @@ def _settings(table: TrainedTable2) -> tuple[Part, ...]:
         f"{counted(len(table.results), 'row')}.",
         *recipes,
     )
-
-
-def _power(number: float) -> str:
-    return f"{number:.1e}".replace("e+", "e")

@@ -520,7 +520,7 @@ def results_of(
 
 
 def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
-    costs = [_cost(run) for run in runs]
+    costs = [logged_cost(logged_updates(RunFolder(run.path))) for run in runs]
     model = settings_of(runs[0].path).model
     return SystemResult(
         system=runs[0].row,
@@ -556,19 +556,26 @@ def _ensemble_result(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cost:
+class LoggedCost:
+    """Cost of a training by its log."""
+
     steps: int
     flops: float
     seconds: float
+    """Mean time of the logged updates, times the number of all."""
 
 
-def _cost(run: SystemRun) -> _Cost:
-    """Read the cost of a training from its log."""
-    updates = RunFolder(run.path).entries("step", "seconds", "flops")
-    if not updates:
+def logged_updates(run: RunFolder) -> list[dict[str, Any]]:
+    """Log entries of a run's updates; `DataError` if there are none."""
+    if not (updates := run.entries("step", "seconds", "flops")):
         raise DataError(f"{run.path}: must have a log of its updates, but has none.")
+    return updates
+
+
+def logged_cost(updates: Sequence[Mapping[str, Any]]) -> LoggedCost:
+    """Return the cost of a training from the log entries of its updates."""
     steps = updates[-1]["step"]
-    return _Cost(
+    return LoggedCost(
         steps=steps,
         flops=float(updates[-1]["flops"]),
         seconds=fmean(entry["seconds"] for entry in updates) * steps,
@@ -578,34 +585,37 @@ def _cost(run: SystemRun) -> _Cost:
 def _scores(
     translated: Sequence[SystemRun | EnsembleRun], run: SystemRun, trials: Trials
 ) -> tuple[ReferenceScore, ...]:
+    """Score the translations of each test text; `run` has the settings of scoring."""
     config = settings_of(run.path)
+    return tuple(_score(test, translated, config, trials) for test in run.tests)
+
+
+def _score(
+    test: EvaluationText,
+    translated: Sequence[SystemRun | EnsembleRun],
+    config: RunConfig,
+    trials: Trials,
+) -> ReferenceScore:
+    """Score the translations of a test text, pooled over those who made them."""
     language = config.languages.target
-    scores = []
-    for test in run.tests:
-        references = list(read_text([test.reference]))
-        tokenization = choose_tokenization(
-            config.evaluation.tokenize, language, references
+    references = list(read_text([test.reference]))
+    tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
+    texts = [list(read_text([each.translations(test)])) for each in translated]
+    known = language or "de"
+    by_paper = None
+    if not is_unspaced(known):
+        by_paper = fmean(
+            paper_bleu(text, references, base_language(known)).score for text in texts
         )
-        texts = [list(read_text([each.translations(test)])) for each in translated]
-        known = language or "de"
-        by_paper = None
-        if not is_unspaced(known):
-            by_paper = fmean(
-                paper_bleu(text, references, base_language(known)).score
-                for text in texts
-            )
-        scores.append(
-            ReferenceScore(
-                test=test.name,
-                **_bleu_with_interval(texts, references, tokenization, trials),
-                by_seed=tuple(
-                    corpus_bleu(text, references, tokenization=tokenization).score
-                    for text in texts
-                ),
-                paper_bleu=by_paper,
-            )
-        )
-    return tuple(scores)
+    return ReferenceScore(
+        test=test.name,
+        **_bleu_with_interval(texts, references, tokenization, trials),
+        by_seed=tuple(
+            corpus_bleu(text, references, tokenization=tokenization).score
+            for text in texts
+        ),
+        paper_bleu=by_paper,
+    )
 
 
 def _bleu_with_interval(
