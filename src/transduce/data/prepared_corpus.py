@@ -343,7 +343,7 @@ class _CorpusKey:
             "training": self.training.digest,
             "dev": self.dev and self.dev.digest,
             **({"symbols": asdict(self.symbols)} if self.symbols else {}),
-            **({"corpora": self._corpora()} if self.corpora else {}),
+            **({"corpora": self._corpus_parts()} if self.corpora else {}),
             **self._language_parts(),
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -355,7 +355,7 @@ class _CorpusKey:
         return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
 
     def _language_parts(self) -> dict[str, object]:
-        if not self._has_languages:
+        if not self._may_have_tags:
             return {}
         parts: dict[str, object] = {"language": self.target_language}
         if self.dev is not None and self.dev_language != self.target_language:
@@ -363,18 +363,18 @@ class _CorpusKey:
         return parts
 
     @property
-    def _has_languages(self) -> bool:
+    def _may_have_tags(self) -> bool:
         """Whether sources may have tags of their target languages."""
         if isinstance(self.tokenizer, TokenizerConfig):
             return any(corpus.target_language for corpus in self.corpora)
         return bool(self.tokenizer.language_tags)
 
-    def _corpora(self) -> list[list[object]]:
+    def _corpus_parts(self) -> list[list[object]]:
         """Names, sizes and tags of the corpora; what they contain is in the digest."""
         return [
             [corpus.name, size, corpus.tag, language]
             for corpus, size, language in zip(
-                self.corpora, self.sizes, self._languages, strict=True
+                self.corpora, self.sizes, self._tag_languages, strict=True
             )
         ]
 
@@ -384,13 +384,13 @@ class _CorpusKey:
             return [self._plain_encoder(tokenizer, self.target_language)]
         return [
             replace(encoder_of(corpus, tokenizer, language), symbols=self.symbols)
-            for corpus, language in zip(self.corpora, self._languages, strict=True)
+            for corpus, language in zip(self.corpora, self._tag_languages, strict=True)
         ]
 
     @property
-    def _languages(self) -> list[str | None]:
+    def _tag_languages(self) -> list[str | None]:
         """Target language of each corpus whose tag is put before its sources."""
-        common = self.target_language if self._has_languages else None
+        common = self.target_language if self._may_have_tags else None
         return [corpus.target_language or common for corpus in self.corpora]
 
     def dev_encoder(self, tokenizer: Tokenizer) -> PairEncoder:
@@ -398,7 +398,7 @@ class _CorpusKey:
         return self._plain_encoder(tokenizer, self.dev_language)
 
     def _plain_encoder(self, tokenizer: Tokenizer, language: str | None) -> PairEncoder:
-        language = language if self._has_languages else None
+        language = language if self._may_have_tags else None
         return replace(encoder_of(None, tokenizer, language), symbols=self.symbols)
 
 
@@ -437,14 +437,8 @@ def _language_id(tokenizer: Tokenizer, language: str | None) -> int | None:
 
 
 def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
-    tokenizer = key.tokenizer
-    if isinstance(tokenizer, TokenizerConfig):
-        texts = learning_texts(
-            interleaved([read_pairs(*sides) for sides in files.sides], key.sizes),
-            key.training.num_characters,
-            source_only=key.symbols is not None,
-        )
-        tokenizer = learn_tokenizer(texts, tokenizer, files.tags)
+    """Write the tokenizer, its companions and the ids of all pairs into the folder."""
+    tokenizer = _make_tokenizer(files, key)
     tokenizer.save(folder / TOKENIZER_FILE)
     if key.symbols is not None:
         key.symbols.save(folder / SYMBOLS_FILE)
@@ -453,23 +447,7 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
             lambda: read_pairs(files.source, files.target), tokenizer
         )
         dictionary.save(folder / DICTIONARY_FILE)
-    encoders = key.encoders(tokenizer)
-    again = CorpusStatistics()
-    counts = encode_corpora(
-        [
-            (again.pairs(*sides), encoder)
-            for sides, encoder in zip(files.sides, encoders, strict=True)
-        ],
-        key.max_length,
-        folder / TRAINING,
-    )
-    _require_unchanged(files.source[0], again, key.training)
-    for (source, _), each in zip(files.sides, counts, strict=True):
-        if each.kept == 0:
-            raise DataError(
-                f"{files.label(source[0])}: at least one pair must be left to train "
-                f"on, but {each}."
-            )
+    counts = _make_training(files, key, key.encoders(tokenizer), folder / TRAINING)
     names = [corpus.name for corpus in files.corpora]
     return PreparedCorpus(
         key=key.digest,
@@ -479,6 +457,44 @@ def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
         target_vocab_size=key.target_vocab_size,
         corpora=dict(zip(names, counts, strict=False)),
     )
+
+
+def _make_tokenizer(files: CorpusFiles, key: _CorpusKey) -> Tokenizer:
+    """Return the given tokenizer, or learn one from the training corpora."""
+    if not isinstance(key.tokenizer, TokenizerConfig):
+        return key.tokenizer
+    texts = learning_texts(
+        interleaved([read_pairs(*sides) for sides in files.sides], key.sizes),
+        key.training.num_characters,
+        source_only=key.symbols is not None,
+    )
+    return learn_tokenizer(texts, key.tokenizer, files.tags)
+
+
+def _make_training(
+    files: CorpusFiles, key: _CorpusKey, encoders: Sequence[PairEncoder], folder: Path
+) -> list[PairCounts]:
+    """Write the ids of the training corpora, and count the pairs of each.
+
+    Raises `DataError` if the files have changed, or if a corpus has no pair left.
+    """
+    again = CorpusStatistics()
+    counts = encode_corpora(
+        [
+            (again.pairs(*sides), encoder)
+            for sides, encoder in zip(files.sides, encoders, strict=True)
+        ],
+        key.max_length,
+        folder,
+    )
+    _require_unchanged(files.source[0], again, key.training)
+    for (source, _), each in zip(files.sides, counts, strict=True):
+        if each.kept == 0:
+            raise DataError(
+                f"{files.label(source[0])}: at least one pair must be left to train "
+                f"on, but {each}."
+            )
+    return counts
 
 
 def interleaved(

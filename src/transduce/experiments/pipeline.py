@@ -229,7 +229,7 @@ class RunObserver(Protocol):
 class TrialObserver(Protocol):
     """Observer that is also called before the trial of an update, which takes a while.
 
-    It times the update and measures its memory, for the forecast of `RunStart`.
+    The trial measures time and memory of an update, for the forecast of `RunStart`.
     """
 
     def trying(self) -> None: ...
@@ -286,45 +286,91 @@ def train(
     encoder = start.encoder(config.corpora) if start else encoder
     patience = config.training.patience
     config = resolved(config, files, hardware, start, encoder)
-    corpus, advice, proposal = None, tuple[Advice, ...](), ""
+    new = None
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
-        with (
-            unwound_on_termination(),  # so that a half-prepared corpus is removed
-            RunFolder.create(
-                out,
+        with unwound_on_termination():  # so that a half-prepared corpus is removed
+            new = _prepared(
                 files,
                 config,
-                hardware.precision,
-                overwrite=consent.overwrites,
+                out,
+                hardware,
+                consent=consent,
+                start=start,
                 encoder=encoder,
-                start=start.record() if start else None,
-            ) as (new, config, corpus),
-        ):
-            if config.training.patience != patience:
-                _warn(observers, _no_patience(config.training))
-            if start is not None:
-                start.write(new.path)
-            report = check_prepared(
-                new.path, corpus, config, files.task, has_bytes=encoder is None
+                patience=patience,
+                observers=observers,
             )
-            advice = _advice(new, report, files.task, consent, start)
-            proposal = fitting_options(report)
-        folder = RunFolder(out)
+        folder, config = RunFolder(out), new.config
         processes.barrier()
     else:
         processes.barrier()  # until the first process has created the folder
         folder, config = RunFolder.open(out)
+    limit = LengthLimit(consent, new.proposal if new else "")
     try:
         with (
             _locked(folder, processes),
             closing(_Run(folder, config, hardware, observers, processes)) as run,
         ):
-            run.train(corpus, advice, LengthLimit(consent, proposal))
+            run.train(limit, new)
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
         raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewRun:
+    """Prepared run before its first start."""
+
+    config: RunConfig
+    """Settings with the sizes of the vocabulary."""
+    corpus: PreparedCorpus
+    advice: tuple[Advice, ...]
+    """Warnings about the corpus and the settings."""
+    proposal: str
+    """Options that choose a fitting preset; empty if the chosen one fits."""
+
+
+def _prepared(
+    files: RunFiles,
+    config: RunConfig,
+    out: Path,
+    hardware: Hardware,
+    *,
+    consent: Consent,
+    start: StartModel | None,
+    encoder: PairEncoder | None,
+    patience: int | None,
+    observers: Sequence[RunObserver],
+) -> _NewRun:
+    """Prepare the corpus of a new run in its folder, and check it.
+
+    Warns if the `patience` that was requested is left out. After an error the folder is
+    as it was before.
+    """
+    with RunFolder.create(
+        out,
+        files,
+        config,
+        hardware.precision,
+        overwrite=consent.overwrites,
+        encoder=encoder,
+        start=start.record() if start else None,
+    ) as (folder, config, corpus):
+        if config.training.patience != patience:
+            _warn(observers, _no_patience(config.training))
+        if start is not None:
+            start.write(folder.path)
+        report = check_prepared(
+            folder.path, corpus, config, files.task, has_bytes=encoder is None
+        )
+        return _NewRun(
+            config=config,
+            corpus=corpus,
+            advice=_advice(folder, report, files.task, consent, start),
+            proposal=fitting_options(report),
+        )
 
 
 def resolved(
@@ -608,19 +654,19 @@ class _Run:
             self._augmentation.close()
 
     def train(
-        self,
-        corpus: PreparedCorpus | None = None,
-        advice: tuple[Advice, ...] = (),
-        limit: LengthLimit | None = None,
+        self, limit: LengthLimit | None = None, new: _NewRun | None = None
     ) -> None:
-        """Train from the newest checkpoint, or from the start, to the end."""
+        """Train from the newest checkpoint, or from the start, to the end.
+
+        Raises `TooLongTrainingError` if the forecast exceeds the limit of a new run.
+        """
         keep_freed_memory()
         use_one_arena()
         trainer = self._trainer()
         _announce_trial(self._observers)
         start = RunStart(
             config=self._config,
-            corpus=corpus,
+            corpus=new.corpus if new else None,
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
@@ -629,7 +675,7 @@ class _Run:
             steps_done=trainer.progress.step,
             origin=self._folder.start.get("path"),
             keeps_optimizer=trainer.progress.earlier_updates > 0,
-            advice=advice,
+            advice=new.advice if new else (),
         )
         is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)
         if limit and self._processes.all_reduce_any(is_too_long, self._hardware.device):
@@ -650,7 +696,7 @@ class _Run:
 
     def _trainer(self) -> Trainer:
         """Trainer in the state of the newest usable checkpoint."""
-        model, state = self._start()
+        model, state = self._newest()
         dataset = open_dataset(self._folder.corpus)
         model_config = self._config.model
         target_size = model_config.target_vocab_size or model_config.vocab_size
@@ -699,7 +745,7 @@ class _Run:
         num_processes = default_processes(self._processes.count_here)
         return Augmentation(augment, num_processes, self._warn)
 
-    def _start(
+    def _newest(
         self, *, has_diverged: bool = False
     ) -> tuple[TransductionModel, TrainingState | None]:
         """Newest usable checkpoint, or a new model if nothing is saved.
@@ -808,7 +854,7 @@ class _Run:
             )
 
     def _log_start(self, step: int, fitted: MicroBatchSize) -> None:
-        """Log what the run continues on, unless it is finished."""
+        """Log the hardware and micro-batches of this start, unless nothing is left."""
         if step >= self._config.training.steps:
             return
         environment = current_environment(self._hardware, self._processes.count)
@@ -841,7 +887,7 @@ class _Run:
             # Unlike the paper: a run whose loss diverges goes back to its last good
             # checkpoint, once, and continues at half the learning rate. The paper does
             # not mention such runs. On by default.
-            model, state = self._start(has_diverged=True)
+            model, state = self._newest(has_diverged=True)
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
             trainer.lower_learning_rate(DIVERGED_RATE_FACTOR)
@@ -1031,7 +1077,7 @@ class _Run:
     def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
         """Score the model that the run started from by beam search, if there is one.
 
-        It has the run's settings, as its loss has.
+        The run's settings apply to it, as they do for its loss.
         """
         if not self._folder.start or not self._scoring.dev_sets:
             return []

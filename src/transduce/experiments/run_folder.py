@@ -154,17 +154,8 @@ class RunFolder:
                 or own_target_size(load_tokenizer(new / TOKENIZER_FILE)),
             )
             sized = replace(config, model=model)
-            record = {
-                "format": RUN_FORMAT,
-                "id": uuid4().hex,
-                "files": files.absolute_names(),
-                "precision": precision,
-                **({} if start is None else {"start": start}),
-                "architecture": architecture_of(config.model),
-                "settings": asdict(sized),
-            }
-            text = json.dumps(record, indent=2) + "\n"
-            (new / RUN_CONFIG).write_text(text, encoding="utf-8")
+            record = _record(files, sized, precision, start)
+            (new / RUN_CONFIG).write_text(record, encoding="utf-8")
             yield cls(new), sized, corpus
 
     @classmethod
@@ -447,6 +438,25 @@ class RunFolder:
         self._write_log(kept)
 
 
+def _record(
+    files: RunFiles,
+    config: RunConfig,
+    precision: Precision,
+    start: Mapping[str, object] | None,
+) -> str:
+    """Return the record of a new run as JSON."""
+    content = {
+        "format": RUN_FORMAT,
+        "id": uuid4().hex,
+        "files": files.absolute_names(),
+        "precision": precision,
+        **({} if start is None else {"start": start}),
+        "architecture": architecture_of(config.model),
+        "settings": asdict(config),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
 NUMBERS = {
     *("epoch", "learning_rate", "gradient_norm", "reward", "seconds", "flops"),
     *("bleu", "f1", "chrf", "gleu", "matched_4_grams"),
@@ -566,29 +576,44 @@ def _prepare(
     sibling_runs: Sequence[Path],
     encoder: PairEncoder | None,
 ) -> PreparedCorpus:
-    tokenizer = config.tokenizer if encoder is None else encoder.tokenizer
-    max_length = config.batching.max_length
-    seed = None
-    if config.evaluation.hold_out and not files.has_dev:
-        seed = config.training.seed
+    """Prepare the corpus of a run; a dev corpus is held out if the config says so."""
+    holds_out = config.evaluation.hold_out and not files.has_dev
+    seed = config.training.seed if holds_out else None
     if isinstance(files, TreebankFiles):
         return prepare_treebank(
             files,
             config.treebank,
             encoder or config.tokenizer,
-            max_length,
+            config.batching.max_length,
             folder,
             sibling_runs,
             seed,
         )
+    tokenizer = encoder.tokenizer if encoder else None
+    return _prepare_text(files, config, folder, sibling_runs, tokenizer, seed)
+
+
+def _prepare_text(
+    files: CorpusFiles,
+    config: RunConfig,
+    folder: Path,
+    sibling_runs: Sequence[Path],
+    tokenizer: Tokenizer | None,
+    seed: int | None,
+) -> PreparedCorpus:
+    """Prepare parallel text; with a seed, a dev corpus is held out of it.
+
+    A tokenizer is learned unless one is given.
+    """
     # Find faults before any work.
-    languages = require_dev_sets(files, config, encoder.tokenizer if encoder else None)
+    languages = require_dev_sets(files, config, tokenizer)
+    max_length = config.batching.max_length
     parts = None
     if seed is not None:
         parts = hold_out_pairs(files, folder / "text", seed)
     corpus = prepare(
         replace(parts or files, dev_language=languages[0]),
-        tokenizer,
+        tokenizer or config.tokenizer,
         max_length,
         folder,
         sibling_runs,
@@ -674,8 +699,8 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
 def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list[Path]:
     """Return the last ones of a run's checkpoints, which are averaged (section 6.1).
 
-    An average of checkpoints before and after updates by reward would be mostly of
-    those before, so that it has none of these if there are others.
+    Those before the first update by reward are left out if there are later ones, as
+    they would be most of the average.
     """
     last = list(checkpoints[-training.keep_checkpoints :])
     return [path for path in last if is_by_reward(path, training)] or last
@@ -751,7 +776,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
 def _as_recorded(config: RunConfig, recorded: RunConfig) -> RunConfig:
     """Return requested settings as a run would record them.
 
-    Those that may differ from the recorded ones are taken from these.
+    Settings that may differ in a resumed run are taken from the recorded ones.
     """
     # The sizes follow from the tokenizer; the caller cannot choose them.
     model = replace(
