@@ -59,6 +59,7 @@ from transduce.experiments.synthetic_text import (
     Generation,
     InputFigures,
     InputText,
+    counting,
     generation_settings,
     locked_folder,
     record_settings,
@@ -402,16 +403,7 @@ def _distill(
     like_pairs = replace(_files(plan), target=plan.reference or plan.source)
     resolved(plan.student, like_pairs, hardware, None, encoder)
     figures = InputText(paths=plan.source, references=plan.reference).figures()
-    settings = {
-        "translation": {
-            "teachers": [model_sum(path) for path in plan.teachers],
-            "source": figures.digest,
-            "held out by seed": plan.student.training.seed if plan.holds_out else None,
-            **generation_settings(generation, translator),
-        },
-        "pairs": {"drop_worst": plan.drop_worst},
-        "student": _student_settings(plan, hardware),
-    }
+    settings = _settings_by_step(plan, figures, generation, translator, hardware)
     with locked_folder(out, settings):
         pairs = _pair_paths(out, plan.student.languages)
         discard = partial(_discard, out, pairs)
@@ -426,17 +418,16 @@ def _distill(
         _select(out, pairs, plan.drop_worst, figures, observer)
         files = replace(files, source=(source,), target=(target,))
         if encoder is None and tags and not is_run(out / STUDENT):
-            learning = plan.student.tokenizer
-            learned = _learn_tokenizer(files, learning, tags, translator.tokenizer)
-            encoder = PairEncoder(tokenizer=learned)
+            encoder = _learn_encoder(files, plan.student.tokenizer, tags, translator)
         _train(out / STUDENT, files, plan.student, hardware, run_observers, encoder)
+        teacher = ComparedSystem(
+            name=TEACHER,
+            folders=plan.teachers,
+            search=own_search,
+            into=translator.target_language if translator.language_tag else None,
+        )
         report, texts = measure_models(
-            ComparedSystem(
-                name=TEACHER,
-                folders=plan.teachers,
-                search=own_search,
-                into=translator.target_language if translator.language_tag else None,
-            ),
+            teacher,
             _trained_student(out / STUDENT),
             plan.tests or _dev_as_test(out, plan),
             observer.measuring,
@@ -451,6 +442,26 @@ def _distill(
         report=report,
         report_folder=out / REPORT_FOLDER,
     )
+
+
+def _settings_by_step(
+    plan: DistillationPlan,
+    figures: InputFigures,
+    generation: Generation,
+    translator: Translator,
+    hardware: Hardware,
+) -> dict[str, dict[str, Any]]:
+    """Return everything on which the result of each step depends, by step."""
+    return {
+        "translation": {
+            "teachers": [model_sum(path) for path in plan.teachers],
+            "source": figures.digest,
+            "held out by seed": plan.student.training.seed if plan.holds_out else None,
+            **generation_settings(generation, translator),
+        },
+        "pairs": {"drop_worst": plan.drop_worst},
+        "student": _student_settings(plan, hardware),
+    }
 
 
 def _generation(plan: DistillationPlan, search: SearchConfig) -> Generation:
@@ -479,18 +490,18 @@ def tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
     return found & set(tokenizer.language_tags)
 
 
-def _learn_tokenizer(
-    files: CorpusFiles, config: TokenizerConfig, tags: set[str], teacher: Tokenizer
-) -> Tokenizer:
+def _learn_encoder(
+    files: CorpusFiles, config: TokenizerConfig, tags: set[str], teacher: Translator
+) -> PairEncoder:
     """Learn a vocabulary with tags from pairs, whose sources may begin with them."""
 
     def pairs() -> Iterator[SentencePair]:
         for pair in read_pairs(files.source, files.target):
-            tag = teacher.language(pair.source)
+            tag = teacher.tokenizer.language(pair.source)
             yield replace(pair, source=pair.source.removeprefix(tag))
 
     texts = learning_texts(pairs(), sum(map(num_characters, pairs())))
-    return learn_tokenizer(texts, config, sorted(tags))
+    return PairEncoder(tokenizer=learn_tokenizer(texts, config, sorted(tags)))
 
 
 def _student(
@@ -613,13 +624,7 @@ def _translate(
     observer: DistillationObserver,
     total: int,
 ) -> None:
-    done = 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        observer.translated(done, total)
-
+    count = counting(observer.translated, total)
     translate_text(text, out / TRANSLATIONS, translator, generation, count)
 
 

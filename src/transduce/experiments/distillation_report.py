@@ -177,8 +177,7 @@ def _measured(
     timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
     on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
     language = open_model(systems[-1].folders[0]).source_language
-    is_of_words = language is None or not is_unspaced(language)
-    number = sum(len(line.split()) if is_of_words else len(line) for line in timed)
+    number, unit = _size_in_units(timed, language)
     seconds = _seconds_by_turns(systems, timed)
     report = DistillationReport(
         models=tuple(
@@ -187,12 +186,19 @@ def _measured(
         ),
         num_teachers=len(systems[0].folders),
         signatures=tuple(signatures),
-        unit="words" if is_of_words else "characters",
+        unit=unit,
         num_timed=len(timed),
         processor=describe_processor(),
         notes=notes,
     )
     return report, translations
+
+
+def _size_in_units(lines: Sequence[str], language: str | None) -> tuple[int, str]:
+    """Return the number of words or, in a language without spaces, of characters."""
+    if language is None or not is_unspaced(language):
+        return sum(len(line.split()) for line in lines), "words"
+    return sum(map(len, lines)), "characters"
 
 
 def _with_quantized(

@@ -675,13 +675,7 @@ def _back_translate(
 
     with locked_folder(folder, settings):
         record_settings(folder, settings, discard, overwrite=overwrite)
-        done = 0
-
-        def count(number: int) -> None:
-            nonlocal done
-            done += number
-            on_progress(done, figures.different)
-
+        count = counting(on_progress, figures.different)
         translate_text(text, folder / TRANSLATIONS, translator, generation, count)
         pairs = write_kept(folder / TRANSLATIONS, target, source, drop_worst)
         result = BackTranslation(
@@ -717,6 +711,23 @@ def _reported_pairs(folder: Path) -> list[Path]:
         and name.startswith(f"{BACK_TRANSLATED}.")
         and name == Path(name).name
     ]
+
+
+def counting(
+    on_progress: Callable[[int, int], object], total: int
+) -> Callable[[int], None]:
+    """Return a function that adds to the number of lines that are done.
+
+    It calls `on_progress` with this number and the total.
+    """
+    done = 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        on_progress(done, total)
+
+    return count
 
 
 def generation_settings(
