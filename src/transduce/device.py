@@ -79,9 +79,9 @@ class Hardware:
         return min([present, *(group.limit for group in memory_groups())])
 
     def free_bytes(self, num_processes: int) -> float:
-        """Return the free memory in bytes, of this machine a process's share of it.
+        """Return the free memory in bytes; on a CPU, the share of this process.
 
-        On a CPU, `num_processes` processes of this machine share it; a GPU has one
+        There, `num_processes` processes of this machine share the memory; a GPU has one
         process. The result is infinite where the system does not say.
         """
         if self.device.type == "cuda":

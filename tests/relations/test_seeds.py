@@ -185,7 +185,7 @@ def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
     assert all(
         len(of_one) > 0 for of_one in shares
     )  # every process takes part in every sum
-    counted = [share for of_one in shares for share in of_one if share.counts]
+    counted = [share for of_one in shares for share in of_one if share.is_counted]
     assert sorted(i for share in counted for i in share.indices) == list(
         range(num_pairs)
     )

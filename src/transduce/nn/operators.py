@@ -2,10 +2,9 @@
 
 Each is computed by the native library where that has it for the given tensors, and
 elsewhere in PyTorch. Attention and whole stacks are in `layers.py`, the loss in
-`cross_entropy.py`.
-
-`nn_api()` is `td_nn_api` of transduce.h; structs are made by `ffi.new`, and share their
-memory with tensors.
+`cross_entropy.py`. First come the library's functions (`nn_api()` is `td_nn_api` of
+transduce.h) and the weights that it packs; structs are made by `ffi.new`, and share
+their memory with tensors.
 """
 
 import ctypes
@@ -217,7 +216,7 @@ BLOCK_ROWS = 64
 
 
 class Linear(nn.Linear):
-    """Layer of one linear map."""
+    """PyTorch's linear layer, computed by `linear`."""
 
     def forward(
         self, x: Float[Tensor, "*rows inputs"]

@@ -59,7 +59,7 @@ class MicroBatch:
     number: int
     """Number within the update."""
     indices: Integer[np.ndarray, " pairs"]
-    counts: bool
+    is_counted: bool
     """Whether its gradient belongs to the update."""
 
 
@@ -134,13 +134,13 @@ def own_micro_batches(
     while len(parts) < processes.count and max(map(len, parts)) > 1:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
         parts[largest : largest + 1] = np.array_split(parts[largest], 2)
-    of_all = [
-        MicroBatch(number=number, indices=indices, counts=True)
+    every = [
+        MicroBatch(number=number, indices=indices, is_counted=True)
         for number, indices in enumerate(parts)
     ]
     # All processes take part in every all-reduce, also one without pairs.
-    idle = replace(of_all[0], counts=False)
-    return of_all[processes.rank :: processes.count] or [idle]
+    idle = replace(every[0], is_counted=False)
+    return every[processes.rank :: processes.count] or [idle]
 
 
 AT_ONCE = 2
@@ -316,18 +316,18 @@ class GradientAccumulator:
         self, loaded: LoadedMicroBatch
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
         """Return a micro-batch's part of the mean loss, and its sums."""
-        counts, samples = loaded.micro_batch.counts, loaded.samples
-        given = (loaded.batch,) if samples is None else (loaded.batch, samples)
-        loss = self._parallel_loss(*given)
+        is_counted, samples = loaded.micro_batch.is_counted, loaded.samples
+        inputs = (loaded.batch,) if samples is None else (loaded.batch, samples)
+        loss = self._parallel_loss(*inputs)
         is_by_reward = isinstance(loss, RewardLoss)
         objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
         num_tokens = loaded.update.num_target_tokens
-        weight = counts * self._processes.count / num_tokens
+        weight = is_counted * self._processes.count / num_tokens
         losses = as_tensor(loss)
         # Unlike `new_tensor`, this does not wait for the GPU.
         reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
-        return objective * weight, counts * torch.cat([losses, reward])
+        return objective * weight, is_counted * torch.cat([losses, reward])
 
     def _dropout_seed(self, step: int, loaded: LoadedMicroBatch) -> int:
         """Return the seed of a micro-batch; it does not depend on earlier draws."""
@@ -410,7 +410,7 @@ class GraphedGradients:
         return losses
 
     def _graph(self, batch: PackedBatch) -> "_GradientGraph | None":
-        """Return the graph of a batch's shape, made if it is due; None without one."""
+        """Return the graph for a batch's shape; None unless the shape has recurred."""
         shape = batch.shape
         if shape in self._graphs or self._is_full:
             return self._graphs.get(shape)

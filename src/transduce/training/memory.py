@@ -97,31 +97,21 @@ def find_micro_batch(
 ) -> MicroBatchSize:
     """Compute the gradient of the longest batch, halved until it fits in memory.
 
-    If sentences are packed, it is that of the largest update, by a graph if there are
-    any. `num_processes` processes of this machine do so at the same time. The model's
-    gradients are dropped. Raises `ConfigError` if not even one pair fits.
+    If sentences are packed, it is the gradient of the largest update, by a CUDA graph
+    if there are `graphs`. `num_processes` processes of this machine do so at the same
+    time. The model's gradients are dropped. Raises `ConfigError` if not even one pair
+    fits.
     """
     is_packed = batch_loss.is_packed
     longest = batcher.largest_update() if is_packed else batcher.longest_batch()
     graphs = graphs if is_packed else None
     indices = longest
-    seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
     if hardware.device.type == "cpu":
         with _out_of_memory_suppressed():  # the loop below finds what fits
             count = _estimate(batch_loss, batcher, longest, hardware, num_processes)
             indices = longest[:count]
-    while True:
-        _free(batch_loss, hardware)
-        # The peak of a trial that failed is not the run's.
-        forget_peak_memory(hardware.device)
-        with _out_of_memory_suppressed():
-            # The first pass warms up, and a graph is made in the second.
-            for _ in range(2 if graphs is None else 3):
-                meter = WaitingMeter()
-                seconds = _time_gradient(batch_loss, batcher, indices, hardware, graphs)
-                waiting_share = meter.share()
-            break
+    while (trial := _try(batch_loss, batcher, indices, hardware, graphs)) is None:
         if graphs is not None:
             graphs.clear()
         if len(indices) == 1:
@@ -130,6 +120,7 @@ def find_micro_batch(
                 "`batching.max_length` smaller."
             )
         indices = indices[: -(-len(indices) // 2)]
+    seconds, waiting_share = trial
     peak_bytes = _peak_bytes(hardware.device)
     _free(batch_loss, hardware)
     # Where the system does not say, free memory is infinite, too.
@@ -145,6 +136,33 @@ def find_micro_batch(
         peak_bytes=peak_bytes,
         growth_bytes=peak_bytes - kept,
     )
+
+
+def _try(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    indices: Integer[np.ndarray, " pairs"],
+    hardware: Hardware,
+    graphs: GraphedGradients | None,
+) -> tuple[float, float] | None:
+    """Compute the gradient of a batch; return None if it does not fit in memory.
+
+    Otherwise returns its seconds, and the share of them in which other programs had the
+    processor's cores.
+    """
+    _free(batch_loss, hardware)
+    # The peak of a trial that failed is not the run's.
+    forget_peak_memory(hardware.device)
+    # The first pass warms up, and a graph is made in the second.
+    num_passes = 2 if graphs is None else 3
+    with _out_of_memory_suppressed():
+        seconds, waiting_share = math.nan, 0.0
+        for _ in range(num_passes):
+            meter = WaitingMeter()
+            seconds = _time_gradient(batch_loss, batcher, indices, hardware, graphs)
+            waiting_share = meter.share()
+        return seconds, waiting_share
+    return None
 
 
 def _peak_bytes(device: torch.device) -> int:

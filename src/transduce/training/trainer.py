@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from itertools import groupby
 from operator import add, attrgetter
 from pathlib import Path
@@ -210,7 +210,8 @@ class Trainer:
         self._reward_positions: int | None = None
         self._fits_beside_another = True
         """Whether there is memory for two batches at once."""
-        self._is_packed = False
+        self._is_packed_epoch = False
+        """Value of `is_packed` at the start of the epoch."""
 
     def find_micro_batch(
         self, max_positions: int | None = None, reward_positions: int | None = None
@@ -442,7 +443,7 @@ class Trainer:
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
-            self._is_packed = self.is_packed
+            self._is_packed_epoch = self.is_packed
             with closing(read_ahead(self._micro_batches(start), AT_ONCE)) as batches:
                 for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(
@@ -462,11 +463,11 @@ class Trainer:
         )
         for step, update in enumerate(updates, start.step + 1):
             packs = self._packs(step)
-            bound = self._bound(step)
+            most = self._positions_at_a_time(step)
             parts = (
-                packed_parts(update, bound, self._processes.count)
+                packed_parts(update, most, self._processes.count)
                 if packs
-                else padded_parts(update, bound, self._num_samples(step))
+                else padded_parts(update, most, self._num_samples(step))
             )
             own = own_micro_batches(parts, self._processes)
             for each in own:
@@ -489,12 +490,10 @@ class Trainer:
         started = time.perf_counter()
         self._optimizer.zero_grad()
         rate = self._learning_rate()
-        is_by_reward = self._config.is_by_reward(self.progress.step)
-        loaded, flops = (
-            self._begin_by_reward(update, loaded)
-            if is_by_reward
-            else self._begin_by_likelihood(update, loaded)
-        )
+        if self._config.is_by_reward(self.progress.step):
+            loaded, flops = self._begin_by_reward(update, loaded)
+        else:
+            loaded, flops = self._begin_by_likelihood(update, loaded)
         at_once = self._num_at_once(update, flops)
         losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm
@@ -506,28 +505,41 @@ class Trainer:
             flops=self.progress.flops + flops,
             corpus_pairs=self._corpus_pairs(update),
         )
-        report_of = partial(
-            StepReport,
-            step=self.progress.step,
-            epoch=self.progress.epoch,
-            learning_rate=rate,
-            num_source_tokens=update.num_source_tokens,
-            num_target_tokens=update.num_target_tokens,
-            padding=self._padding(update),
-            flops=self.progress.flops,
-            shares=self._shares_of_corpora(),
-            stage=self._stage(),
-        )
+        return self._reporter(update, rate, started, read)
+
+    def _reporter(
+        self,
+        update: Update,
+        rate: float,
+        started: float,
+        read: Callable[[], list[float]],
+    ) -> Callable[[], StepReport]:
+        """Return a function that reports the present update, after `read` has waited.
+
+        The next update may have started by then.
+        """
+        present, is_packed = self.progress, self._packs(self.progress.step)
+        shares, stage = self._shares_of_corpora(), self._stage()
+        is_by_reward = self._config.is_by_reward(present.step)
 
         def report() -> StepReport:
             smoothed, likelihood, reward, *norm = read()
             before, self._reported_at = self._reported_at, time.perf_counter()
-            return report_of(
+            return StepReport(
+                step=present.step,
+                epoch=present.epoch,
                 loss=smoothed / update.num_target_tokens,
                 perplexity=perplexity(-likelihood, update.num_target_tokens),
+                learning_rate=rate,
                 gradient_norm=norm[0] if norm else None,
                 reward=reward / len(update.target_lengths) if is_by_reward else None,
+                num_source_tokens=update.num_source_tokens,
+                num_target_tokens=update.num_target_tokens,
+                padding=0.0 if is_packed else _padding(update),
+                flops=present.flops,
                 seconds=self._reported_at - max(started, before),
+                shares=shares,
+                stage=stage,
             )
 
         return report
@@ -554,13 +566,6 @@ class Trainer:
     def _pass_flops(self, update: Update) -> int:
         """FLOPs of an update with one pass over its pairs."""
         return self.model.update_flops(update.source_lengths, update.target_lengths)
-
-    def _padding(self, update: Update) -> float:
-        """Return the share of positions that are padding in the present update."""
-        if self._packs(self.progress.step):
-            return 0.0
-        num_tokens = update.num_source_tokens + update.num_target_tokens
-        return 1 - num_tokens / update.num_positions
 
     def _num_at_once(self, update: Update, flops: int) -> int:
         """Return how many micro-batches to compute at once in an update of `flops`."""
@@ -608,7 +613,7 @@ class Trainer:
         """FLOPs of the samples of an update, in all processes."""
         number, flops = self._config.reward_samples, 0
         for each in loaded:
-            if each.samples is not None and each.micro_batch.counts:
+            if each.samples is not None and each.micro_batch.is_counted:
                 batch = each.samples.batch
                 sources, targets = (
                     (ids != PAD).sum(dim=1).numpy()
@@ -620,7 +625,7 @@ class Trainer:
 
     def _packs(self, step: int) -> bool:
         """Whether an update computes its sentences without padding."""
-        return self._is_packed and not self._config.is_by_reward(step)
+        return self._is_packed_epoch and not self._config.is_by_reward(step)
 
     def _load(
         self, update: Update, micro_batch: MicroBatch, packs: bool
@@ -633,8 +638,8 @@ class Trainer:
             batch = dataset.load(pairs)
         return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
-    def _bound(self, step: int) -> int | None:
-        """Return the positions that fit in memory at a time, None if all of a batch.
+    def _positions_at_a_time(self, step: int) -> int | None:
+        """Return how many positions fit in memory at a time; None if whole batches do.
 
         In an update by reward each pair has its samples beside it.
         """
@@ -708,6 +713,12 @@ class Trainer:
         return self._processes.all_reduce_any(is_so, self._hardware.device)
 
 
+def _padding(update: Update) -> float:
+    """Return the share of positions that are padding in the batches of an update."""
+    num_tokens = update.num_source_tokens + update.num_target_tokens
+    return 1 - num_tokens / update.num_positions
+
+
 def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
     """Write a model and its training state into a folder, atomically."""
     with atomic_directory(folder) as new:
@@ -723,15 +734,7 @@ def load_training_state(folder: Path) -> TrainingState:
     try:
         pairs = tuple(content.pop("corpus_pairs", ()))
         progress = Progress(**content, corpus_pairs=pairs)
-        if not all(type(number) is int and number >= 0 for number in pairs):
-            raise TypeError
-        for name, value in asdict(Progress()).items():
-            found = getattr(progress, name)
-            if name == "corpus_pairs":
-                continue
-            # NaN fails every comparison.
-            if type(found) is not type(value) or not found >= 0:
-                raise TypeError
+        _require_numbers(progress)
     except TypeError:
         raise CheckpointError(
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
@@ -741,3 +744,15 @@ def load_training_state(folder: Path) -> TrainingState:
     return TrainingState(
         progress=progress, tensors={current_name(n): t for n, t in tensors.items()}
     )
+
+
+def _require_numbers(progress: Progress) -> None:
+    """Raise `TypeError` unless all values are numbers of their types, 0 or above."""
+    default = Progress()
+    for field in fields(Progress):
+        value, usual = getattr(progress, field.name), getattr(default, field.name)
+        is_several = isinstance(usual, tuple)
+        numbers, kind = (value, int) if is_several else ([value], type(usual))
+        # NaN fails every comparison.
+        if not all(type(number) is kind and number >= 0 for number in numbers):
+            raise TypeError
