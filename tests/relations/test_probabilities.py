@@ -13,12 +13,8 @@ from jaxtyping import Float32
 from transduce.checkpoint import Checkpoint
 from transduce.data.tensors import pad_rows
 from transduce.decoding.processes import score_pairs
-from transduce.decoding.search import (
-    draw,
-    log_likelihoods,
-    log_mean,
-    log_softmax,
-)
+from transduce.decoding.sampling import draw
+from transduce.decoding.search import log_likelihoods, log_mean, log_softmax
 from transduce.decoding.torch_model import (
     draw_by_torch,
     log_mean_by_torch,

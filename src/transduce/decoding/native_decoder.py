@@ -619,36 +619,22 @@ class NativeSearch:
     def _new(
         self, max_lengths: Sequence[int], eos: int, prefixes: Sequence[Sequence[int]]
     ) -> Any:
-        config, is_greedy = self._config, self._is_greedy
-        excluded = np.array(self._excluded, dtype=np.int64)
+        """Return a new `td_search`, which copies the arrays that it is given."""
         limits = np.array([min(each, ENDLESS) for each in max_lengths], dtype=np.int64)
-        lengths = np.array([len(each) for each in prefixes], dtype=np.int64)
-        tokens = np.array([i for each in prefixes for i in each], dtype=np.int64)
-        assert len(lengths) == len(limits)
-        bad_words = RowTokens.of(config.bad_words)
+        prefix_tokens = RowTokens.of(prefixes)
+        prefix_lengths = np.diff(prefix_tokens.offsets)
+        assert len(prefix_lengths) == len(limits)
+        excluded = np.array(self._excluded, dtype=np.int64)
+        bad_words = RowTokens.of(self._config.bad_words)
         bad_word_lengths = np.diff(bad_words.offsets)
         fields = ffi.new(
             "td_search_config *",
             {
-                "beam_size": self.beam_size,
-                "is_greedy": is_greedy,
+                **self._settings(),
                 "eos": eos,
-                "min_length": config.min_length,
-                "num_best": 1 if is_greedy else config.num_best,
-                "end_candidates": 1 if is_greedy else config.end_candidates,
-                "enough_finished": min(config.enough_ends or ENDLESS, ENDLESS),
-                "cut_ones_compete": config.cut_ones_compete,
-                "length_penalty": config.length_penalty,
-                "is_power_penalty": config.penalty == "power",
-                "coverage_penalty": (
-                    config.coverage_penalty if self._coverage is not None else 0.0
-                ),
-                "diversity": 0.0 if is_greedy else config.diversity,
                 "excluded_tokens": pointer(excluded, "int64_t *"),
                 "num_excluded_tokens": len(excluded),
-                "no_repeat_ngram": config.no_repeat_ngram,
-                "repetition_penalty": config.repetition_penalty,
-                "num_bad_words": len(config.bad_words),
+                "num_bad_words": len(bad_word_lengths),
                 "bad_word_lengths": pointer(bad_word_lengths, "int64_t *"),
                 "bad_word_tokens": pointer(bad_words.tokens, "int64_t *"),
             },
@@ -659,12 +645,31 @@ class NativeSearch:
                 fields,
                 len(limits),
                 pointer(limits, "int64_t *"),
-                pointer(lengths, "int64_t *"),
-                pointer(tokens, "int64_t *"),
+                pointer(prefix_lengths, "int64_t *"),
+                pointer(prefix_tokens.tokens, "int64_t *"),
                 handle,
             )
         )
         return ffi.gc(handle[0], self._api.search_free)
+
+    def _settings(self) -> dict[str, int | float]:
+        """Return the numbers of the config as fields of `td_search_config`."""
+        config, is_greedy = self._config, self._is_greedy
+        return {
+            "beam_size": self.beam_size,
+            "is_greedy": is_greedy,
+            "min_length": config.min_length,
+            "num_best": 1 if is_greedy else config.num_best,
+            "end_candidates": 1 if is_greedy else config.end_candidates,
+            "enough_finished": min(config.enough_ends or ENDLESS, ENDLESS),
+            "cut_ones_compete": config.cut_ones_compete,
+            "length_penalty": config.length_penalty,
+            "is_power_penalty": config.penalty == "power",
+            "coverage_penalty": config.coverage_penalty if self.has_coverage else 0.0,
+            "diversity": 0.0 if is_greedy else config.diversity,
+            "no_repeat_ngram": config.no_repeat_ngram,
+            "repetition_penalty": config.repetition_penalty,
+        }
 
     def _grow_by_logits(
         self, logits: Float32[np.ndarray, "sentences group vocab"]

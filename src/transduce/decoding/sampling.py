@@ -1,4 +1,8 @@
-"""Sampling: each token is drawn at random by its probability."""
+"""Sampling: each token is drawn at random by its probability.
+
+Sums run in the order of the vocabulary, or of falling probability, so that equal logits
+and random numbers always give equal tokens.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +14,6 @@ from transduce.decoding.search import (
     Decoder,
     Hypothesis,
     Sentence,
-    draw,
     log_softmax,
     run_search,
 )
@@ -114,6 +117,67 @@ class Sampling:
         each = zip(allowed, chances[:, None], strict=True)
         tokens = np.concatenate([draw(*row, self._config) for row in each])
         return tokens, log_probs[np.arange(len(tokens)), tokens]
+
+
+def draw(
+    logits: Float32[np.ndarray, " vocab"],
+    chances: Float64[np.ndarray, " draws"],
+    config: SamplingConfig,
+) -> Int64[np.ndarray, " draws"]:
+    """Return, for each chance in [0, 1), the first token whose cumulative probability
+    exceeds it.
+
+    With `top_k` or `top_p`, only the likeliest tokens remain, sorted by falling
+    probability; otherwise tokens are in the order of the vocabulary. Tokens with a
+    logit of minus infinity are drawn only if there are no others.
+    """
+    values = logits / np.float32(config.temperature)
+    likely = np.exp(values - values.max())
+    tokens = _likeliest(likely, config.top_k)
+    if config.top_p < 1:
+        tokens = _nucleus(likely, tokens, config.top_p)
+    reached = np.cumsum(likely[tokens], dtype=np.float64)
+    # Below the total, so that rounding never draws a token of probability 0.
+    aims = np.minimum(chances * reached[-1], np.nextafter(reached[-1], 0.0))
+    places = np.searchsorted(reached, aims, side="right")
+    return tokens[np.minimum(places, len(reached) - 1)]  # NaN sorts last
+
+
+def _likeliest(
+    likely: Float32[np.ndarray, " vocab"], top_k: int | None
+) -> Int64[np.ndarray, " tokens"]:
+    """Return the `top_k` likeliest tokens, likeliest first; without it, all by id.
+
+    Of equal tokens, those of lower ids come first.
+    """
+    if top_k is None or top_k >= len(likely):
+        return np.arange(len(likely))
+    least = np.partition(likely, len(likely) - top_k)[-top_k]
+    found = np.flatnonzero(~(likely < least))  # keeps NaN
+    return _by_likelihood(likely, found)[:top_k]
+
+
+def _nucleus(
+    likely: Float32[np.ndarray, " vocab"],
+    tokens: Int64[np.ndarray, " tokens"],
+    top_p: float,
+) -> Int64[np.ndarray, " nucleus"]:
+    """Return the fewest likeliest tokens with a share `top_p` of the total."""
+    likely_tokens = likely[tokens]
+    total = likely_tokens.sum(dtype=np.float64)
+    # All tokens below this bound have less probability together than is left out.
+    bound = (1 - top_p) * total / len(tokens)
+    found = _by_likelihood(likely, tokens[~(likely_tokens < bound)])  # keeps NaN
+    reached = np.cumsum(likely[found], dtype=np.float64)
+    # The token at which the sum reaches the share belongs to the nucleus.
+    return found[: np.searchsorted(reached[:-1], top_p * total) + 1]
+
+
+def _by_likelihood(
+    likely: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
+) -> Int64[np.ndarray, " tokens"]:
+    """Sort tokens, likeliest first; equal ones stay in their order."""
+    return tokens[np.argsort(-likely[tokens], kind="stable")]
 
 
 class _Samples(Sentence):

@@ -1,7 +1,7 @@
 """Models in PyTorch, prepared for decoding: on GPUs, in bf16, or for analysis.
 
 The second half computes candidates, samples and scores from logits that are tensors, as
-`search` does from arrays.
+`search` and `sampling` do from arrays.
 """
 
 import math
@@ -187,12 +187,7 @@ def prepare_model(
     """
     model = fuse(model)
     if precision == "int8":
-        require_transformer(model.config, "Precision int8", "use fp32 or bf16")
-        _require_int8(device)
-        assert isinstance(model, Transformer)
-        packed = _with_linear(model, _native_linear("int8") or _torch_linear_in_int8())
-        _round_embeddings(model)
-        return packed
+        return _in_int8(model, device)
     warn_if_emulated(device.type, precision)
     model.to(device)
     # Unlike the paper: products in bf16, several times faster on processors that have
@@ -200,16 +195,25 @@ def prepare_model(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if not isinstance(model, Transformer):
         return TorchModel(model=model.to(dtype), stepper=model)
-    if precision == "fp32" and device.type == "cpu":
-        native_linear = _native_linear("fp32")
-        if native_linear is not None:
-            return _with_linear(model.float(), native_linear)
+    is_plain = precision == "fp32" and device.type == "cpu"
+    if is_plain and (native_linear := _native_linear("fp32")) is not None:
+        return _with_linear(model.float(), native_linear)
     # Before the model is converted, so that joint weights are rounded only once.
     step, graphs = FusedStep(model, plain_linear, dtype), None
     if device.type == "cuda":
         max_idle_bytes = torch.cuda.mem_get_info(device)[1] * IDLE_SHARE
         graphs = StepGraphs(step, CudaGraphs(device), max_idle_bytes)
     return TorchModel(model=model.to(dtype), stepper=step, graphs=graphs)
+
+
+def _in_int8(model: TransductionModel, device: torch.device) -> TorchModel:
+    """Prepare a model in int8, by the native library or else by PyTorch."""
+    require_transformer(model.config, "Precision int8", "use fp32 or bf16")
+    _require_int8(device)
+    assert isinstance(model, Transformer)
+    packed = _with_linear(model, _native_linear("int8") or _torch_linear_in_int8())
+    _round_embeddings(model)
+    return packed
 
 
 def _native_linear(precision: NativePrecision) -> MakeLinearModule | None:
@@ -225,7 +229,7 @@ def _with_linear(model: Transformer, make_linear: MakeLinearModule) -> TorchMode
 
 
 def _torch_linear_in_int8() -> MakeLinearModule:
-    warnings.warn(WITHOUT_KERNELS, TransduceWarning, stacklevel=4)
+    warnings.warn(WITHOUT_KERNELS, TransduceWarning, stacklevel=5)
     return Int8Linear
 
 
@@ -629,7 +633,7 @@ def draw_by_torch(
 ]:
     """Return the token of each sample and its log-probability among all tokens.
 
-    Tokens are drawn as by `search.draw`. In the first step a group has one
+    Tokens are drawn as by `sampling.draw`. In the first step a group has one
     hypothesis, which all samples of the sentence extend.
     """
     logits = logits.float()
