@@ -8,12 +8,13 @@ import torch
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.parser import Parse, Parser
-from transduce.decoding.translations import Pace, full_windows
+from transduce.decoding.translations import Pace
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
+from transduce.text.corpus import full_windows
 from transduce.text.tokenizer import Tokenizer
 from transduce.trees.linearization import STYLES, Repairs, StyleName, learn_symbols
 from transduce.trees.trees import NOTHING, parse_tree

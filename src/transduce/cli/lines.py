@@ -32,13 +32,7 @@ from transduce.cli.terminal import (
     warn,
     writer,
 )
-from transduce.decoding.translations import (
-    Pace,
-    Translation,
-    Windows,
-    arriving_windows,
-    full_windows,
-)
+from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
 from transduce.errors import ConfigError, DataError, TransduceError, counted
 from transduce.files import (
@@ -51,7 +45,14 @@ from transduce.files import (
 )
 from transduce.search_config import SearchConfig
 from transduce.settings import flattened
-from transduce.text.corpus import STANDARD_INPUT, read_text, standard_input
+from transduce.text.corpus import (
+    STANDARD_INPUT,
+    Windows,
+    arriving_windows,
+    full_windows,
+    read_text,
+    standard_input,
+)
 from transduce.text.languages import best_match, guess_all, require_language_of_files
 from transduce.text.shortlist import Shortlist
 
@@ -478,8 +479,12 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """First line of the record file, about the whole output."""
+
     begun: Origin
+    """Model and options of the command that began the output."""
     record_end: int
+    """Offset of the line's end in the record file."""
 
 
 def _read_record(path: Path) -> tuple[_Head, list[_Line]]:

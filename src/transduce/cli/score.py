@@ -17,13 +17,17 @@ from transduce.cli.lines import (
     warn_of_other_languages,
 )
 from transduce.cli.terminal import Files, Force
-from transduce.decoding.translations import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
 from transduce.errors import counted
 from transduce.files import without_infinity
 from transduce.metrics.scores import TargetScore, perplexity
 from transduce.model_folder import model_sum
-from transduce.text.corpus import SentencePair, read_pairs
+from transduce.text.corpus import (
+    WINDOW_LINES,
+    SentencePair,
+    full_windows,
+    read_pairs,
+)
 
 
 def score(

@@ -1,6 +1,6 @@
 """Translations: from lines of text to parts that a model reads, and back to lines.
 
-Lines are read ahead in windows, whose parts are searched for together.
+Lines are read ahead in windows (`Pace`), whose parts are searched for together.
 
 A model whose vocabulary is of words generates <unk> for all others. Each is replaced
 after the search (Luong et al., 2015) by the dictionary's translation of the source word
@@ -8,18 +8,9 @@ that the decoder attends to most there, or by this source word itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import (
-    chain,
-    islice,
-    repeat,
-    takewhile,
-    zip_longest,
-)
-from queue import Empty, Queue
-from threading import Thread
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from itertools import chain, islice, repeat, takewhile, zip_longest
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -30,6 +21,7 @@ from transduce.decoding.search import (
 )
 from transduce.errors import RequestError, shortened
 from transduce.text.alignment import WordDictionary
+from transduce.text.corpus import Windows, full_windows
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, is_tag
@@ -347,83 +339,7 @@ def _join_texts(parts: Sequence[Part], translations: Sequence[Translation]) -> s
     return text
 
 
-Line = TypeVar("Line")
 Result = TypeVar("Result")
-
-WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length."""
-PAUSE_S = 0.02
-"""Seconds without a new line after which an incomplete window is used."""
-
-
-@runtime_checkable
-class Windows(Protocol):
-    """Function that cuts a stream into non-empty windows."""
-
-    def __call__(self, lines: Iterable[Line], /) -> Iterator[list[Line]]: ...
-
-
-def full_windows(
-    lines: Iterable[Line], size: int = WINDOW_LINES
-) -> Iterator[list[Line]]:
-    """Cut a stream into windows of `size` lines, however long it takes to read one.
-
-    Only the last window may be shorter.
-    """
-    stream = iter(lines)
-    while window := list(islice(stream, size)):
-        yield window
-
-
-def arriving_windows(
-    lines: Iterable[Line], size: int = WINDOW_LINES, pause_s: float = PAUSE_S
-) -> Iterator[list[Line]]:
-    """Cut a stream that is still being written into windows of the lines available.
-
-    A window ends after `size` lines, or after `pause_s` seconds without a new one. A
-    separate thread reads up to `size` lines ahead.
-    """
-    arrived: Queue[Line | _End] = Queue(size)
-    Thread(target=_read, args=(lines, arrived), daemon=True).start()
-    while True:
-        window, end = _next_window(arrived, size, pause_s)
-        if end is not None and end.error is not None:
-            raise end.error
-        if window:
-            yield window
-        if end is not None:
-            return
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """End of a stream, and the exception that ended it, if any."""
-
-    error: Exception | None
-
-
-def _read(lines: Iterable[Line], arrived: Queue[Line | _End]) -> None:
-    try:
-        for line in lines:
-            arrived.put(line)
-    except Exception as error:  # raised again in the thread that waits for lines
-        arrived.put(_End(error))
-    else:
-        arrived.put(_End(None))
-
-
-def _next_window(
-    arrived: Queue[Line | _End], size: int, pause_s: float
-) -> tuple[list[Line], _End | None]:
-    """Return the lines available, after waiting for one line or the end."""
-    window: list[Line] = []
-    with suppress(Empty):
-        while len(window) < size:
-            line = arrived.get(timeout=pause_s if window else None)
-            if isinstance(line, _End):
-                return window, line
-            window.append(line)
-    return window, None
 
 
 def _do_nothing() -> None: ...

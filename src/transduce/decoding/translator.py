@@ -51,7 +51,6 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.translations import (
     EMPTY,
-    WINDOW_LINES,
     Attention,
     Pace,
     Part,
@@ -84,6 +83,7 @@ from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.settings import require_one_of
+from transduce.text.corpus import WINDOW_LINES
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import (

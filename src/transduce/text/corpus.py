@@ -1,4 +1,4 @@
-"""Parallel corpora: read line-aligned text files (section 5.1).
+"""Parallel corpora: read line-aligned text files (section 5.1), whole or in windows.
 
 A line ends at LF or CRLF and nowhere else, so that line counts agree with `wc -l`:
 U+2028, U+0085, form feed and a lone CR are characters of the line. Files are UTF-8,
@@ -10,11 +10,15 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Protocol, TypeVar, runtime_checkable
 
 from transduce.errors import DataError
 
@@ -213,3 +217,82 @@ def _unequal(
         f"{shorter}:{num_lines + 1}: {sides} must have equally many lines, but "
         f"{shorter} has {num_lines:,} and {longer} has {total:,}."
     )
+
+
+Item = TypeVar("Item")
+
+WINDOW_LINES = 2_048
+"""Lines that are read ahead and used together."""
+PAUSE_S = 0.02
+"""Seconds without a new line after which an incomplete window is used."""
+
+
+@runtime_checkable
+class Windows(Protocol):
+    """Function that cuts a stream into non-empty windows."""
+
+    def __call__(self, lines: Iterable[Item], /) -> Iterator[list[Item]]: ...
+
+
+def full_windows(
+    lines: Iterable[Item], size: int = WINDOW_LINES
+) -> Iterator[list[Item]]:
+    """Cut a stream into windows of `size` lines, however long it takes to read one.
+
+    Only the last window may be shorter.
+    """
+    stream = iter(lines)
+    while window := list(islice(stream, size)):
+        yield window
+
+
+def arriving_windows(
+    lines: Iterable[Item], size: int = WINDOW_LINES, pause_s: float = PAUSE_S
+) -> Iterator[list[Item]]:
+    """Cut a stream that is still being written into windows of the lines available.
+
+    A window ends after `size` lines, or after `pause_s` seconds without a new one. A
+    separate thread reads up to `size` lines ahead.
+    """
+    arrived: Queue[Item | _End] = Queue(size)
+    Thread(target=_read_into, args=(lines, arrived), daemon=True).start()
+    while True:
+        window, end = _next_window(arrived, size, pause_s)
+        if end is not None and end.error is not None:
+            raise end.error
+        if window:
+            yield window
+        if end is not None:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """End of a stream, and the exception that ended it, if any."""
+
+    error: Exception | None
+
+
+def _read_into(lines: Iterable[Item], arrived: Queue[Item | _End]) -> None:
+    """Put the lines of a stream into a queue, and then its end."""
+    try:
+        for line in lines:
+            arrived.put(line)
+    except Exception as error:  # raised again in the thread that waits for lines
+        arrived.put(_End(error))
+    else:
+        arrived.put(_End(None))
+
+
+def _next_window(
+    arrived: Queue[Item | _End], size: int, pause_s: float
+) -> tuple[list[Item], _End | None]:
+    """Return the lines available, after waiting for one line or the end."""
+    window: list[Item] = []
+    with suppress(Empty):
+        while len(window) < size:
+            line = arrived.get(timeout=pause_s if window else None)
+            if isinstance(line, _End):
+                return window, line
+            window.append(line)
+    return window, None

@@ -13,12 +13,7 @@ from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
-from transduce.decoding.translations import (
-    WINDOW_LINES,
-    Pace,
-    Translation,
-    full_windows,
-)
+from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines, load
 from transduce.device import Hardware
 from transduce.errors import (
@@ -29,6 +24,7 @@ from transduce.errors import (
 )
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
+from transduce.text.corpus import WINDOW_LINES, full_windows
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")

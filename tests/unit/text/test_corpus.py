@@ -1,12 +1,14 @@
-"""Line-aligned files: the ends of lines, and messages about malformed files."""
+"""Line-aligned files: the ends of lines, messages about malformed files, windows."""
 
 import bz2
 import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -16,7 +18,10 @@ from transduce.text.corpus import (
     MAX_LINE_BYTES,
     STANDARD_INPUT,
     SentencePair,
+    Windows,
     aligned_lines,
+    arriving_windows,
+    full_windows,
     read_lines,
     read_pairs,
     read_text,
@@ -317,3 +322,38 @@ def test_written_lines_are_read_back(file, tmp_path):
 def test_lines_are_written_with_lf(tmp_path):
     write_lines(tmp_path / "text", ["a", "b"])
     assert (tmp_path / "text").read_bytes() == b"a\nb\n"
+
+
+@pytest.mark.parametrize(
+    "kind", [partial(full_windows, size=3), partial(arriving_windows, size=3)]
+)
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_available_lines_are_cut_into_full_windows(kind: Windows, count: int) -> None:
+    found = list(kind(iter(range(count))))
+    assert found == [list(range(i, min(i + 3, count))) for i in range(0, count, 3)]
+
+
+def test_arrived_lines_do_not_wait_for_later_ones() -> None:
+    asked = Event()
+
+    def lines() -> Iterator[str]:
+        yield "one"
+        yield "two"
+        # Like a user who writes the next line after the answer to this one.
+        assert asked.wait(timeout=60)
+        yield "three"
+
+    found = arriving_windows(lines(), pause_s=0.2)
+    assert next(found) == ["one", "two"]
+    asked.set()
+    assert list(found) == [["three"]]
+
+
+@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+def test_an_error_of_a_stream_is_raised(kind: Windows) -> None:
+    def lines() -> Iterator[str]:
+        yield "one"
+        raise ValueError("no second")
+
+    with pytest.raises(ValueError, match="no second"):
+        list(kind(lines()))
