@@ -284,17 +284,18 @@ def _two_vocabularies(content: Mapping[str, object], folder: Path) -> Vocabulari
             f"{folder / TARGET_VOCABULARY}: must hold {UNKNOWN}, but does not; such a "
             "model cannot be imported."
         )
-    others = [i for i in range(len(target)) if i not in special]
-    of_both = [target[i] for i in others]
-    known = {END, SPECIAL_PIECES[PAD], *target}
-    of_both += [piece for piece in source if piece not in known]
+    ordinary_targets = [i for i in range(len(target)) if i not in special]
+    of_target = {END, SPECIAL_PIECES[PAD], *target}
+    ordinary = [
+        *(target[i] for i in ordinary_targets),
+        *(piece for piece in source if piece not in of_target),
+    ]
     unknown, end = source_ids[UNKNOWN], source_ids[END]
     padding = source_ids.get(SPECIAL_PIECES[PAD], end)
-    rows = (source_ids.get(piece, unknown) for piece in of_both)
     return (
-        (*(target[i] for i in special), *of_both),
-        (padding, padding, end, *rows),
-        (*special, *others),
+        (*(target[i] for i in special), *ordinary),
+        (padding, padding, end, *(source_ids.get(p, unknown) for p in ordinary)),
+        (*special, *ordinary_targets),
     )
 
 

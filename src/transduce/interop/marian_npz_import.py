@@ -313,15 +313,7 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
     """Read options and weights; nothing is unpickled."""
     try:
         require_file(path)
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            total = sum(entry.file_size for entry in entries)
-            if total > LARGEST_RATIO * path.stat().st_size + MAX_OPTIONS_BYTES:
-                raise CheckpointError(
-                    f"{path}: the arrays must be about as large as the file, but have "
-                    f"{total:,} bytes; the file is damaged."
-                )
-            names = {entry.filename.removesuffix(".npy") for entry in entries}
+        names = _array_names(path)
         with np.load(path, allow_pickle=False) as stored:
             if OPTIONS not in names:
                 raise CheckpointError(
@@ -345,6 +337,19 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
             f"{path}: the weights cannot be read ({error}); fetch the file again."
         ) from None
     return options, arrays
+
+
+def _array_names(path: Path) -> set[str]:
+    """List the arrays of a file; `CheckpointError` if they would be far too large."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    total = sum(entry.file_size for entry in entries)
+    if total > LARGEST_RATIO * path.stat().st_size + MAX_OPTIONS_BYTES:
+        raise CheckpointError(
+            f"{path}: the arrays must be about as large as the file, but have "
+            f"{total:,} bytes; the file is damaged."
+        )
+    return {entry.filename.removesuffix(".npy") for entry in entries}
 
 
 def _stored_options(content: Any, path: Path) -> Options:
@@ -380,20 +385,8 @@ def _config(options: Options, path: Path) -> ModelConfig:
     """Return the settings of the model, without those of its vocabularies."""
     is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
     options = {"dec-cell": DEFAULT_CELL, **options}
-    for name, known in {**FIXED, **(RECURRENT if is_recurrent else {})}.items():
-        value = options.get(name, known[0])
-        if value not in known:
-            words = " or ".join(map(_shown, known))
-            raise RequestError(
-                f"{path}: `{name}` must be {words}, but is {_shown(value)}; such a "
-                "model cannot be imported."
-            )
-    activation = str(options.get("transformer-ffn-activation", "swish"))
-    if activation not in ACTIVATIONS:
-        raise RequestError(
-            f"{path}: `transformer-ffn-activation` must be relu or swish, but is "
-            f"{activation}; such a model cannot be imported."
-        )
+    _require_fixed(options, {**FIXED, **(RECURRENT if is_recurrent else {})}, path)
+    activation = _activation(options, path)
     d_model, d_ff, heads, encoder_layers, decoder_layers = (
         _whole(options, name, path)
         for name in (
@@ -422,7 +415,7 @@ def _config(options: Options, path: Path) -> ModelConfig:
             d_k=d_model // heads,
             d_v=d_model // heads,
             norm=_arrangement(options, path),
-            activation=ACTIVATIONS[activation],
+            activation=activation,
             decoder_self_attention="ssru" if is_recurrent else "attention",
             norm_epsilon=EPSILON,
             position_base=marian_position_base(d_model),
@@ -430,6 +423,31 @@ def _config(options: Options, path: Path) -> ModelConfig:
         )
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _require_fixed(
+    options: Options, fixed: Mapping[str, Sequence[str | list[str]]], path: Path
+) -> None:
+    """Raise `RequestError` unless each option has one of its values."""
+    for name, known in fixed.items():
+        value = options.get(name, known[0])
+        if value not in known:
+            words = " or ".join(map(_shown, known))
+            raise RequestError(
+                f"{path}: `{name}` must be {words}, but is {_shown(value)}; such a "
+                "model cannot be imported."
+            )
+
+
+def _activation(options: Options, path: Path) -> Activation:
+    """Return the activation; `RequestError` for an unsupported one."""
+    activation = str(options.get("transformer-ffn-activation", "swish"))
+    if activation not in ACTIVATIONS:
+        raise RequestError(
+            f"{path}: `transformer-ffn-activation` must be relu or swish, but is "
+            f"{activation}; such a model cannot be imported."
+        )
+    return ACTIVATIONS[activation]
 
 
 def marian_position_base(d_model: int) -> float:
@@ -515,26 +533,14 @@ def _weights(
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the settings of the model and its weights, in this package's order."""
     unread, order = _UnreadArrays(arrays, path), halved(config.d_model).argsort()
-    width, num_targets = config.d_model, len(vocabulary.target)
     is_shared = "Wemb" in unread
-    if is_shared:
-        if not vocabulary.is_one:
-            raise CheckpointError(
-                f"{path}: source and target share their embedding, and must have one "
-                "vocabulary, but have two; the files are of different models."
-            )
-        source = target = unread.take("Wemb", num_targets, width)
-    else:
-        source = unread.take("encoder_Wemb", len(vocabulary.source), width)
-        target = unread.take("decoder_Wemb", num_targets, width)
-    output = None
-    if "decoder_ff_logit_out_Wt" in unread:
-        output = unread.take("decoder_ff_logit_out_Wt", num_targets, width)
-    elif "decoder_ff_logit_out_W" in unread:
-        output = unread.take("decoder_ff_logit_out_W", width, num_targets).T
-    bias = torch.zeros(1, num_targets)
-    if "decoder_ff_logit_out_b" in unread:
-        bias = unread.take("decoder_ff_logit_out_b", 1, num_targets)
+    if is_shared and not vocabulary.is_one:
+        raise CheckpointError(
+            f"{path}: source and target share their embedding, and must have one "
+            "vocabulary, but have two; the files are of different models."
+        )
+    source, target = _embeddings(unread, vocabulary, config.d_model)
+    output, bias = _output(unread, len(vocabulary.target), config.d_model)
     config = replace(
         config,
         vocab_size=len(vocabulary.pieces),
@@ -556,6 +562,34 @@ def _weights(
     ours |= _stacks(unread, config, order)
     unread.require_empty()
     return config, {name: weight.contiguous() for name, weight in ours.items()}
+
+
+def _embeddings(
+    unread: _UnreadArrays, vocabulary: "_Vocabulary", width: int
+) -> tuple[Tensor, Tensor]:
+    """Take the embeddings of source and target, which may be one."""
+    num_targets = len(vocabulary.target)
+    if "Wemb" in unread:
+        both = unread.take("Wemb", num_targets, width)
+        return both, both
+    return (
+        unread.take("encoder_Wemb", len(vocabulary.source), width),
+        unread.take("decoder_Wemb", num_targets, width),
+    )
+
+
+def _output(
+    unread: _UnreadArrays, num_targets: int, width: int
+) -> tuple[Tensor | None, Tensor]:
+    """Take the matrix of the logits, None if it is the embedding, and their bias."""
+    matrix, bias = None, torch.zeros(1, num_targets)
+    if "decoder_ff_logit_out_Wt" in unread:
+        matrix = unread.take("decoder_ff_logit_out_Wt", num_targets, width)
+    elif "decoder_ff_logit_out_W" in unread:
+        matrix = unread.take("decoder_ff_logit_out_W", width, num_targets).T
+    if "decoder_ff_logit_out_b" in unread:
+        bias = unread.take("decoder_ff_logit_out_b", 1, num_targets)
+    return matrix, bias
 
 
 def _stacks(

@@ -296,7 +296,8 @@ def portable_tokenizer(
     space may be split differently if some characters are outside the alphabet, unless
     their script has no spaces. Decoded text is not normalized, and the end token must
     be omitted before decoding. Raises `RequestError` for word-pieces, which have no
-    byte fallback there."""
+    byte fallback there.
+    """
     settings = json.loads(tokenizer.json())["model"]
     if settings["type"] != "BPE":
         raise RequestError(
@@ -323,18 +324,7 @@ def portable_tokenizer(
             normalizers.Prepend(" "),
         ]
     )
-    portable.pre_tokenizer = tokenizer.words
-    written: list[decoders.Decoder] = []
-    if space != " ":
-        portable.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                tokenizer.words,
-                pre_tokenizers.Metaspace(
-                    replacement=space, prepend_scheme="never", split=False
-                ),
-            ]
-        )
-        written = [decoders.Replace(space, " "), decoders.Replace(NAMED, space)]
+    portable.pre_tokenizer = _pre_tokenizer(tokenizer, space)
     portable.post_processor = processors.TemplateProcessing(
         single=f"$A {SPECIAL_PIECES[EOS]}",
         special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
@@ -342,10 +332,29 @@ def portable_tokenizer(
     # A tag before a text is one token; the library finds it within a text, too.
     tags = [AddedToken(tag, normalized=False) for tag in tokenizer.language_tags]
     portable.add_tokens(tags)
-    portable.decoder = decoders.Sequence(
-        [*written, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    portable.decoder = _decoder(space)
     return portable
+
+
+def _pre_tokenizer(
+    tokenizer: SubwordTokenizer, space: str
+) -> pre_tokenizers.PreTokenizer:
+    """Return the tokenizer's words, with spaces written as in its pieces."""
+    if space == " ":
+        return tokenizer.words
+    written = pre_tokenizers.Metaspace(
+        replacement=space, prepend_scheme="never", split=False
+    )
+    return pre_tokenizers.Sequence([tokenizer.words, written])
+
+
+def _decoder(space: str) -> decoders.Decoder:
+    """Return the decoder of pieces whose spaces are written as `space`."""
+    steps: list[decoders.Decoder] = []
+    if space != " ":
+        steps = [decoders.Replace(space, " "), decoders.Replace(NAMED, space)]
+    steps += [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    return decoders.Sequence(steps)
 
 
 def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
