@@ -44,13 +44,13 @@ from transduce.text.vocabulary import TokenizerConfig, is_tag, languages_of
 CHUNK_PAIRS = 2**13
 """Number of pairs that are augmented at once."""
 LENGTHENED = 4
-"""Largest length of a changed sentence, in lengths of the longest of the corpus."""
+"""Largest length of a changed sentence, as a multiple of the longest of the corpus."""
 CORES_PER_PROCESS = 4
 """Number of cores for which there is a process that augments."""
 MAX_PROCESSES = 4
 """Maximum number of these processes: as many as keep up with a GPU."""
 NICENESS = 5
-"""Priority of these processes below that of training."""
+"""Niceness of these processes, whose priority is below that of training."""
 
 Seed = tuple[int, ...]
 
@@ -192,37 +192,45 @@ class PairAugmenter:
     ) -> AugmentedPart:
         number = len(part)
         tags = [self._tags_before(part.source[i].tolist()) for i in range(number)]
-        changes = _draw_changes(tags, self._config, random)
-        pairs = self._restored(part, changes, tags)
-        draw = Random(int(random.integers(2**63)))
-        drafts = [
-            (
-                each,
-                self._changed(
-                    each, pairs, self._target_language(tags[each.first]), draw
-                ),
-            )
-            for each in changes
-        ]
-        done = [(change, pair) for change, pair in drafts if pair is not None]
-        sources, targets = self._encode([pair for _, pair in done])
-        sources = [
-            [*tags[change.first], *source]
-            for (change, _), source in zip(done, sources, strict=True)
-        ]
-        picked, kept = np.arange(number), np.ones(number, dtype=bool)
-        for i, (change, _) in enumerate(done):
+        drawn = _draw_changes(tags, self._config, random)
+        changes, sources, targets = self._made(part, drawn, tags, random)
+        picked, is_kept = np.arange(number), np.ones(number, dtype=bool)
+        for i, change in enumerate(changes):
             if all(0 < len(side[i]) < self.max_length for side in (sources, targets)):
                 picked[change.first] = number + i
                 if change.second is not None:
-                    kept[change.second] = False
+                    is_kept[change.second] = False
+        # The changed pairs come after those of the part.
         both = Dataset(
             source=_appended(part.source, EncodedSide.of(sources)),
             target=_appended(part.target, EncodedSide.of(targets)),
         )
         return AugmentedPart(
-            pairs=both.picked(picked[kept]), numbers=np.flatnonzero(kept)
+            pairs=both.picked(picked[is_kept]), numbers=np.flatnonzero(is_kept)
         )
+
+    def _made(
+        self,
+        part: Dataset,
+        changes: Sequence["_Change"],
+        tags: Sequence[Ids],
+        random: np.random.Generator,
+    ) -> tuple[list["_Change"], list[list[int]], list[list[int]]]:
+        """Make changes; return those that are possible, with sources and targets."""
+        pairs = self._restored(part, changes, tags)
+        draw = Random(int(random.integers(2**63)))
+        made: list[tuple[_Change, SentencePair]] = []
+        for change in changes:
+            language = self._target_language(tags[change.first])
+            if pair := self._changed(change, pairs, language, draw):
+                made.append((change, pair))
+        sources, targets = self._encode([pair for _, pair in made])
+        possible = [change for change, _ in made]
+        tagged = [
+            [*tags[change.first], *source]
+            for change, source in zip(possible, sources, strict=True)
+        ]
+        return possible, tagged, targets
 
     def _tags_before(self, source: list[int]) -> Ids:
         """Return the tags before a source that are tokens of their own."""

@@ -386,8 +386,8 @@ class Batcher:
         resumed run need not make those of earlier parts.
         """
         parts = self._augmented_parts(epoch, first_step)
-        numbers = [self._num_updates(part) for part in parts]
-        for number, (part, num_updates) in enumerate(zip(parts, numbers, strict=True)):
+        counts = [self._num_updates(part) for part in parts]
+        for number, (part, num_updates) in enumerate(zip(parts, counts, strict=True)):
             if first >= num_updates:
                 first -= num_updates
                 continue
@@ -397,7 +397,7 @@ class Batcher:
             if number + 1 < len(parts):
                 following, seed = parts[number + 1], (self._seed, epoch, number + 1)
             else:
-                end = self._end_of_epoch(first_step, sum(numbers))
+                end = self._end_of_epoch(first_step, sum(counts))
                 [following, *_] = self._augmented_parts(epoch + 1, end)
                 seed = (self._seed, epoch + 1, 0)
             augmentation.begin(self.dataset.picked(following), seed)
@@ -444,7 +444,7 @@ class Batcher:
     def _num_updates(self, pairs: Integer[np.ndarray, " pairs"]) -> int:
         """Return the number of updates for a part: by its tokens before any change.
 
-        It is at most half of the pairs, as many as are left if all are joined.
+        It is at most half of the pairs, since so many are left if all are joined.
         """
         return max(min(round(max(self._num_budgets(pairs))), len(pairs) // 2), 1)
 

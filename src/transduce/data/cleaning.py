@@ -761,8 +761,8 @@ def _write(
     on_pairs: OnPairs,
 ) -> CleaningReport:
     """Write the kept pairs, the dropped pairs and the scores."""
-    kept = [0] * len(corpus.files)
-    counts = [0] * len(NAMES)
+    kept = [0] * len(corpus.files)  # pairs by file
+    counts = [0] * len(NAMES)  # pairs by the code of what became of them
     with ExitStack() as stack:
         outputs = [
             [_opened(stack, path, folder) for path in (pair.source, pair.target)]
@@ -785,17 +785,14 @@ def _write(
                 dropped.write(_record(code, detail, source, target))
             if row % CHUNK_PAIRS == 0:
                 on_pairs("written", row)
+    numbers = zip(corpus.files, corpus.totals, kept, strict=True)
     return CleaningReport(
         total=corpus.num_pairs,
         kept=sum(kept),
-        dropped={
-            NAMES[code]: number for code, number in enumerate(counts) if code and number
-        },
+        dropped={NAMES[code]: n for code, n in enumerate(counts) if code and n},
         files=tuple(
             CleanedFiles(**pair._asdict(), total=total, kept=number)
-            for pair, total, number in zip(
-                corpus.files, corpus.totals, kept, strict=True
-            )
+            for pair, total, number in numbers
         ),
         length_ratios=ratios,
         largest_score=scored.largest_kept,

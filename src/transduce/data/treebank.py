@@ -258,12 +258,7 @@ def prepare_treebank(
     parts = None if held_out_by is None else hold_out_trees(trees, held_out_by)
     if parts is not None:
         trees, dev_trees = parts
-    tokenizer: TokenizerConfig | Tokenizer
-    if isinstance(vocabulary, PairEncoder) and vocabulary.symbols is not None:
-        tokenizer, symbols = vocabulary.tokenizer, vocabulary.symbols
-    else:
-        assert isinstance(vocabulary, TokenizerConfig)
-        tokenizer, symbols = vocabulary, learn_symbols(trees, config.style)
+    tokenizer, symbols = _vocabularies(vocabulary, trees, config.style)
     text = folder / TEXT
     training = _write_text(
         augmented(trees, config.augmentation, dev_trees), symbols, text / "training"
@@ -284,6 +279,16 @@ def prepare_treebank(
         write_lines(folder / DEV_TREES, map(str, dev_trees))
     shutil.rmtree(text)
     return replace(corpus, is_held_out=parts is not None)
+
+
+def _vocabularies(
+    vocabulary: TokenizerConfig | PairEncoder, trees: Sequence[Tree], style: StyleName
+) -> tuple[TokenizerConfig | Tokenizer, SymbolVocabulary]:
+    """Return the tokenizer of an encoder, or its settings, and the symbols of trees."""
+    if isinstance(vocabulary, PairEncoder) and vocabulary.symbols is not None:
+        return vocabulary.tokenizer, vocabulary.symbols
+    assert isinstance(vocabulary, TokenizerConfig)
+    return vocabulary, learn_symbols(trees, style)
 
 
 def hold_out_trees(

@@ -157,29 +157,29 @@ class GuardOrigins:
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host"), headers.get("origin")
-            refusal = None
-            if host is not None and not self._config.allows_host(host):
-                refusal = (
-                    f"The host must be a name of this server, but is {_quoted(host)}; "
-                    "allow it by --allowed-hosts."
-                )
-            elif origin is not None and not self._config.allows_origin(
-                origin, host or ""
-            ):
-                is_name = _canonical_origin(origin) is not None
-                remedy = "" if is_name else " '*', which allows all"
-                refusal = (
-                    "Pages of other sites need permission to use this server, but "
-                    f"{_quoted(origin)} has none; allow it by --cors-origins{remedy}."
-                )
-            if refusal is not None:
-                answer = JSONResponse({"error": refusal}, HTTPStatus.FORBIDDEN)
-                await answer(scope, receive, send)
-                return
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            answer = JSONResponse({"error": refusal}, HTTPStatus.FORBIDDEN)
+            await answer(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        """Return why a request is refused; None if it is not."""
+        headers, config = Headers(scope=scope), self._config
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not config.allows_host(host):
+            return (
+                f"The host must be a name of this server, but is {_quoted(host)}; "
+                "allow it by --allowed-hosts."
+            )
+        if origin is not None and not config.allows_origin(origin, host or ""):
+            is_name = _canonical_origin(origin) is not None
+            remedy = "" if is_name else " '*', which allows all"
+            return (
+                "Pages of other sites need permission to use this server, but "
+                f"{_quoted(origin)} has none; allow it by --cors-origins{remedy}."
+            )
+        return None
 
 
 class AllowOrigins(CORSMiddleware):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -364,14 +365,6 @@ async def translate_documents(
     texts = sources(every, options, queue)
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
     marked = [each for each in every if each.is_sentence]
-    translated = iter([each.text for each in found])
-    # Each document by itself, so that none depends on those beside it.
-    spaces = [
-        spaces_before(
-            segments, [next(translated) for each in segments if each.is_sentence]
-        )
-        for segments in split_documents
-    ]
     pairs = list(zip(marked, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, num_alternatives, deadline)
@@ -379,15 +372,15 @@ async def translate_documents(
     written = iter(
         await in_thread(deadline, lambda: list(map(write, marked, found, links)))
     )
-    return [
-        _joined(
-            [
-                _after(space, next(written) if each.is_sentence else _copied(each))
-                for each, space in zip(segments, spaces_of_document, strict=True)
-            ]
+    translated = iter([each.text for each in found])
+    joined = []
+    for segments in split_documents:  # each by itself, independent of those beside it
+        texts = list(islice(translated, sum(each.is_sentence for each in segments)))
+        pieces = [next(written) if s.is_sentence else _copied(s) for s in segments]
+        joined.append(
+            _joined(list(map(_after, spaces_before(segments, texts), pieces)))
         )
-        for segments, spaces_of_document in zip(split_documents, spaces, strict=True)
-    ]
+    return joined
 
 
 async def translated_segments(

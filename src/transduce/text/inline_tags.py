@@ -81,13 +81,13 @@ def links_by_place(source: str, target: str) -> WordLinks:
     This is the fallback without attention; equal sentences link equal words.
     """
     sources, targets = units(source), units(target)
-    number, of = len(sources), max(len(targets), 1)
+    num_sources, num_targets = len(sources), len(targets)
     return WordLinks(
         source=sources,
         target=targets,
         source_of=tuple(
-            (2 * i + 1) * number // (2 * of) if number else None
-            for i in range(len(targets))
+            (2 * i + 1) * num_sources // (2 * num_targets) if num_sources else None
+            for i in range(num_targets)
         ),
         is_guessed=True,
     )

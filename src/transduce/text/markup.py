@@ -753,21 +753,25 @@ def _segments(
     elements = _elements(_placed_tags(source, block, sentence, tags), len(text))
     if elements is not None:
         return [(Segment(source.cut(start, stop), text, elements), start, stop)]
-    found = []
-    begin = sentence.begin
-    ends = [block.text_at(tag.start) for tag in tags]
-    begins = [block.text_at(tag.end) for tag in tags]
-    for end, next_begin in zip(
-        [*ends, sentence.end], [*begins, sentence.end], strict=True
-    ):
-        run = block.text[begin:end]
-        if has_letter(run):
-            first = begin + len(run) - len(run.lstrip())
-            last = begin + len(run.rstrip())
-            place = block.source_of(first, last)
-            found.append((Segment(source.cut(*place), run.strip()), *place))
-        begin = max(next_begin, begin)
+    found = list(_texts_between(source, block, sentence, tags))
     return found or [(Segment(source.cut(start, stop)), start, stop)]
+
+
+def _texts_between(
+    source: Source, block: _Block, sentence: _Sentence, tags: Sequence[Piece]
+) -> Iterator[tuple[Segment, int, int]]:
+    """Texts between the tags of a sentence, each to be translated by itself."""
+    begin = sentence.begin
+    ends = [*(block.text_at(tag.start) for tag in tags), sentence.end]
+    begins = [*(block.text_at(tag.end) for tag in tags), sentence.end]
+    for end, next_begin in zip(ends, begins, strict=True):
+        text = block.text[begin:end]
+        if has_letter(text):
+            first = begin + len(text) - len(text.lstrip())
+            last = begin + len(text.rstrip())
+            place = block.source_of(first, last)
+            yield Segment(source.cut(*place), text.strip()), *place
+        begin = max(next_begin, begin)
 
 
 class _PlacedTag(NamedTuple):
@@ -784,6 +788,7 @@ class _PlacedTag(NamedTuple):
 def _placed_tags(
     source: Source, block: _Block, sentence: _Sentence, tags: Sequence[Piece]
 ) -> list[_PlacedTag]:
+    """Tags with their places in a sentence, in order."""
     placed = []
     length = sentence.end - sentence.begin
     for i, tag in enumerate(tags):
@@ -793,12 +798,10 @@ def _placed_tags(
             stop = min(following, sentence.start)
         elif start >= sentence.stop:
             start = max(tags[i - 1].end if i else 0, sentence.stop)
-        at = min(max(block.text_at(tag.start) - sentence.begin, 0), length)
-        end = min(max(block.text_at(tag.end) - sentence.begin, at), length)
-        is_text = tag.kind == "copied" and tag.text
-        written = source.cut(start, stop)
-        end = end if is_text else at
-        placed.append(_PlacedTag(tag.kind, tag.name, written, at, end))
+        at = end = min(max(block.text_at(tag.start) - sentence.begin, 0), length)
+        if tag.kind == "copied" and tag.text:
+            end = min(max(block.text_at(tag.end) - sentence.begin, at), length)
+        placed.append(_PlacedTag(tag.kind, tag.name, source.cut(start, stop), at, end))
     return placed
 
 

@@ -635,17 +635,17 @@ def space_between(before: str, after: str) -> str:
 def _fitting(
     sentences: list[str], max_tokens: int, count_tokens: CountTokens
 ) -> list[str]:
-    parts = sentences  # count them together, since each call has a fixed cost
+    """Split sentences that are too long at clauses, else at ever smaller units."""
+    parts = sentences
     for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
-        parts = [
-            packed
-            for part, length in zip(parts, count_tokens(parts), strict=True)
-            for packed in (
-                [part]
-                if length <= max_tokens
-                else _packed(_pieces(part, end), max_tokens, count_tokens)
-            )
-        ]
+        counts = count_tokens(parts)  # together, since each call has a fixed cost
+        fitting: list[str] = []
+        for part, length in zip(parts, counts, strict=True):
+            if length <= max_tokens:
+                fitting.append(part)
+            else:
+                fitting += _packed(_pieces(part, end), max_tokens, count_tokens)
+        parts = fitting
     return parts
 
 
@@ -668,4 +668,5 @@ def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> li
 
 
 def _pieces(text: str, end: re.Pattern[str]) -> list[str]:
+    """Cut a text wherever the pattern finds an end."""
     return [piece for piece in end.split(text) if piece]

@@ -467,18 +467,28 @@ def learn_tokenizer(
         return _learn_words(text, learned_size, tags)
     if config.kind == "character":
         return _learn_characters(text, learned_size, tags)
+    return _learn_subwords(text, config.kind, learned_size, tags)
+
+
+def _learn_subwords(
+    text: Iterator[str],
+    kind: Literal["bpe", "word-piece"],
+    size: int,
+    tags: Sequence[str],
+) -> SubwordTokenizer:
+    """Learn `size` pieces by merging the most frequent pairs of pieces."""
     learner = tokenizers.Tokenizer(models.BPE())
-    learner.pre_tokenizer = _words(config.kind)
+    learner.pre_tokenizer = _words(kind)
     # Unlike the paper: the library learns word-pieces too by merging the most frequent
     # pair; Wu et al. (2016) choose by the likelihood of the text. Off by default:
     # `tokenizer.kind=word-piece`.
     head = list(_first(text, ALPHABET_CHARACTERS))
     counts = Counter(chain.from_iterable(head))
     is_unspaced = counts_as_unspaced(counts)
-    alphabet = _alphabet(counts, learned_size, is_unspaced)
+    alphabet = _alphabet(counts, size, is_unspaced)
     trainer = trainers.BpeTrainer(
         # Pieces that are too long are dropped after learning, so learn more.
-        vocab_size=learned_size * (2 if is_unspaced else 1),
+        vocab_size=size * (2 if is_unspaced else 1),
         # Without spaces, a run that occurs only once is hardly a word.
         min_frequency=2 if is_unspaced else 0,
         # Encode rare characters as bytes, or Chinese would fill the vocabulary.
@@ -487,7 +497,7 @@ def learn_tokenizer(
         show_progress=False,
     )
     learner.train_from_iterator(chain(head, text), trainer)
-    return _assemble(learner, config.kind, learned_size, tags)
+    return _assemble(learner, kind, size, tags)
 
 
 def _learn_words(text: Iterable[str], size: int, tags: Sequence[str]) -> WordTokenizer:
