@@ -485,6 +485,7 @@ def _train_table2(
     test: Sequence[tuple[Path, Path]],
     options: TrainedOptions,
 ) -> None:
+    """Train the systems of Table 2, translate by each and by ensembles, and report."""
     require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
     require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
@@ -505,12 +506,7 @@ def _train_table2(
             device=options.device,
             precision=hardware.precision,
         )
-        runs = system_runs(
-            experiment.folder,
-            configs,
-            options.seeds,
-            tests,
-        )
+        runs = system_runs(experiment.folder, configs, options.seeds, tests)
         experiment.begin(runs)
         paths = path_lengths(configs)  # before the runs, so that a fault costs little
         failures = _complete(experiment, runs, slots, lock)

@@ -16,6 +16,7 @@ from transduce.architectures.config import (
     RecurrentConfig,
 )
 from transduce.data.augmentation import require_suitable
+from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_mixture import require_mixture
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError, counted
@@ -290,7 +291,31 @@ def _contradictions_of_architecture(
 
 
 def _without_effect(config: RunConfig) -> Iterator[str]:
-    training, batching = config.training, config.batching
+    training = config.training
+    yield from _warm_up_without_effect(training)
+    yield from _optimizer_without_effect(training)
+    yield from _warnings_of_reward(training)
+    yield from _consistency_without_effect(config)
+    if (every := training.checkpoint_steps) and every > training.steps:
+        yield (
+            f"With a checkpoint every {every:,} updates, a training of "
+            f"{counted(training.steps, 'update')} has only one, at its end; see "
+            "`training.checkpoint_steps`."
+        )
+    yield from _batching_without_effect(config.batching)
+    yield from _augmentation_without_effect(config.treebank.augmentation)
+    yield from _text_augmentation_without_effect(config.augmentation)
+    model = config.model
+    near = model.neighbourhood if isinstance(model, ModelConfig) else None
+    if near is not None and near >= config.batching.max_length:
+        yield (
+            f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "
+            f"at most {counted(config.batching.max_length, 'token')}."
+        )
+    yield from _search_without_effect(config.search)
+
+
+def _warm_up_without_effect(training: TrainingConfig) -> Iterator[str]:
     if training.warmup_steps > training.steps:
         yield (
             f"The warm-up of {counted(training.warmup_steps, 'update')} is longer than "
@@ -302,36 +327,24 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             "The learning rate's cool-down begins before its warm-up ends; see "
             "`training.warmup_steps` and `training.cooldown_share`."
         )
-    yield from _optimizer_without_effect(training)
-    yield from _warnings_of_reward(training)
-    yield from _consistency_without_effect(config)
-    if (every := training.checkpoint_steps) and every > training.steps:
-        yield (
-            f"With a checkpoint every {every:,} updates, a training of "
-            f"{counted(training.steps, 'update')} has only one, at its end; see "
-            "`training.checkpoint_steps`."
-        )
+
+
+def _batching_without_effect(batching: BatchingConfig) -> Iterator[str]:
     if batching.batch_tokens > max(batching.source_tokens, batching.target_tokens):
         yield (
             f"Updates may be larger than {batching.source_tokens:,} source and "
             f"{batching.target_tokens:,} target tokens, as one batch may have "
             f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
-    yield from _augmentation_without_effect(config.treebank.augmentation)
-    yield from _text_augmentation_without_effect(config.augmentation)
-    model = config.model
-    near = model.neighbourhood if isinstance(model, ModelConfig) else None
-    if near is not None and near >= batching.max_length:
+
+
+def _search_without_effect(search: SearchConfig) -> Iterator[str]:
+    if search.num_best > 1:
         yield (
-            f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "
-            f"at most {counted(batching.max_length, 'token')}."
+            f"`search.num_best` is {search.num_best:,}, which has no effect: a line "
+            "gets one translation unless a call requests more."
         )
-    if config.search.num_best > 1:
-        yield (
-            f"`search.num_best` is {config.search.num_best:,}, which has no effect: a "
-            "line gets one translation unless a call requests more."
-        )
-    if config.search.penalty == "power" and config.search.length_penalty == 0:
+    if search.penalty == "power" and search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
 
 

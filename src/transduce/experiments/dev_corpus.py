@@ -626,17 +626,28 @@ def tune_translation(
     if tuning.best is tuning.now:
         return tuning
     best = texts[tuning.cells.index(tuning.best)]
+    metric = CHRF() if by_chrf else BLEU(tokenize=tokenization.name, force=True)
+    return replace(tuning, p=_p_of_difference(texts[0], best, references, metric))
+
+
+def _p_of_difference(
+    now: Sequence[str],
+    best: Sequence[str],
+    references: Sequence[str],
+    metric: BLEU | CHRF,
+) -> float:
+    """Return the larger p-value of two tests that one system scores better."""
     [paired] = paired_scores(
-        {"now": texts[0], "best": best},
+        {"now": now, "best": best},
         references,
-        [CHRF() if by_chrf else BLEU(tokenize=tokenization.name, force=True)],
+        [metric],
         Trials(resamples=TRIALS, shuffles=TRIALS, seed=SEED),
     )
     by_bootstrap = paired.systems[1].bootstrap_p
     by_shuffles = paired.systems[1].randomisation_p
     assert by_bootstrap is not None
     assert by_shuffles is not None
-    return replace(tuning, p=max(by_bootstrap, by_shuffles))
+    return max(by_bootstrap, by_shuffles)
 
 
 def tune_parsing(

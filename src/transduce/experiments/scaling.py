@@ -400,20 +400,7 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
     if not scaling.rows:
         yield "No training has ended."
         return
-    rows = []
-    for d_k in dict.fromkeys(row.d_k for row in scaling.rows):
-        found = {row.kind: row for row in scaling.rows if row.d_k == d_k}
-        first = next(iter(found.values()))
-        rows.append(
-            (
-                f"{d_k:,}",
-                f"{first.d_model:,}",
-                f"{first.parameters / 1e6:.2f}",
-                *(_perplexity(found.get(kind)) for kind in KINDS),
-            )
-        )
-    heads = columns("d_k", "d_model", "parameters, millions", *KINDS)
-    yield Table(columns=heads, rows=tuple(rows))
+    yield _perplexity_table(scaling.rows)
     numbers = sorted({len(row.seeds) for row in scaling.rows})
     if numbers[-1] > 1:
         how_many = counted(numbers[-1], "seed")
@@ -435,6 +422,24 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
             "perplexity",
             points,
         )
+
+
+def _perplexity_table(rows: Sequence[TrainedRow]) -> Table:
+    """Table with a row for each d_k, and a column for each kind of score."""
+    cells = []
+    for d_k in dict.fromkeys(row.d_k for row in rows):
+        by_kind = {row.kind: row for row in rows if row.d_k == d_k}
+        first = next(iter(by_kind.values()))
+        cells.append(
+            (
+                f"{d_k:,}",
+                f"{first.d_model:,}",
+                f"{first.parameters / 1e6:.2f}",
+                *(_perplexity(by_kind.get(kind)) for kind in KINDS),
+            )
+        )
+    heads = columns("d_k", "d_model", "parameters, millions", *KINDS)
+    return Table(columns=heads, rows=tuple(cells))
 
 
 def _perplexity(row: TrainedRow | None) -> str:
