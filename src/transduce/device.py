@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from transduce.errors import ConfigError, RequestError, TransduceWarning
+from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import (
     PROC,
     Precision,
@@ -20,6 +21,8 @@ from transduce.machine import (
     respect_cpu_quota,
 )
 from transduce.settings import require_one_of
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 WIDE = 128
 """Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
@@ -111,10 +114,7 @@ def choose_hardware(
     emulates the precision. Choosing CUDA turns off cuDNN's attention in this process;
     choosing a CPU applies a CPU quota to the number of threads.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(
-            f'`device` must be "auto", "cpu" or "cuda", but is "{device}".'
-        )
+    require_one_of("device", device, DeviceChoice)
     require_one_of("precision", precision, Precision)
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(

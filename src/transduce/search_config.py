@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transduce.errors import ConfigError, TransduceWarning
-from transduce.settings import convert_and_check, require_between, shown
+from transduce.settings import (
+    convert_and_check,
+    require_between,
+    shown,
+    without_numpy,
+)
 
 MAX_BEAM_SIZE = 1_000
 """Largest beam size: ten times the size beyond which translations get worse (Stahlberg
@@ -274,16 +279,17 @@ class SearchConfig:
 def require_sequences(key: str, value: object) -> tuple[tuple[int, ...], ...]:
     """Return sequences of ids as tuples; raise `ConfigError` for anything else."""
     rows: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
+    found = []
     for row in rows:
         is_sequence = isinstance(row, list | tuple) and bool(row)
-        if not is_sequence or not all(
-            type(i) is int and 0 <= i <= MAX_TOKEN for i in row
-        ):
+        ids = tuple(map(without_numpy, row)) if is_sequence else (None,)
+        if not all(type(i) is int and 0 <= i <= MAX_TOKEN for i in ids):
             raise ConfigError(
                 f"`{key}` must be a list of lists of token ids, none of them empty, "
                 f"but is {shown(value)}."
             )
-    return tuple(tuple(row) for row in rows)
+        found.append(ids)
+    return tuple(found)
 
 
 MAX_TOP_K = 10_000_000

@@ -49,8 +49,11 @@ def require_between(
     key: str, value: float | None, least: float, most: float, unit: str = ""
 ) -> None:
     """Raise `ConfigError` if a setting is out of bounds; None is always allowed."""
-    if value is None or least <= value <= most:
-        return
+    try:
+        if value is None or least <= value <= most:
+            return
+    except TypeError:
+        raise ConfigError(f"`{key}` must be a number, but is {shown(value)}.") from None
     bound, name = (most, "at most") if value > most else (least, "at least")
     raise ConfigError(f"`{key}` must be {name} {bound:,}{unit}, but is {shown(value)}.")
 
@@ -60,8 +63,9 @@ def require_one_of(key: str, value: object, literal: object) -> None:
     choices = typing.get_args(literal)
     if value not in choices:
         *others, last = (f'"{choice}"' for choice in choices)
+        given = f'"{value}"' if isinstance(value, str) else shown(value)
         raise ConfigError(
-            f'`{key}` must be {", ".join(others)} or {last}, but is "{value}".'
+            f"`{key}` must be {', '.join(others)} or {last}, but is {given}."
         )
 
 

@@ -446,6 +446,17 @@ def test_the_function_gives_the_same_pairs_as_the_command(
     assert again == result
 
 
+def test_the_function_refuses_impossible_arguments(
+    teacher, mono, unchecked_types: None
+) -> None:
+    with pytest.raises(ConfigError, match="must be at least one file, but none is"):
+        transduce.back_translate(teacher, [], "out")
+    for share in ("0.1", float("nan"), 1):
+        with pytest.raises(ConfigError, match="`drop_worst` must be from 0 to less th"):
+            transduce.back_translate(teacher, mono, "out", drop_worst=share)
+    assert not Path("out").exists()
+
+
 def test_a_text_of_another_language_is_refused(refuses, teacher, mono) -> None:
     mono.rename("mono.de")
     command = ("back-translate", teacher, "--out", "out", "--input", "mono.de")

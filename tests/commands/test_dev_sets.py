@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 import transduce
 from transduce.analysis import figures
 from transduce.checkpoint import load_model
+from transduce.errors import ConfigError
 
 CPU = ("--device", "cpu", "--precision", "fp32")
 SHORT = (
@@ -181,6 +182,17 @@ def test_python_names_dev_sets(
     assert any(
         record.getMessage().startswith("step 2: news: ") for record in caplog.records
     )
+
+
+@pytest.mark.parametrize("pair", ["dev.en", ("dev.en",), None])
+def test_python_refuses_a_dev_set_that_is_no_pair_of_files(
+    corpus_files, tmp_path, pair, unchecked_types: None
+) -> None:
+    with pytest.raises(ConfigError, match="The dev set 'home' must be a pair of files"):
+        transduce.train(
+            *corpus_files, tmp_path / "run", preset="tiny", dev_sets={"home": pair}
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_help_names_the_option(command: Callable[..., Any]) -> None:

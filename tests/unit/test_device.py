@@ -41,6 +41,11 @@ def test_an_unknown_device_is_refused(device):
         choose_hardware(device)
 
 
+def test_a_device_that_is_no_name_is_shown_as_it_is(unchecked_types):
+    with pytest.raises(ConfigError, match=r"but is device\(type='cpu'\)\."):
+        choose_hardware(torch.device("cpu"))
+
+
 @pytest.mark.usefixtures("without_cuda")
 def test_a_missing_device_is_refused():
     with pytest.raises(RequestError, match="has no CUDA; use --device cpu"):

@@ -151,3 +151,9 @@ def test_a_search_of_numpys_numbers_can_be_written_as_json() -> None:
     config = SearchConfig(beam_size=size, length_penalty=penalty)  # type: ignore[arg-type]
     written = json.loads(json.dumps(asdict(config)))
     assert (written["beam_size"], written["length_penalty"]) == (3, 0.5)
+
+
+def test_token_ids_of_numpy_become_pythons() -> None:
+    config = SearchConfig(bad_words=((np.int64(5), 6),))
+    assert config == SearchConfig(bad_words=((5, 6),))
+    assert type(config.bad_words[0][0]) is int

@@ -139,6 +139,11 @@ class CleaningConfig:
     """Whether to drop a pair whose target occurred before."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.off, str):
+            raise ConfigError(
+                f"`off` must be a list of rules, but is {shown(self.off)}; put it into "
+                "a list."
+            )
         for name in self.off:
             require_rule(name)
         for share in ("min_letters", "min_script"):

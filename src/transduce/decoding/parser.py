@@ -31,7 +31,7 @@ from transduce.decoding.search import (
     JoinableDecoder,
     require_numbers,
 )
-from transduce.decoding.translations import Pace, in_order, require_lists
+from transduce.decoding.translations import Pace, in_order, listed
 from transduce.errors import TransduceWarning, counted, shortened
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
@@ -124,8 +124,7 @@ class Parser:
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """Parse raw English sentences; return one parse for each, in order."""
-        require_lists(texts)
-        words = map(penn_words, texts)
+        words = map(penn_words, listed(texts))
         return list(self.parse_stream(words, constrained=constrained))
 
     def parse_stream(

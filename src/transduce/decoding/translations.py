@@ -196,15 +196,41 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
 
 
 def require_lists(*several: object) -> None:
-    """Raise `RequestError` for a string, whose letters would count as sentences.
+    """Raise `RequestError` for a string, whose letters would count as sentences, and
+    for anything else that is not several sentences.
 
     Only methods that accept one sentence or several accept a string.
     """
-    if any(isinstance(each, str | bytes) for each in several):
-        raise RequestError(
-            "Several sentences must be given as a list of strings, but one string is "
-            "given; put it into a list."
-        )
+    for each in several:
+        if isinstance(each, str):
+            raise RequestError(
+                "Several sentences must be given as a list of strings, but one string "
+                "is given; put it into a list."
+            )
+        if isinstance(each, bytes | bytearray):
+            raise RequestError(
+                f"A sentence must be a string, but is {type(each).__name__}; decode it."
+            )
+        try:
+            iter(each)  # type: ignore[call-overload]
+        except TypeError:
+            raise RequestError(
+                "Sentences must be strings, but are given as "
+                f"{type(each).__name__}; give one string, or a list of strings."
+            ) from None
+
+
+def listed(sentences: Iterable[str]) -> list[str]:
+    """Return several sentences as a list; `RequestError` if one is no string."""
+    require_lists(sentences)
+    texts = list(sentences)
+    for number, text in enumerate(texts, start=1):
+        require_text(text, number)
+    return texts
+
+
+_MISSING: Any = object()
+"""What `pair_up` reads where sources or prefixes have ended."""
 
 
 def require_strings(*several: object) -> None:
@@ -226,11 +252,12 @@ def pair_up(
             require_text(source, number)
             yield source, ""
         return
-    for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
-        if source is None or prefix is None:
+    pairs = zip_longest(sources, prefixes, fillvalue=_MISSING)
+    for number, (source, prefix) in enumerate(pairs, start=1):
+        if source is _MISSING or prefix is _MISSING:
             raise RequestError(
                 "Sources and prefixes must be equally many, but the "
-                f"{'sources' if source is None else 'prefixes'} end before number "
+                f"{'sources' if source is _MISSING else 'prefixes'} end before number "
                 f"{number:,}."
             )
         require_text(source, number)

@@ -33,6 +33,7 @@ from transduce.decoding.processes import (
     WorkerPool,
     batch_positions,
     default_processes,
+    require_number_of_processes,
     score_pairs,
     search_in_batches,
 )
@@ -58,14 +59,15 @@ from transduce.decoding.translations import (
     detokenize,
     encode_lines,
     join_lines,
+    listed,
     pair_up,
     replaced_texts,
     require_lists,
     require_strings,
-    require_text,
     with_best,
 )
 from transduce.errors import (
+    ConfigError,
     RequestError,
     TransduceWarning,
     counted,
@@ -82,7 +84,7 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
-from transduce.settings import require_one_of
+from transduce.settings import require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
@@ -152,6 +154,7 @@ class Translator:
         precision or be used by several processes.
         """
         _require_ensemble(checkpoint, others)
+        require_number_of_processes(num_processes)
         require_one_of("precision", precision, PrecisionChoice)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         """Tokenizer of all models."""
@@ -417,8 +420,9 @@ class Translator:
             is a single string.
         """
         require_translation(self)
-        require_lists(sources, prefixes)
+        require_lists(sources, () if prefixes is None else prefixes)
         config = self.search.given({}) if config is None else config
+        _require_config(config, SearchConfig)
         require_possible_bad_words(config, self.tokenizer)
         config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
         if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
@@ -442,8 +446,8 @@ class Translator:
         Empty texts have none, and are left out. Raises `RequestError` for a word
         outside a vocabulary of words, whose token is that of all unknown words.
         """
-        require_lists(texts)
-        found = self.tokenizer.encode_targets(list(texts))
+        texts = listed(texts)
+        found = self.tokenizer.encode_targets(texts)
         if isinstance(self.tokenizer, WordTokenizer):
             for text, ids in zip(texts, found, strict=True):
                 if not set(UNKNOWN_IDS).isdisjoint(ids):
@@ -494,6 +498,7 @@ class Translator:
         """Draw translations like `sample` for a stream of sentences, in order."""
         require_translation(self)
         require_lists(sources)
+        _require_config(config, SamplingConfig)
         self._require_memory_for(config.number)
         task = partial(
             self._task,
@@ -545,7 +550,7 @@ class Translator:
         Raises the exceptions of `score`.
         """
         require_translation(self)
-        require_lists(sources, targets)
+        sources, targets = listed(sources), listed(targets)
         if len(self._checkpoints) > 1:
             raise RequestError(
                 "Translations must be scored by one model, but "
@@ -556,9 +561,6 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        for each in (sources, targets):
-            for number, text in enumerate(each, start=1):
-                require_text(text, number)
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(
@@ -610,8 +612,11 @@ class Translator:
         return Parser(self, self.symbols, self._run)
 
     def source_ids(self, sources: Sequence[str]) -> list[list[int]]:
-        """Encode sources, with the tags that `into` and `with_tag` have set."""
-        texts = list(map(self._tagged, sources))
+        """Encode sources, with the tags that `into` and `with_tag` have set.
+
+        Raises `RequestError` if they are a single string.
+        """
+        texts = list(map(self._tagged, listed(sources)))
         return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
 
     def close(self) -> None:
@@ -786,6 +791,14 @@ class Translator:
             start=start,
             step_rows=StepRows(group_size, self.models[0].step_overhead),
             min_steps=min_steps,
+        )
+
+
+def _require_config(config: object, kind: type) -> None:
+    """Raise `ConfigError` if the settings of a search or of sampling are none."""
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"`config` must be a {kind.__name__}, but is {shown(config)}."
         )
 
 

@@ -48,7 +48,7 @@ from transduce.files import (
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.settings import flattened, require_between
+from transduce.settings import flattened, require_between, shown
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 
@@ -117,6 +117,8 @@ class InputText:
     """Translations of all lines, if there are any."""
 
     def __post_init__(self) -> None:
+        if not self.paths:
+            raise ConfigError("The input must be at least one file, but none is given.")
         if STANDARD_INPUT in (*self.paths, *self.references):
             raise ConfigError(
                 "The input must be in files, as it is read several times, but `-` is "
@@ -357,8 +359,14 @@ def _score(found: TranslationHypothesis) -> float:
 
 def require_share(name: str, share: float) -> None:
     """Raise `ConfigError` unless a share to drop is from 0 to less than 1."""
-    if not 0 <= share < 1:
-        raise ConfigError(f"`{name}` must be from 0 to less than 1, but is {share}.")
+    try:
+        is_share = 0 <= share < 1
+    except TypeError:
+        is_share = False
+    if not is_share:
+        raise ConfigError(
+            f"`{name}` must be from 0 to less than 1, but is {shown(share)}."
+        )
 
 
 def write_kept(

@@ -37,7 +37,7 @@ from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
 from transduce.machine import Precision
-from transduce.settings import apply_mapping
+from transduce.settings import apply_mapping, shown
 from transduce.text.languages import LanguagesConfig
 from transduce.training.trainer import StepReport
 
@@ -133,10 +133,7 @@ def train(
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
-    sets = [
-        DevSet(name=name, source=Path(source), target=Path(target))
-        for name, (source, target) in dev_sets.items()
-    ]
+    sets = [_dev_set(each, pair) for each, pair in dev_sets.items()]
     files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
@@ -158,6 +155,17 @@ def train(
         start=origin,
     )
     return reporter.result()
+
+
+def _dev_set(name: str, pair: object) -> DevSet:
+    """Return a dev set; `ConfigError` unless it is a source and a target file."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ConfigError(
+            f"The dev set {name!r} must be a pair of files, its source and its target, "
+            f"but is {shown(pair)}."
+        )
+    source, target = pair
+    return DevSet(name=name, source=Path(source), target=Path(target))
 
 
 def resume(

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parser import Parse, penn_words
-from transduce.decoding.translations import Pace, Translation, require_lists
+from transduce.decoding.translations import Pace, Translation, listed
 from transduce.decoding.translator import Translator, require_translation
 from transduce.errors import (
     BusyError,
@@ -377,7 +377,7 @@ class RequestQueue:
     def _submit(
         self, sentences: Sequence[str], task: _Task[Found], deadline: Deadline | None
     ) -> list[Future[Found]]:
-        require_lists(sentences)
+        sentences = listed(sentences)
         self._require_own_process()
         waiting: dict[Future[Any], str] = {Future(): each for each in sentences}
         futures = list(waiting)

@@ -285,6 +285,8 @@ def test_a_threshold_can_be_set(assignment, source, target, rule) -> None:
         ({"off": ("loops",)}, "There is no rule `loops`; did you mean `loop`?"),
         ({"off": ("qqq",)}, "There is no rule `qqq`; known are not-text, empty, "),
         ({"off": ("not-text",)}, "The rule not-text must be applied"),
+        ({"off": "loop"}, '`off` must be a list of rules, but is "loop"; put it'),
+        ({"max_words": "9"}, "`max_words` must be a number, but is '9'"),
         ({"min_letters": 1.5}, "`min_letters` must be at most 1"),
         ({"min_script": -1.0}, "`min_script` must be at least 0"),
         ({"max_repeats": 0}, "`max_repeats` must be at least 1"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -488,10 +489,13 @@ def test_a_system_that_forbids_new_processes_is_reported(
             100_000,
             "at most [0-9]+ on this machine, but is 100,000; more processes than cores",
         ),
+        (2.5, "a whole number, but is 2.5"),
+        (True, "a whole number, but is True"),
+        ("2", "a whole number, but is '2'"),
     ],
 )
 def test_the_number_of_processes_is_from_1_to_the_machines_limit(
-    trained_checkpoint: Checkpoint, number: int, message: str
+    trained_checkpoint: Checkpoint, number: Any, message: str, unchecked_types: None
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Translator(trained_checkpoint, CPU, num_processes=number)

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -177,6 +178,8 @@ def test_a_string_in_place_of_a_list_is_refused(translator: Translator) -> None:
         lambda: translator.translate_stream("one"),
         lambda: translator.sample_stream("one", SamplingConfig()),
         lambda: translator.score(["one"], "zwo"),
+        lambda: translator.source_ids("one"),
+        lambda: translator.token_ids("one"),
     ):
         with pytest.raises(RequestError, match="as a list of strings, but one string"):
             call()
@@ -196,9 +199,47 @@ def test_a_value_that_is_no_string_is_named(
             lambda sources=sources: translator.translate(sources),
             lambda sources=sources: translator.score(sources, ["eins", "zwei"]),
             lambda sources=sources: translator.score(["eins", "zwei"], sources),
+            lambda sources=sources: translator.translate(["1", "2"], prefixes=sources),
+            lambda sources=sources: translator.source_ids(sources),
+            lambda sources=sources: translator.token_ids(sources),
         ):
             with pytest.raises(RequestError, match="must be a string, but number 2 is"):
                 call()
+
+
+def test_bytes_in_place_of_sentences_are_named(
+    translator: Translator, unchecked_types: None
+) -> None:
+    for call in (translator.translate, translator.translate_stream):
+        with pytest.raises(RequestError, match="must be a string, but is bytes; dec"):
+            call(b"one")
+
+
+def test_sentences_that_cannot_be_read_one_by_one_are_named(
+    translator: Translator, unchecked_types: None
+) -> None:
+    for sources in (None, 3, Path("one"), np.array("one")):
+        kind = type(sources).__name__
+        with pytest.raises(RequestError, match=f"but are given as {kind}; give one"):
+            translator.translate(sources)
+
+
+def test_the_sentences_of_a_generator_are_scored(
+    translator: Translator, unchecked_types: None
+) -> None:
+    found = translator.score(iter(["one", "two"]), iter(["eins", "zwei"]))
+    assert found == translator.score(["one", "two"], ["eins", "zwei"])
+
+
+def test_settings_of_another_kind_are_refused(
+    translator: Translator, unchecked_types: None
+) -> None:
+    for config in ({"beam_size": 2}, SamplingConfig()):
+        with pytest.raises(ConfigError, match="`config` must be a SearchConfig, but"):
+            translator.translate_stream(["one"], config)
+    for config in (None, SearchConfig()):
+        with pytest.raises(ConfigError, match="`config` must be a SamplingConfig, but"):
+            translator.sample(["one"], config)
 
 
 def test_a_translator_and_its_translations_have_a_repr_of_one_line(

@@ -185,6 +185,16 @@ def explode(*_: object) -> Iterator[object]:
     raise MemoryError("no room")
 
 
+def test_a_value_that_is_no_string_reaches_no_batch(
+    queue: RequestQueue, gate: Gate, unchecked_types: None
+) -> None:
+    [future] = queue.submit(["two"])
+    with pytest.raises(RequestError, match="must be a string, but number 2 is bytes"):
+        queue.submit(["two", b"three"])
+    gate.open()
+    assert future.result().text
+
+
 def test_closing_finishes_accepted_sentences(translator: Translator) -> None:
     queue = RequestQueue(translator)
     gate = Gate(queue)
