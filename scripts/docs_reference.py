@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -436,6 +437,22 @@ These functions work with any model. They take a `Decoder`, such as
 `translator.models[0].start(encoded)`, where `encode` of the same model encodes lists of
 ids, each with its end token.
 """
+RETURNED = (
+    *("decoding.translations.TranslationHypothesis", "decoding.parser.Parse"),
+    *("metrics.scores.TargetScore", "experiments.pipeline.RunResult"),
+    *("experiments.dev_corpus.DevScore", "experiments.dev_corpus.Quality"),
+    *("experiments.synthetic_text.BackTranslation", "data.cleaning.CleaningReport"),
+    *("experiments.distillation.Distillation", "model_folder.QuantizedModel"),
+)
+"""Classes of what public functions return, below `transduce`."""
+TAKEN = (
+    *("data.cleaning_rules.CleaningConfig", "experiments.pipeline.RunObserver"),
+    "decoding.translations.Pace",
+)
+"""Classes of what public functions take, below `transduce`."""
+ERRORS = tuple(
+    f"errors.{name}Error" for name in ("Config", "Data", "Checkpoint", "Request")
+)
 FIRST = ("load", "Translator", "train", "resume")
 """Public names that the page begins with."""
 SEARCH = ("search.Decoder", "beam_search.beam_search", "greedy_search.greedy_search")
@@ -450,12 +467,36 @@ def python_page() -> str:
     public = [f"::: transduce.{name}\n" for name in order]
     options = "    options:\n      heading_level: 3\n"
     search = [f"::: transduce.decoding.{name}\n{options}" for name in SEARCH]
+    more = []
+    for title, paragraph, classes in (
+        ("Results", "What the functions above return.", RETURNED),
+        ("Arguments", "Objects that some of them take.", TAKEN),
+        (
+            "Errors",
+            "All are kinds of `TransduceError`, and are imported from "
+            "`transduce.errors`.",
+            ERRORS,
+        ),
+    ):
+        more += [f"## {title}\n\n{paragraph}\n"]
+        more += [f"::: transduce.{name}\n{options}{_content(name)}" for name in classes]
     queue = (
         "## Translations for many callers\n\nA server of your own: "
         "[how to use it](../how-to/serve.md#the-same-in-your-own-program).\n\n"
         f"::: transduce.serving.request_queue.RequestQueue\n{options}"
     )
-    return "\n".join([PYTHON, *public, PYTHON_MORE, *search, queue])
+    return "\n".join([PYTHON, *public, *more, PYTHON_MORE, *search, queue])
+
+
+def _content(name: str) -> str:
+    """Option that shows fields and properties only, if a class is a dataclass."""
+    module, _, own_name = name.rpartition(".")
+    kind = getattr(import_module(f"transduce.{module}"), own_name)
+    if not is_dataclass(kind):
+        return ""
+    shown = [each.name for each in fields(kind)]
+    shown += [key for key, value in vars(kind).items() if isinstance(value, property)]
+    return f"      members: {json.dumps(shown)}\n"
 
 
 def http_page() -> str:

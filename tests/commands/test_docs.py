@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from html.parser import HTMLParser
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import transduce
 from transduce.cli import USER_ERROR
 from transduce.cli.launching import LEFT_BEHIND
 from transduce.cli.settings import repeated_tables, setting_tables
@@ -219,6 +221,17 @@ def test_every_preset_has_a_line() -> None:
     page = REFERENCE.presets_page()
     for name in PRESETS:
         assert f"### {name} " in page
+
+
+def test_the_page_of_python_has_the_classes_of_all_results() -> None:
+    page = REFERENCE.python_page()
+    functions = [getattr(transduce, name) for name in transduce.__all__]
+    results = {get_type_hints(each)["return"] for each in functions if isfunction(each)}
+    assert {"RunResult", "Distillation"} < {each.__name__ for each in results}
+    for each in results:
+        public = each.__name__ in transduce.__all__
+        name = each.__name__ if public else f"{each.__module__[10:]}.{each.__name__}"
+        assert f"::: transduce.{name}\n" in page
 
 
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"

@@ -43,7 +43,7 @@ class TranslationHypothesis:
     """Natural logarithm of the probability of the tokens, the end token included."""
     tokens: tuple[str, ...]
     """Tokens as the model put them out; the first token of a word begins with a space.
-    Unknown words, which the text has replaced, are <unk>."""
+    Unknown words, which the text has replaced, are `<unk>`."""
     token_log_probabilities: tuple[float, ...]
     """Log-probability of each token and, unless the length limit cut the translation
     short, of the end token. Empty if the source was translated in parts."""

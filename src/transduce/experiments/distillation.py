@@ -280,6 +280,8 @@ def distill(
         A file cannot be used; the message names file and line.
     RequestError
         The teachers have different vocabularies or languages, or parse.
+    CheckpointError
+        A teacher is missing or damaged.
     """
     require_student_preset(preset)
     student = with_settings(preset_named(preset), settings or {})

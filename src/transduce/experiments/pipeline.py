@@ -215,14 +215,29 @@ class RunResult:
 
 @runtime_checkable
 class RunObserver(Protocol):
-    """Callbacks of a run, called in the first process only."""
+    """Callbacks of a run, called in the first process only.
 
-    def started(self, start: RunStart) -> None: ...
-    def stepped(self, report: StepReport) -> None: ...
-    def scored(self, score: DevScore) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def went_back(self, step: int) -> None: ...
-    def finished(self, result: RunResult) -> None: ...
+    A subclass defines those that it needs; the others do nothing.
+    """
+
+    def started(self, start: RunStart) -> None:
+        """Report the run's data, sizes and forecast, before the first update."""
+
+    def stepped(self, report: StepReport) -> None:
+        """Report an update: its number, its loss and its speed."""
+
+    def scored(self, score: DevScore) -> None:
+        """Report the score of a checkpoint on a dev set."""
+
+    def warned(self, message: str) -> None:
+        """Report a warning, a sentence or more."""
+
+    def went_back(self, step: int) -> None:
+        """Report that the loss has diverged, and the step to which the run goes
+        back."""
+
+    def finished(self, result: RunResult) -> None:
+        """Report the model of the run."""
 
 
 @runtime_checkable

@@ -609,6 +609,8 @@ def back_translate(
         The models have different vocabularies or languages, or parse.
     DataError
         The input cannot be used; the message names file and line.
+    CheckpointError
+        A model is missing or damaged.
     """
     models = (Path(model), *paths_of(ensemble))
     text = InputText(paths=paths_of(inputs))

@@ -116,6 +116,10 @@ def train(
         A setting is unknown or impossible, or the folder holds a run.
     DataError
         A file cannot be used; the message names file and line.
+    CheckpointError
+        The model to start from is missing or damaged, or the run cannot be written.
+    RequestError
+        The device is not available.
     """
     files = CorpusFiles(
         source=paths_of(source),
