@@ -230,7 +230,7 @@ def listed(sentences: Iterable[str]) -> list[str]:
 
 
 _MISSING: Any = object()
-"""What `pair_up` reads where sources or prefixes have ended."""
+"""Place of a source or prefix after the end of all."""
 
 
 def require_strings(*several: object) -> None:
