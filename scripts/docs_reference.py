@@ -501,7 +501,8 @@ def _content(name: str) -> str:
 
 def http_page() -> str:
     """Page of the HTTP interface, from the server's OpenAPI document."""
-    from transduce.serving.server import create_app, examples
+    from transduce.serving.messages import examples
+    from transduce.serving.server import create_app
 
     openapi = create_app([]).openapi()
     bodies = examples([])
