@@ -2,6 +2,10 @@
 
 Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
 `resume` continues a run from its newest usable checkpoint.
+
+Both train by `_Run`: it begins with the newest state (`_newest`), trains until the loss
+diverges or the end (`_train_to_the_end`), scores each checkpoint (`_score`), and makes
+the run's model (`_finish`). `RunCheckpoints` has the checkpoints on disk.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""The training loop (sections 5.1 to 5.3), and its state beside a saved model."""
+"""The training loop (sections 5.1 to 5.3), and its state beside a saved model.
+
+`Trainer.train` makes one update after the other (`_step`). A thread reads their pairs
+ahead, as micro-batches of this process (`_micro_batches`).
+"""
 
 import json
 import math
