@@ -188,6 +188,23 @@ def test_nothing_is_said_of_a_home_folder_that_cannot_be_written(
     assert (tmp_path / "picture.png").is_file()
 
 
+def test_a_backend_of_a_notebook_that_is_not_installed_does_no_harm(
+    model: Path, tmp_path: Path
+) -> None:
+    notebook = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    given = ("attention", str(model), "--source", TEXT, "--figure", "picture.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "transduce", *given],
+        cwd=tmp_path,
+        env={**os.environ, **notebook, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "picture.png").is_file()
+
+
 @pytest.mark.parametrize(
     ("letters", "font"),
     [

@@ -298,6 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings_as_sentences(),
     ):
         escape_output()
+        # A notebook sets Matplotlib's backend for its own kernel. Its commands may run
+        # where that is not installed, and they open no windows.
+        os.environ.pop("MPLBACKEND", None)
         # Matplotlib warns of a home folder that it cannot write to, as in a container.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         try:
