@@ -735,10 +735,10 @@ class Translator:
                 window, self.tokenizer, self.source_language, self.corpus_tag
             )
             parts = list(chain.from_iterable(lines))
-            found = self._translations(parts, task, pace.on_step, bad_words)
+            found = self._translated_parts(parts, task, pace.on_step, bad_words)
             yield from join_lines(lines, found, pace.on_line)
 
-    def _translations(
+    def _translated_parts(
         self,
         parts: Sequence[Part],
         task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
@@ -750,11 +750,11 @@ class Translator:
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         for found in self._run(task([parts[i] for i in filled]), on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
-            replaced = self._replaced_texts(several, bad_words)
+            replaced = self._texts_without_unknown(several, bad_words)
             for (i, hypotheses), texts in zip(found, replaced, strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 
-    def _replaced_texts(
+    def _texts_without_unknown(
         self,
         found: Sequence[tuple[Part, Sequence[Hypothesis]]],
         bad_words: Sequence[Sequence[int]],

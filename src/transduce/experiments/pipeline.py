@@ -301,7 +301,7 @@ def train(
     """
     if start is not None:
         refuse_replacing(start, out)
-    config, files = _with_mixture(config, files)
+    config, files = _with_recorded_corpora(config, files)
     encoder = start.encoder(config.corpora) if start else encoder
     patience = config.training.patience
     config = resolved(config, files, hardware, start, encoder)
@@ -378,7 +378,7 @@ def _prepared(
         start=start.record() if start else None,
     ) as (folder, config, corpus):
         if config.training.patience != patience:
-            _warn(observers, _no_patience(config.training))
+            _warn_observers(observers, _no_patience(config.training))
         if start is not None:
             start.write(folder.path)
         report = check_prepared(
@@ -488,7 +488,7 @@ def _lengthen(
         f"{before.steps:,} to {steps:,}.",
         *_changes_of_rate(now, before, progress.step),
     ]
-    _warn(observers, *messages)
+    _warn_observers(observers, *messages)
 
 
 def _lengthened(
@@ -545,7 +545,9 @@ def _changes_of_rate(
             )
 
 
-def _with_mixture(config: RunConfig, files: RunFiles) -> tuple[RunConfig, RunFiles]:
+def _with_recorded_corpora(
+    config: RunConfig, files: RunFiles
+) -> tuple[RunConfig, RunFiles]:
     """Return settings and files with the corpora of a mixture as a run records them."""
     if not config.corpora or not isinstance(files, CorpusFiles):
         return config, files
@@ -564,10 +566,10 @@ def _warn_of_settings(
     if start is not None:
         messages += changed_functions(start, config)
         messages += new_languages(start, config.languages)
-    _warn(observers, *messages)
+    _warn_observers(observers, *messages)
 
 
-def _warn(observers: Sequence[RunObserver], *messages: str) -> None:
+def _warn_observers(observers: Sequence[RunObserver], *messages: str) -> None:
     for message in messages:
         for observer in observers:
             observer.warned(message)
@@ -856,7 +858,7 @@ class _Run:
         return found
 
     def _warn(self, message: str) -> None:
-        _warn(self._observers, message)
+        _warn_observers(self._observers, message)
 
     def _warn_of_changed_environment(self) -> None:
         """Warn if hardware or software has changed, which changes the weights."""

@@ -190,7 +190,10 @@ def _sublayers(
 def _rounded(
     weights: Sequence[Tensor], kinds: Iterable[str], dtype: torch.dtype
 ) -> list[_Weights]:
-    """Return the weights of each sub-layer, those of products in the rows' type."""
+    """Return the weights of each sub-layer, those of products in the rows' type.
+
+    All are copied at once. The maps of queries, and of keys and values, become one.
+    """
     remaining = iter(weights)
     norms: list[tuple[Tensor, Tensor]] = []
     groups: list[list[Tensor]] = []  # a group becomes one factor or addend
