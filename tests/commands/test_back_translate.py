@@ -163,6 +163,16 @@ def test_a_killed_command_goes_on_to_the_same_result(succeeds, teacher, mono) ->
     assert contents(Path("killed")) == contents(Path("whole"))
 
 
+def test_a_command_goes_on_that_was_killed_while_it_recorded_its_settings(
+    succeeds, teacher, mono
+) -> None:
+    Path("killed").mkdir()
+    Path("killed/.settings.json.transduce-new").write_text('{"begun', encoding="utf-8")
+    succeeds("back-translate", teacher, "--input", mono, "--out", "killed")
+    assert Path("killed/report.json").is_file()
+    assert not Path("killed/.settings.json.transduce-new").exists()
+
+
 def test_an_interruption_names_a_folder_only_if_it_has_been_begun(
     teacher, mono, monkeypatch, capsys
 ) -> None:

@@ -27,7 +27,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
-from transduce.files import atomic_file, path_lock
+from transduce.files import LEFTOVERS, atomic_file, path_lock
 from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.settings import flattened, require_between
@@ -326,11 +326,21 @@ def refuse_other_contents(folder: Path, record: str, what: str) -> None:
     """
     if not folder.exists() or (folder / record).is_file():
         return
-    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
+    if not folder.is_dir() or not all(map(_precedes_record, folder.iterdir())):
         raise ConfigError(
             f"{folder}: the output folder must be new or {what}, but is neither; "
             "choose another."
         )
+
+
+def _precedes_record(path: Path) -> bool:
+    """Return whether an experiment makes an entry of its folder before the record.
+
+    A command that is killed then leaves it there.
+    """
+    if path.name in (RUNS, LOGS):
+        return path.is_dir() and not any(path.iterdir())
+    return path.name == CORPUS or path.match(LEFTOVERS)
 
 
 def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:

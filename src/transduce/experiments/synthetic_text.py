@@ -38,6 +38,7 @@ from transduce.decoding.translator import (
 )
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.files import (
+    LEFTOVERS,
     atomic_file,
     named_errors,
     path_lock,
@@ -437,7 +438,8 @@ def locked_folder(folder: Path, steps: Collection[str]) -> Iterator[None]:
     )
     with path_lock(folder, refusal):
         is_own = set(_recorded_settings(folder)) == {BEGUN_BY, *steps}
-        if any(folder.iterdir()) and not is_own:
+        # A killed command may leave the record half-written under a hidden name.
+        if set(folder.iterdir()) - set(folder.glob(LEFTOVERS)) and not is_own:
             raise _not_own(folder)
         yield
 

@@ -283,6 +283,18 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
             refuse_other_contents(folder, EXPERIMENT, "a reproduction of Table 3")
 
 
+def test_a_folder_of_a_command_that_was_killed_before_its_record_is_free(
+    tmp_path: Path,
+) -> None:
+    for name in ("corpus", "logs", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".experiment.json.transduce-new").touch()
+    refuse_other_contents(tmp_path, EXPERIMENT, "a reproduction of Table 3")
+    (tmp_path / "runs" / "mine").mkdir()
+    with pytest.raises(ConfigError, match=f"{tmp_path}: the output folder must be"):
+        refuse_other_contents(tmp_path, EXPERIMENT, "a reproduction of Table 3")
+
+
 def test_two_commands_cannot_use_one_folder(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
