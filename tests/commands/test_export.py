@@ -74,10 +74,11 @@ def test_settings_that_another_library_lacks_are_one_warning(
 
 
 def documented(first_lines: str) -> str:
-    """Program of the page that begins with these lines."""
+    """Program of the page that begins with these lines, in fp32."""
     blocks = re.findall(r"```python\n(.*?)```", EXAMPLES.read_text(), flags=re.DOTALL)
     [example] = [each for each in blocks if each.startswith(first_lines)]
-    return str(example)
+    # In 8 bits the translations of these models depend on the processor.
+    return str(example).replace('compute_type="int8"', 'compute_type="float32"')
 
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
