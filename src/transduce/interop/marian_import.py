@@ -357,6 +357,11 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
             f"{path}: `d_model` must be a multiple of the {num_heads} attention heads, "
             f"but is {d_model}."
         )
+    if (width := d_model // num_heads) % 2:
+        raise RequestError(
+            f"{path}: `d_model` must give each of the {num_heads} attention heads an "
+            f"even width, but gives {width}; such a model cannot be imported."
+        )
     return ModelConfig(
         vocab_size=vocab_size,
         num_layers=encoder_layers,

@@ -405,6 +405,11 @@ def _config(options: Options, path: Path) -> ModelConfig:
             f"{path}: `dim-emb` must be even and a multiple of the {heads} attention "
             f"heads, but is {d_model}."
         )
+    if (width := d_model // heads) % 2:
+        raise RequestError(
+            f"{path}: `dim-emb` must give each of the {heads} attention heads an even "
+            f"width, but gives {width}; such a model cannot be imported."
+        )
     try:
         return ModelConfig(
             num_layers=encoder_layers,

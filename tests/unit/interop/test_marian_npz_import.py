@@ -119,6 +119,7 @@ REFUSED = [
     ({"input-types": "[sequence, class]"}, "`input-types` must be"),
     ({"right-left": "true"}, "`right-left` must be false, but is true"),
     ({"transformer-decoder-dim-ffn": "48"}, "must be 0 or 24, but is 48"),
+    ({"transformer-heads": 16}, "each of the 16 attention heads an even width, but"),
 ]
 
 

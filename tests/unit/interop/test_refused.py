@@ -41,6 +41,10 @@ REFUSED_SETTINGS = [
         "`max_position_embeddings` must be at most 524,288 at this width, as "
         "`transformers` computes each slowly, but is 3,000,000; lower it there",
     ),
+    (
+        {"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+        "each of the 16 attention heads an even width, but gives 1",
+    ),
 ]
 DAMAGED_SETTINGS = [
     ({"d_model": "16"}, "`d_model` must be a whole number of 1 at least, but is '16'"),
