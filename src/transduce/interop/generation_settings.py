@@ -195,8 +195,13 @@ def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     return {
         name: f"the model's is {json.dumps(model[name])} by its {SETTINGS}"
         for name in SPECIAL
-        if name in model and content.get(name) not in (None, model[name])
+        if name in model and _single(content.get(name)) not in (None, model[name])
     }
+
+
+def _single(value: Any) -> Any:
+    """Return the id of a list of one, which the library takes for that id."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def differing_settings(folder: Path) -> list[str]:
@@ -209,7 +214,8 @@ def differing_settings(folder: Path) -> list[str]:
         if content.get(name) not in usual
     }
     differing |= _other_ids(folder, content)
-    if content.get("forced_eos_token_id") not in (None, content.get("eos_token_id")):
+    ends = (None, _single(content.get("eos_token_id")))
+    if _single(content.get("forced_eos_token_id")) not in ends:
         differing["forced_eos_token_id"] = "translations end by the end token only"
     has_restrictions = bool(_restrictions(content, (), path))
     if has_restrictions and content.get("renormalize_logits"):

@@ -110,6 +110,17 @@ def test_other_settings_are_reported(tmp_path: Path, settings: dict, said: str) 
     assert said in differing
 
 
+@pytest.mark.parametrize("forced", [0, [0]], ids=str)
+def test_a_list_of_one_id_is_that_id(tmp_path: Path, forced: object) -> None:
+    lists = {"eos_token_id": [0], "forced_eos_token_id": forced}
+    folder = folder_of(tmp_path, **lists)
+    (folder / "config.json").write_text('{"eos_token_id": 0}')
+    assert differing_settings(folder) == []
+    (folder / "config.json").write_text('{"eos_token_id": 5}')
+    [differing] = differing_settings(folder)
+    assert "`eos_token_id` = [0] is not applied as in the library" in differing
+
+
 def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
     settings = {
         "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
