@@ -183,18 +183,27 @@ class GuardOrigins:
 
 
 class AllowOrigins(CORSMiddleware):
-    """Starlette's CORS middleware with refusals in JSON, like all others."""
+    """Starlette's CORS middleware with refusals in JSON, like all others.
+
+    Origins are compared in lower case, as Safari sends those of extensions in upper
+    case.
+    """
 
     def __init__(self, app: ASGIApp, config: AccessConfig) -> None:
-        canonical = map(_canonical_origin, config.cors_origins)
         super().__init__(
             app,
-            # Safari sends the origins of extensions in upper case.
-            allow_origins=[*config.cors_origins, *filter(None, canonical)],
+            allow_origins=[
+                each if each == ANY else _canonical_origin(each) or each
+                for each in config.cors_origins
+            ],
             allow_methods=METHODS,
             allow_headers=("authorization", "content-type"),
             expose_headers=EXPOSED,
         )
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        """Return whether pages of an origin may read answers."""
+        return self.allow_all_origins or _canonical_origin(origin) in self.allow_origins
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Answer a preflight request like Starlette, but refuse in JSON."""

@@ -118,16 +118,25 @@ def test_a_refusal_of_an_origin_names_an_option_that_allows_it(
 
 
 @pytest.mark.parametrize(
-    "origin", ["moz-extension://6f0a", "safari-web-extension://6F0A", "app://notes"]
+    ("allowed", "origin"),
+    [
+        ("moz-extension://6f0a", "moz-extension://6f0a"),
+        ("safari-web-extension://6F0A", "safari-web-extension://6F0A"),
+        # A user may copy it in lower case.
+        ("safari-web-extension://6f0a", "safari-web-extension://6F0A"),
+        ("app://notes", "app://notes"),
+    ],
 )
 def test_the_origin_of_an_extension_can_be_allowed(
-    trained_checkpoint: Checkpoint, origin: str
+    trained_checkpoint: Checkpoint, allowed: str, origin: str
 ) -> None:
-    access = AccessConfig(is_local=True, cors_origins=(origin,))
+    access = AccessConfig(is_local=True, cors_origins=(allowed,))
     with running([served(trained_checkpoint, "en-de")], None, access) as server:
         answer = server.post("/translate", BODY, host="localhost", origin=origin)
-    assert answer.status == 200
-    assert answer.headers["access-control-allow-origin"] == origin
+        before = preflight(server, origin)
+    assert (answer.status, before.status) == (200, 200)
+    for each in (answer, before):
+        assert each.headers["access-control-allow-origin"] == origin
 
 
 def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answer:
