@@ -317,10 +317,9 @@ def _checkpoints(training: TrainingConfig) -> str:
         often = duration(60 * training.checkpoint_minutes)
         return f"Checkpoints: every {often}; the average is of the last {kept}"
     often, first = counted(every, "update"), training.likelihood_steps
-    due = [*range(every, training.steps, every), training.steps]
+    last = [*range(every, training.steps, every)[-kept:], training.steps][-kept:]
     # With a reward, only checkpoints after an update by reward are averaged.
-    averaged = [step for step in due if step > first or training.reward == "none"]
-    averaged = averaged[-kept:]
+    averaged = [step for step in last if step > first or training.reward == "none"]
     if len(averaged) == 1:
         return f"Checkpoints: every {often}, without an average"
     before = (averaged[0] - 1) // every * every

@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,16 @@ def test_the_average_is_described_by_the_checkpoints_that_it_will_have(
         if line.startswith("Checkpoints: every 250 updates")
     ]
     assert text in line
+
+
+def test_many_checkpoints_are_not_listed_to_describe_their_average():
+    changed = replace(RUN.training, checkpoint_steps=1_000, steps=10**9)
+    start = replace(START, config=replace(RUN, training=changed))
+    tracemalloc.start()
+    TrainingDisplay().started(start)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4_000_000  # bytes: the list of a million would take 40 million
 
 
 def test_warnings_come_before_the_first_step(capsys):
