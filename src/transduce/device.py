@@ -18,6 +18,7 @@ from transduce.machine import (
     free_memory,
     memory_groups,
     proc_bytes,
+    processor_flags,
     respect_cpu_quota,
 )
 from transduce.settings import require_one_of
@@ -178,7 +179,10 @@ def used_memory(device: torch.device) -> int:
 
 def warn_if_emulated(device: str, precision: str) -> None:
     """Warn (`TransduceWarning`) if a device type emulates a precision."""
-    if precision == "bf16" and not is_good_at_bf16(device):
+    if precision != "bf16" or is_good_at_bf16(device):
+        return
+    # Processors of ARM name their instructions for it so; those of x86 otherwise.
+    if device == "cuda" or "bf16" not in processor_flags():
         name = "GPU" if device == "cuda" else "processor"
         warnings.warn(EMULATED.format(device=name), TransduceWarning, stacklevel=3)
 

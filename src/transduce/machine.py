@@ -359,7 +359,7 @@ def processor_flags() -> frozenset[str]:
     """Return the processor's feature flags as Linux names them; empty if unknown."""
     path = PROC / "cpuinfo"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return frozenset(flags[1].split()) if flags else frozenset()
 
 

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transduce.device import (
     forget_peak_memory,
     peak_memory,
     used_memory,
+    warn_if_emulated,
 )
 from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import (
@@ -111,6 +113,29 @@ def test_a_cpu_without_bf16_instructions_warns_that_bf16_is_slow(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     with pytest.warns(TransduceWarning, match="The processor has no instructions for "):
         assert choose_hardware("cpu", "bf16").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has_instructions"),
+    [
+        (
+            "processor\t: 0\nFeatures\t: fp asimd i8mm bf16 dgh\nCPU part\t: 0xd40\n",
+            True,
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\nCPU part\t: 0xd0c\n", False),
+    ],
+)
+def test_an_arm_processor_with_bf16_instructions_gets_no_warning(
+    monkeypatch, tmp_path, cpuinfo, has_instructions
+):
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr("transduce.machine.PROC", tmp_path)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_if_emulated("cpu", "bf16")
+    assert (not caught) == has_instructions
 
 
 @pytest.mark.usefixtures("with_cuda")
