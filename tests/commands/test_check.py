@@ -233,6 +233,16 @@ def test_figures_stand_below_their_labels_in_a_narrow_terminal(
     assert max(map(len, tables)) <= max(width, 31)
 
 
+def test_a_little_padding_is_not_shown_as_none(corpus_files):
+    files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
+    report = check_corpus(files, PRESETS["tiny"])
+    assert report.epoch is not None
+    little = replace(report, epoch=replace(report.epoch, padding=0.0004))
+    output = StringIO()
+    CorpusDisplay(Console(file=output, width=80)).show(little, ())
+    assert "0.04% of the positions computed" in output.getvalue()
+
+
 def test_figures_of_billions_have_a_space_between_them(corpus_files):
     files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
     report = check_corpus(files, PRESETS["tiny"])

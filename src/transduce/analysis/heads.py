@@ -29,7 +29,7 @@ from transduce.data.batches import EncodedPair
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, RequestError, counted
+from transduce.errors import DataError, RequestError, counted, percent
 from transduce.grammar.corpus import BUILT_IN, Grammar, GrammarSentence, Pair
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.model.transformer import Transformer
@@ -875,12 +875,12 @@ def _link_row(survey: LinkSurvey) -> tuple[str, ...]:
         survey.kind,
         f"{survey.num_links:,}",
         str(best.head),
-        f"{best.accuracy:.0%}",
+        percent(best.accuracy),
         f"{best.weight:.2f}",
         str(second.head),
-        f"{second.accuracy:.0%}",
+        percent(second.accuracy),
         f"{survey.offset:+d}",
-        f"{survey.offset_accuracy:.0%}",
+        percent(survey.offset_accuracy),
     )
 
 
@@ -910,7 +910,7 @@ def _error_row(errors: Sequence[AlignmentError]) -> tuple[str, ...]:
     name = f"head {first.head}" if first.head else "mean of heads"
     return (
         f"layer {first.layer}, {name}",
-        *(f"{each.error_rate:.1%}" for each in errors),
+        *(percent(each.error_rate, 1) for each in errors),
     )
 
 

@@ -45,7 +45,7 @@ from transduce.benchmark.peers import (
 )
 from transduce.checkpoint import Checkpoint
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, percent
 from transduce.experiments.presets import RunConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import require_between
@@ -447,7 +447,7 @@ def _costs(speed: DecodingSpeed, width: int, shown: Setting) -> Iterator[str]:
             f"{decoder.load_seconds:.2f} s",
             f"{decoder.peak_bytes / 1e6:,.0f} MB",
             *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
-            *("-" if share is None else f"{share:.1%}" for share in shares),
+            *("-" if share is None else percent(share, 1) for share in shares),
         ]
         rows.append((decoder.name, cells))
     yield from _in_columns(rows, width)

@@ -29,7 +29,7 @@ from transduce.cli.terminal import (
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
-from transduce.errors import ConfigError, DataError, counted
+from transduce.errors import ConfigError, DataError, counted, percent
 from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.corpus_check import (
     Advice,
@@ -325,7 +325,8 @@ class CorpusDisplay:
             self._fact("updates an epoch", f"{epoch.updates:,}")
             steps = counted(epoch.steps, "step")
             self._fact("epochs", f"{epoch.epochs:,.1f} in {steps}")
-            self._fact("padding", f"{epoch.padding:.1%} of the positions computed")
+            padding = percent(epoch.padding, 1)
+            self._fact("padding", f"{padding} of the positions computed")
 
     def _show_verdict(self, advice: Sequence[Advice]) -> None:
         would_train = not any(each.is_refusal for each in advice)

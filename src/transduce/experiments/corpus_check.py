@@ -555,8 +555,8 @@ def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
         )
     if side.byte_tokens > MANY_BYTES * side.tokens:
         yield Advice(
-            problem=f"{side.byte_tokens / side.tokens:.1%} of the training {name}'s "
-            "tokens are bytes of characters that are not in the vocabulary",
+            problem=f"{percent(side.byte_tokens / side.tokens, 1)} of the training "
+            f"{name}'s tokens are bytes of characters that are not in the vocabulary",
             remedy="raise tokenizer.vocab_size",
         )
 
@@ -578,7 +578,7 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
         if number and number >= NOTEWORTHY * pairs.total:
             share = number / pairs.total
             yield Advice(
-                problem=f"pairs {kind}: {number:,} ({share:.1%})",
+                problem=f"pairs {kind}: {number:,} ({percent(share, 1)})",
                 remedy=REMEDIES_OF_PAIRS[kind],
             )
 

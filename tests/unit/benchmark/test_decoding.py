@@ -202,7 +202,12 @@ def test_columns_of_large_figures_have_a_space_between_them():
         beam_agreement=None,
     )
     theirs = replace(
-        ours, name="theirs", library="theirs", is_ours=False, has_shortlist=True
+        ours,
+        name="theirs",
+        library="theirs",
+        is_ours=False,
+        has_shortlist=True,
+        beam_agreement=0.9998,
     )
     speed = DecodingSpeed(
         machine=Machine(
@@ -219,6 +224,9 @@ def test_columns_of_large_figures_have_a_space_between_them():
     lines = [line.split() for line in decoding_table(speed)]
     assert ["transduce", "fp32", "123,456.7", "123,456.7"] in lines
     costs = "transduce fp32 1.50 s 12,345 MB 100 200 300 100.0% -"
+    assert costs.split() in lines
+    # One translation in 5,000 differs.
+    costs = "theirs 1.50 s 12,345 MB 100 200 300 100.0% 99.98%"
     assert costs.split() in lines
     # None of ours has a shortlist, so there is no ratio.
     assert ["theirs", "-", "-"] in lines
