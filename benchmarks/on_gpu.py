@@ -112,8 +112,9 @@ def measure_machine(task: Task) -> None:
     import torch
 
     from transduce.benchmark.measurement import describe_machine
+    from transduce.device import is_good_at_bf16
 
-    hardware = task.hardware()
+    hardware = task.hardware("auto")
     packages = ("torch", "triton", "numpy", "tokenizers", "transformers", "ctranslate2")
     task.write(f"- Machine: {describe_machine(packages, hardware.device)}")
     if hardware.device.type == "cuda":
@@ -123,7 +124,9 @@ def measure_machine(task: Task) -> None:
             f"{properties.multi_processor_count} multiprocessors, CUDA "
             f"{torch.version.cuda}"
         )
-    for precision in ("bf16", "fp32"):
+    # Emulated, bf16 would take longer than the part may.
+    good = ("bf16",) if is_good_at_bf16(hardware.device.type) else ()
+    for precision in (*good, "fp32"):
         rate = _matrix_rate(task.hardware(precision))
         task.write(f"- Matrix products, {precision}: {rate / 1e12:,.2f} TFLOP/s")
     task.write(f"- Copying: {_copy_rate(hardware) / 1e12:,.3f} TB/s read and written")

@@ -26,13 +26,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pad_packed_sequence,
+)
 
 from transduce.architectures.config import (
     AttentionQuery,
@@ -41,6 +46,7 @@ from transduce.architectures.config import (
     RecurrentConfig,
 )
 from transduce.architectures.interface import CachedState, num_matrix_elements
+from transduce.device import is_good_at_bf16
 from transduce.model.attention import padding_mask
 from transduce.model.config import PASSES
 from transduce.text.vocabulary import PAD
@@ -116,16 +122,27 @@ class RecurrentLayer(nn.Module):
         x = x.to(self._dtype)  # autocast leaves bf16
         first = None if state is None else self._split(state.to(x.dtype))
         if lengths is None:
-            outputs, last = self.rnn(x, first)
+            outputs, last = self._recurrence(x, first)
         else:
             packed = pack_padded_sequence(
                 x, lengths.cpu(), batch_first=True, enforce_sorted=False
             )
-            packed, last = self.rnn(packed, first)
+            packed, last = self._recurrence(packed, first)
             outputs, _ = pad_packed_sequence(
                 packed, batch_first=True, total_length=x.size(1)
             )
         return outputs, torch.cat(last, dim=-1)[0] if self._has_cell else last[0]
+
+    def _recurrence(
+        self, x: Tensor | PackedSequence, first: Tensor | tuple[Tensor, Tensor] | None
+    ) -> Any:
+        """Return PyTorch's result: outputs and the last state."""
+        device = next(self.rnn.parameters()).device.type
+        if device != "cpu" or is_good_at_bf16(device):
+            return self.rnn(x, first)
+        # oneDNN has no LSTM with products in bf16 for these processors.
+        with torch.autocast(device, enabled=False):
+            return self.rnn(x, first)
 
     def _split(
         self, state: Float[Tensor, "rows state_width"]
