@@ -535,8 +535,12 @@ def _may_be_ours(folder: Path) -> bool:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """List a run's checkpoints, oldest first."""
-    return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
+    """List a run's checkpoints, oldest first; `OSError` if they cannot be listed."""
+    try:
+        found = list((run / CHECKPOINTS).iterdir())  # `glob` would hide a refusal
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(each for each in found if each.match("step-*[0-9]"))
 
 
 def newest_first(run: Path) -> list[Path]:

@@ -550,6 +550,13 @@ def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoints_of(tmp_path) == []
 
 
+def test_checkpoints_that_cannot_be_listed_do_not_count_as_missing(tmp_path):
+    (tmp_path / "checkpoints").symlink_to("checkpoints")  # as root, too, is refused
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        newest_first(tmp_path)
+    assert Path(caught.value.filename) == tmp_path / "checkpoints"
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
