@@ -300,6 +300,7 @@ def hold_out_trees(
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:
     """Read the trees of all files, normalized; `DataError` if there is none."""
+    require_one_standard_input(paths)
     trees = [tree for path in paths for tree in _trees(path)]
     if not trees:
         raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")

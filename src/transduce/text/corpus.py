@@ -6,7 +6,9 @@ with or without a byte order mark, plain or gzip.
 """
 
 import gzip
+import os
 import re
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,11 +137,29 @@ def require_text(path: Path, lines: Iterable[str]) -> None:
 
 def require_one_standard_input(paths: Sequence[Path]) -> None:
     """Raise `DataError` if several files to read are standard input."""
-    if paths.count(STANDARD_INPUT) > 1:
+    if sum(map(_is_standard_input, paths)) > 1:
         raise DataError(
             "Standard input must stand for one file, as it is read once, but stands "
             "for several; name the others."
         )
+
+
+def _is_standard_input(path: Path) -> bool:
+    """Whether a path names standard input, as - and /dev/stdin do.
+
+    A name other than - counts only for a pipe or a terminal: a file is read from its
+    beginning under each name, and a device such as /dev/null ends for all readers.
+    """
+    if path == STANDARD_INPUT:
+        return True
+    if sys.stdin is None:
+        return False
+    try:
+        given, standard = path.stat(), os.fstat(sys.stdin.fileno())
+    except OSError:
+        return False
+    is_stream = stat.S_ISFIFO(given.st_mode) or sys.stdin.isatty()
+    return is_stream and os.path.samestat(given, standard)
 
 
 def aligned_lines(

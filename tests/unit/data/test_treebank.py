@@ -252,6 +252,11 @@ def test_a_treebank_without_a_tree_is_refused(tmp_path: Path, content: str) -> N
 
 
 @pytest.mark.usefixtures("unchecked_types")
+def test_several_treebanks_are_not_all_standard_input() -> None:
+    with pytest.raises(DataError, match="must stand for one file"):
+        read_treebank([Path("-"), Path("-")])
+
+
 def test_an_unknown_style_is_refused() -> None:
     message = '`treebank.style` must be "xx", "pos", .*, but is "yy"'
     with pytest.raises(ConfigError, match=message):

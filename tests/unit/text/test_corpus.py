@@ -25,6 +25,7 @@ from transduce.text.corpus import (
     read_lines,
     read_pairs,
     read_text,
+    require_one_standard_input,
     write_lines,
 )
 
@@ -130,6 +131,28 @@ def test_standard_input_is_read_like_a_file(file, monkeypatch, compress):
     with file("text", content).open("rb") as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         assert list(read_text([STANDARD_INPUT])) == ["a", "b\u2028c", "", "d"]
+
+
+def test_each_name_of_standard_input_stands_for_it(monkeypatch):
+    reading, writing = os.pipe()
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        names = ["-", f"/dev/fd/{reading}", f"/proc/self/fd/{reading}"]
+        for name in names:
+            require_one_standard_input([Path(name), Path("text"), Path("/dev/null")])
+            for other in names:
+                with pytest.raises(DataError, match="must stand for one file"):
+                    require_one_standard_input([Path(name), Path(other)])
+
+
+def test_a_file_is_read_from_its_beginning_beside_standard_input(file, monkeypatch):
+    path = file("text", b"a\n")
+    with path.open("rb") as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        paths = [STANDARD_INPUT, path]
+        require_one_standard_input(paths)
+        assert list(read_text(paths)) == ["a", "a"]
 
 
 def test_the_first_line_of_standard_input_does_not_wait_for_the_second(monkeypatch):
