@@ -494,19 +494,29 @@ def _load_symbols(
 def find_model(path: Path) -> Path:
     """Return the folder itself, or a run's averaged, else best, else newest model.
 
-    A model of a run that lacks its weights is not skipped, so that the next one does
-    not take its place unnoticed.
+    Raises `CheckpointError` if there is none. A model of a run that lacks its weights
+    is an error, so that the next one does not take its place unnoticed.
     """
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
-        files = (WEIGHTS,) if folder == path else (WEIGHTS, MODEL_CONFIG)
-        is_there = any((folder / name).is_file() for name in files)
-        if is_there and _may_be_ours(folder):
-            return folder
+        has_weights = (folder / WEIGHTS).is_file()
+        # The folder of a run has a file of this name, too.
+        has_config = folder != path and (folder / MODEL_CONFIG).is_file()
+        if not (has_weights or has_config) or not _may_be_ours(folder):
+            continue
+        if not has_weights:
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: the weights are missing; copy the whole folder, "
+                "or name another model of the run."
+            )
+        return folder
     raise CheckpointError(f"{path}: must be a model or a run, but {describe(path)}")
 
 
 def model_sum(path: Path) -> str:
-    """Return a checksum of all files of a model that its translations depend on."""
+    """Return a checksum of all files of a model that its translations depend on.
+
+    Raises `CheckpointError` if the model or its weights are missing.
+    """
     folder, digest = find_model(path), blake2b(digest_size=SUM_BYTES)
     for name in (MODEL_CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
         if (folder / name).is_file():
@@ -516,7 +526,10 @@ def model_sum(path: Path) -> str:
             digest.update(
                 name.encode() + blake2b((folder / name).read_bytes()).digest()
             )
-    weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
+    try:
+        weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:  # NumPy cannot map an empty file
+        raise damaged(folder / WEIGHTS, error) from None
     whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
     words = weights[:whole].view(np.uint64)
     # Far faster than a cryptographic hash; any single changed weight changes it.

@@ -16,7 +16,7 @@ from file_size import limited_file_size
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.files import lock_file
 from transduce.model_folder import model_sum
 from transduce.native import api
@@ -301,6 +301,18 @@ def test_a_checksum_distinguishes_models(
             sums.add(model_sum(tmp_path / "same"))
         (tmp_path / "same" / name).unlink()
     assert len(sums) == 11
+
+
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_run_whose_model_lacks_its_weights_has_no_checksum(
+    trained_checkpoint: Checkpoint, tmp_path, content: bytes | None
+) -> None:
+    for name in ("averaged", "best"):
+        save_model(trained_checkpoint, tmp_path / name)
+    weights = tmp_path / "averaged" / "model.safetensors"
+    weights.unlink() if content is None else weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="the weights are missing"):
+        model_sum(tmp_path)
 
 
 def test_a_part_is_not_overwritten_unless_by_force(
