@@ -112,8 +112,8 @@ def missing_in(error: BaseException | None) -> str | None:
 
 SHOWN_CHARACTERS = 80
 """Maximum number of characters of a text in a `repr`."""
-MAX_DIGITS = 7
-"""Number of digits after the point that no percentage has."""
+MAX_DIGITS = 6
+"""Maximum number of digits after the point of a percentage."""
 MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
 
 
@@ -161,7 +161,7 @@ def percent(share: float, digits: int = 0) -> str:
 
     Another share that would be rounded to these gets more digits: "0.2%", "99.7%".
     """
-    for more in range(digits, MAX_DIGITS):
+    for more in range(digits, MAX_DIGITS + 1):
         text = f"{share:.{more}%}"
         if float(text[:-1]) not in (0.0, 100.0) or share in (0.0, 1.0):
             return text

@@ -184,7 +184,7 @@ def test_python_names_dev_sets(
     )
 
 
-@pytest.mark.parametrize("pair", ["dev.en", ("dev.en",), None])
+@pytest.mark.parametrize("pair", ["dev.en", ("dev.en",), ("dev.en", None), None])
 def test_python_refuses_a_dev_set_that_is_no_pair_of_files(
     corpus_files, tmp_path, pair, unchecked_types: None
 ) -> None:

@@ -795,7 +795,7 @@ class Translator:
 
 
 def _require_config(config: object, kind: type) -> None:
-    """Raise `ConfigError` if the settings of a search or of sampling are none."""
+    """Raise `ConfigError` unless settings are of the class that the method takes."""
     if not isinstance(config, kind):
         raise ConfigError(
             f"`config` must be a {kind.__name__}, but is {shown(config)}."

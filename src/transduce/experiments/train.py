@@ -163,7 +163,11 @@ def train(
 
 def _dev_set(name: str, pair: object) -> DevSet:
     """Return a dev set; `ConfigError` unless it is a source and a target file."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+    if (
+        not isinstance(pair, tuple | list)
+        or len(pair) != 2
+        or not all(isinstance(path, str | PathLike) for path in pair)
+    ):
         raise ConfigError(
             f"The dev set {name!r} must be a pair of files, its source and its target, "
             f"but is {shown(pair)}."
