@@ -162,6 +162,12 @@ class RunFolder:
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
         """Open the folder of an existing run; also returns the run's settings."""
         if not is_run(path):
+            if _lacks_corpus(path):
+                raise CheckpointError(
+                    f"{path / TRAINING}: must hold the training text of the run to "
+                    "resume, but is missing; restore it, or start another run from "
+                    "the run's model by --from."
+                )
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; leave out --resume "
                 "to start one."
@@ -714,6 +720,13 @@ def is_by_reward(checkpoint: Path, training: TrainingConfig) -> bool:
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run, not a model."""
     return (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
+
+
+def _lacks_corpus(path: Path) -> bool:
+    """Whether a folder would hold a run if its training text were not missing."""
+    config = path / RUN_CONFIG
+    is_there = config.is_file() and not (path / TRAINING).is_dir()
+    return is_there and "settings" in read_json(config)  # which a model's lacks
 
 
 def settings_of(out: Path) -> RunConfig:

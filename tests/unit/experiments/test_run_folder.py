@@ -116,11 +116,20 @@ def test_a_new_run_does_not_replace_the_current_folder(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
+@pytest.mark.parametrize("missing", [".", "config.json"])
 def test_a_folder_that_is_not_a_run_is_refused(run: RunFolder, missing: str) -> None:
     (run.path / missing).rename(run.path.parent / "elsewhere")
     with pytest.raises(
         CheckpointError, match="must be a run to resume, but holds none"
+    ):
+        RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize("missing", ["corpus", "corpus/training"])
+def test_a_run_without_its_text_is_told_from_none(run: RunFolder, missing: str) -> None:
+    (run.path / missing).rename(run.path.parent / "elsewhere")
+    with pytest.raises(
+        CheckpointError, match=f"^{run.path}/corpus/training: .* is missing; restore it"
     ):
         RunFolder.open(run.path)
 
