@@ -93,10 +93,11 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig:
 def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     return {
         "beam_size": _whole_or(content, "num_beams", path, 1, least=1),
-        # Exactly the library's end with true. With false, its default, the library
-        # goes on while its best unfinished hypothesis, at its present length, ranks
-        # above the worst finished one; `differing_settings` reports that.
-        "patience": None if content.get("early_stopping") == "never" else 1.0,
+        # A patience of 1 is true. With false, the library goes on while its best
+        # unfinished hypothesis, at its present length, ranks above the worst finished
+        # one: that is nearer to no patience, and what a model without one is exported
+        # as. False is also the default, for which search ends as with true, sooner.
+        "patience": None if content.get("early_stopping") in (False, "never") else 1.0,
         "penalty": "power",
         "length_penalty": _number(content, "length_penalty", path, 1.0),
     }
@@ -221,11 +222,6 @@ def differing_settings(folder: Path) -> list[str]:
     if has_restrictions and content.get("renormalize_logits"):
         differing["renormalize_logits"] = "tokens that remain keep their probabilities"
     is_greedy = content.get("num_beams") in (None, 1)
-    if not is_greedy and content.get("early_stopping") is False:
-        differing["early_stopping"] = (
-            "search ends as with true, somewhat earlier; `search.patience` = 2 comes "
-            "closer"
-        )
     penalty = content.get("repetition_penalty")
     if is_greedy and penalty not in (None, 1):
         differing["repetition_penalty"] = (
