@@ -39,6 +39,8 @@ SENTENCES = [
 ]
 LIMITS = (1, 2, 4, 8)
 PENALTIES = (0.0, 0.5, 1.0, 1.6)
+NEARLY = 1e-3
+"""Difference of scores below which either hypothesis may come first."""
 
 Found = list[tuple[tuple[int, ...], bool]]
 """Ids of hypotheses, best first, and whether each has ended by itself."""
@@ -189,6 +191,22 @@ def ours(translator: Translator, text: str, config: SearchConfig) -> Found:
     ]
 
 
+def is_best(
+    translator: Translator, text: str, config: SearchConfig, theirs: Found
+) -> bool:
+    """Whether a library's translation is our best, or has nearly the best score.
+
+    CTranslate2 approximates exponentials, and differently on each processor.
+    """
+    if ours(translator, text, config) == theirs:
+        return True
+    several = replace(config, num_best=config.beam_size)
+    [found] = translator.translate_stream([text], several)
+    scores = [each.score for each in found.hypotheses]
+    place = ours(translator, text, several).index(theirs[0])
+    return scores[0] - scores[place] < NEARLY
+
+
 def distinct(found: Found, tokenizer: Tokenizer) -> Found:
     """Hypotheses without duplicates of a better one's text, as in our search."""
     by_text = {tokenizer.decode(ids): (ids, end) for ids, end in reversed(found)}
@@ -208,9 +226,9 @@ def test_the_best_translation_equals_that_of_both_libraries(
             )  # fmt: skip
             for text in SENTENCES:
                 source = translator.tokenizer.encode(text)
-                [found] = ours(translator, text, config)
                 for name, find in peers.items():
-                    assert [found] == find(source, config), (name, text, config)
+                    theirs = find(source, config)
+                    assert is_best(translator, text, config, theirs), (name, text)
 
 
 def test_the_n_best_translations_equal_those_of_hugging_face(checkpoint, peers):
@@ -240,4 +258,4 @@ def test_results_with_another_patience_equal_those_of_ctranslate2(
         for text in SENTENCES:
             source = translator.tokenizer.encode(text)
             theirs = peers["CTranslate2"](source, config)
-            assert ours(translator, text, config) == theirs
+            assert is_best(translator, text, config, theirs)
