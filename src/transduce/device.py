@@ -181,7 +181,7 @@ def warn_if_emulated(device: str, precision: str) -> None:
     """Warn (`TransduceWarning`) if a device type emulates a precision."""
     if precision != "bf16" or is_good_at_bf16(device):
         return
-    # Processors of ARM name their instructions for it so; those of x86 otherwise.
+    # ARM processors that have such instructions list them as bf16.
     if device == "cuda" or "bf16" not in processor_flags():
         name = "GPU" if device == "cuda" else "processor"
         warnings.warn(EMULATED.format(device=name), TransduceWarning, stacklevel=3)

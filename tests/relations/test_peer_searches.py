@@ -39,8 +39,9 @@ SENTENCES = [
 ]
 LIMITS = (1, 2, 4, 8)
 PENALTIES = (0.0, 0.5, 1.0, 1.6)
-NEARLY = 1e-3
-"""Difference of scores below which either hypothesis may come first."""
+NEARLY = 5e-4
+"""Difference of scores below which CTranslate2 may prefer the lower one: it
+approximates exponentials, differently on each processor."""
 
 Found = list[tuple[tuple[int, ...], bool]]
 """Ids of hypotheses, best first, and whether each has ended by itself."""
@@ -191,13 +192,10 @@ def ours(translator: Translator, text: str, config: SearchConfig) -> Found:
     ]
 
 
-def is_best(
+def is_nearly_best(
     translator: Translator, text: str, config: SearchConfig, theirs: Found
 ) -> bool:
-    """Whether a library's translation is our best, or has nearly the best score.
-
-    CTranslate2 approximates exponentials, and differently on each processor.
-    """
+    """Whether a translation of CTranslate2 is ours, or has nearly the same score."""
     if ours(translator, text, config) == theirs:
         return True
     several = replace(config, num_best=config.beam_size)
@@ -226,9 +224,10 @@ def test_the_best_translation_equals_that_of_both_libraries(
             )  # fmt: skip
             for text in SENTENCES:
                 source = translator.tokenizer.encode(text)
-                for name, find in peers.items():
-                    theirs = find(source, config)
-                    assert is_best(translator, text, config, theirs), (name, text)
+                theirs = peers["Hugging Face"](source, config)
+                assert ours(translator, text, config) == theirs
+                theirs = peers["CTranslate2"](source, config)
+                assert is_nearly_best(translator, text, config, theirs)
 
 
 def test_the_n_best_translations_equal_those_of_hugging_face(checkpoint, peers):
@@ -258,4 +257,4 @@ def test_results_with_another_patience_equal_those_of_ctranslate2(
         for text in SENTENCES:
             source = translator.tokenizer.encode(text)
             theirs = peers["CTranslate2"](source, config)
-            assert is_best(translator, text, config, theirs)
+            assert is_nearly_best(translator, text, config, theirs)

@@ -93,10 +93,11 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig:
 def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     return {
         "beam_size": _whole_or(content, "num_beams", path, 1, least=1),
-        # A patience of 1 is true. With false, the library goes on while its best
-        # unfinished hypothesis, at its present length, ranks above the worst finished
-        # one: that is nearer to no patience, and what a model without one is exported
-        # as. False is also the default, for which search ends as with true, sooner.
+        # A patience of 1 ends search where true does. With false, the library goes on
+        # while its best unfinished hypothesis, at its present length, ranks above the
+        # worst finished one. No patience comes nearer to that, and false is what the
+        # export writes for it. A folder without the setting gets a patience of 1, which
+        # is faster, although the library's default is false.
         "patience": None if content.get("early_stopping") in (False, "never") else 1.0,
         "penalty": "power",
         "length_penalty": _number(content, "length_penalty", path, 1.0),
