@@ -33,7 +33,7 @@ from transduce.experiments.run_folder import settings_of
 from transduce.files import atomic_file
 from transduce.metrics.scores import corpus_bleu
 from transduce.text.corpus import read_text
-from transduce.text.pair_changes import END, in_case, with_typos
+from transduce.text.pair_changes import in_case, with_typos, without_end_marks
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 NOISE = (
@@ -54,7 +54,7 @@ FORMS: dict[str, Callable[[str, Random], str]] = {
     "ALL CAPS": lambda text, random: in_case(text, "upper"),
     "lower": lambda text, random: in_case(text, "lower"),
     "typos": with_typos,
-    "no end": lambda text, random: END.sub("", text),
+    "no end": lambda text, random: without_end_marks(text),
 }
 """Forms of a test set's sources."""
 TYPO_SEED = 20_240_101

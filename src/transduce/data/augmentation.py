@@ -25,19 +25,21 @@ from transduce.text.corpus import SentencePair
 from transduce.text.languages import LanguagesConfig
 from transduce.text.pair_changes import (
     CASES,
-    BytePairSampler,
     Case,
-    Ids,
-    Sampler,
     TextAugmentationConfig,
-    UnigramSampler,
-    can_drop_merges,
     in_case,
     joined,
     with_typos,
     without_end,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.subword_sampling import (
+    BytePairSampler,
+    Ids,
+    Sampler,
+    UnigramSampler,
+    can_drop_merges,
+)
 from transduce.text.tokenizer import Tokenizer, WordTokenizer
 from transduce.text.vocabulary import TokenizerConfig, is_tag, languages_of
 

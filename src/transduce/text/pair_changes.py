@@ -1,39 +1,22 @@
-"""Changes of pairs during training: case, typos, full stops, sampled segmentations.
+"""Changes of the text of training pairs: case, typos, full stops, joined sentences.
 
 A model translates text as it has seen it in training. Changed copies of its pairs, new
 in each epoch, make it robust against text in capitals, with typos, without a full stop,
 or of two sentences on a line. Tags such as >>de<< or <bt> are never changed.
-
-A model that reads a word in several segmentations (BPE-dropout, or sampling from a
-unigram model) learns what its pieces have in common, and copes better with rare and
-misspelt words. Samplers replace the usual pieces of encoded sentences, word by word.
-What they draw depends on the random generators alone: their caches only save time.
 """
 
-import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
 from random import Random
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
-
-import numpy as np
-from jaxtyping import Bool, Float, Integer
+from typing import Literal, get_args
 
 from transduce.errors import ConfigError
 from transduce.settings import require_between, require_one_of
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import UNSPACED_LETTERS, base
-from transduce.text.sentence_pieces import (
-    SPACE,
-    SentencePieceTokenizer,
-    UnigramModel,
-)
 from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
-from transduce.text.tokenizer import SubwordTokenizer
-from transduce.text.vocabulary import EOS, TAG_IN_TEXT
+from transduce.text.vocabulary import TAG_IN_TEXT
 
 Sides = Literal["both", "source", "target"]
 Case = Literal["upper", "title", "lower"]
@@ -116,11 +99,8 @@ def in_case(text: str, case: Case, language: str | None = None) -> str:
     dot. Scripts without case do not change.
     """
     has_dots = language is not None and base(language) in DOTTED
-    if case == "title":
-        return _outside_tags(text, lambda part: _titled(part, has_dots))
-    if case == "upper":
-        return _outside_tags(text, lambda part: _upper(part, has_dots))
-    return _outside_tags(text, lambda part: _lower(part, has_dots))
+    change = {"upper": _upper, "title": _titled, "lower": _lower}[case]
+    return _outside_tags(text, lambda part: change(part, has_dots))
 
 
 def _upper(text: str, has_dots: bool) -> str:
@@ -183,6 +163,7 @@ def with_typos(text: str, random: Random) -> str:
 
 
 def _mistyped(word: str, random: Random) -> str:
+    """Return a word with a typo; a letter is doubled if the drawn one is impossible."""
     place = random.randrange(len(word) - 1)
     first, second, rest = word[place], word[place + 1], word[place + 2 :]
     match random.choice(("swap", "drop", "double", "neighbour")):
@@ -198,20 +179,22 @@ def _mistyped(word: str, random: Random) -> str:
     return word[:place] + typed + rest
 
 
+AROUND = ((0, -1), (0, 1), (-1, 0), (-1, 1), (1, -1), (1, 0))
+"""Rows and columns of the neighbours of a key, relative to its own."""
+
+
 def _neighbours() -> dict[str, str]:
     """Return the letters of the keys around each letter's."""
     found: dict[str, str] = {}
     for rows in KEYBOARDS:
-        at = {
+        letter_at = {
             (row, column): letter
             for row, letters in enumerate(rows)
             for column, letter in enumerate(letters)
         }
-        for (row, column), letter in at.items():
-            around = [(row, column - 1), (row, column + 1)]
-            around += [(row - 1, column), (row - 1, column + 1)]
-            around += [(row + 1, column - 1), (row + 1, column)]
-            found[letter] = "".join(at[place] for place in around if place in at)
+        for (row, column), letter in letter_at.items():
+            around = [(row + down, column + right) for down, right in AROUND]
+            found[letter] = "".join(letter_at.get(place, "") for place in around)
     return found
 
 
@@ -224,14 +207,15 @@ END_MARKS = f".!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}"
 
 def without_end(pair: SentencePair) -> SentencePair:
     """Return a pair without the marks at its end, if both sides end with one."""
-    source, target = _without_marks(pair.source), _without_marks(pair.target)
+    source, target = without_end_marks(pair.source), without_end_marks(pair.target)
     is_possible = source and target
     if not is_possible or source == pair.source or target == pair.target:
         return pair
     return SentencePair(source=source, target=target)
 
 
-def _without_marks(text: str) -> str:
+def without_end_marks(text: str) -> str:
+    """Return a text without the marks at its end, and the space before them."""
     rest = text.rstrip(END_MARKS)
     return text if rest == text else rest.rstrip()
 
@@ -261,341 +245,3 @@ def _leading_tags(text: str) -> str:
 
 def _beside(first: str, second: str) -> str:
     return first + space_between(first, second) + second
-
-
-MAX_CACHED = 200_000
-"""Maximum number of entries of a cache: some 100 MB."""
-CACHED_LENGTH = 24
-"""Maximum length in characters of a cached word; longer ones hardly recur."""
-MAX_SYMBOLS = 1_000
-"""Maximum length in characters of a word that is sampled, as the time grows with its
-square; longer ones keep their usual pieces."""
-
-Ids = tuple[int, ...]
-Word = TypeVar("Word")
-
-
-class Sampler(Protocol):
-    """Sampler of segmentations of one side of a corpus."""
-
-    def sample(
-        self,
-        ids: Integer[np.ndarray, " ids"],
-        offsets: Integer[np.ndarray, " sentences_and_one"],
-        random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
-        """Return the ids and offsets of the sentences with sampled pieces.
-
-        `ids` are the usual pieces of all sentences, one after the other, and `offsets`
-        the bounds between the sentences.
-        """
-        ...
-
-
-class _Cache(dict[object, Word], Generic[Word]):
-    """Cache that is emptied when it is full."""
-
-    def add(self, key: object, value: Word) -> Word:
-        if len(self) >= MAX_CACHED:
-            self.clear()
-        self[key] = value
-        return value
-
-
-class _Step(NamedTuple):
-    """Possible last piece of the beginning of a word."""
-
-    cumulative: float
-    """Probability of this piece and of those before it in the list."""
-    start: int
-    piece: int
-
-
-Path = tuple[Ids, ...]
-"""Pieces of a part of a word, first its characters, then after each usual merge."""
-
-
-def can_drop_merges(tokenizer: SubwordTokenizer) -> bool:
-    """Return whether a tokenizer is one of byte-pair encoding."""
-    model = json.loads(tokenizer.json())["model"]
-    return model["type"] == "BPE" and bool(model["merges"])
-
-
-class BytePairSampler:
-    """BPE-dropout (Provilkov et al., 2020, algorithm 1).
-
-    Before each merge, every possible merge of the word is dropped with the probability
-    `rate`, and the first of the others in the learned order is made. A word is finished
-    when all are dropped. The rate 0 gives the usual pieces, 1 gives characters.
-    """
-
-    def __init__(self, tokenizer: SubwordTokenizer, rate: float) -> None:
-        """The tokenizer is one of byte-pair encoding."""
-        model = json.loads(tokenizer.json())["model"]
-        ids: dict[str, int] = model["vocab"]
-        self._decode = tokenizer.decode
-        self._rate = rate
-        self._ids = ids
-        self._pieces = sorted(ids, key=ids.__getitem__)
-        self._lengths = np.array([len(piece) for piece in self._pieces])
-        self._begins = np.array([piece.startswith(" ") for piece in self._pieces])
-        self._merges = {
-            (ids[left], ids[right]): (rank, ids[left + right])
-            for rank, (left, right) in enumerate(model["merges"])
-        }
-        self._cut = tokenizer.words.pre_tokenize_str
-        self._words: _Cache[list[Path]] = _Cache()
-        self._possible: _Cache[list[tuple[int, int]]] = _Cache()
-
-    def sample(
-        self,
-        ids: Integer[np.ndarray, " ids"],
-        offsets: Integer[np.ndarray, " sentences_and_one"],
-        random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
-        if self._rate == 0 or not len(ids):
-            return ids, offsets
-        bounds = _word_bounds(self._begins[ids], offsets)
-        characters = np.concatenate([[0], np.cumsum(self._lengths[ids])])[bounds]
-        num_merges = np.diff(characters) - np.diff(bounds)
-        # The usual pieces result if none of their merges is dropped. How many are made
-        # before the first is dropped follows a geometric distribution.
-        made = self._merges_before_drop(random.random(len(num_merges)))
-        changed = np.flatnonzero(made < num_merges)
-        draw = Random(int(random.integers(2**63)))
-        sampled = [
-            self._with_drop(ids[start:end], int(number), draw)
-            for start, end, number in zip(
-                bounds[changed], bounds[changed + 1], made[changed], strict=True
-            )
-        ]
-        return _with_words(ids, offsets, bounds, changed, sampled)
-
-    def _merges_before_drop(
-        self, uniform: Float[np.ndarray, " words"]
-    ) -> Float[np.ndarray, " words"]:
-        if self._rate == 1:
-            return np.zeros(len(uniform))
-        return np.floor(np.log1p(-uniform) / math.log1p(-self._rate))
-
-    def _with_drop(
-        self, ids: Integer[np.ndarray, " pieces"], made: int, draw: Random
-    ) -> Ids:
-        """Sample a word whose first `made` usual merges are made, the next dropped."""
-        sampled: list[int] = []
-        is_dropped = False
-        for path in self._paths(ids):
-            if is_dropped:
-                sampled += self._segment(path[0], draw, num_dropped=0)
-            elif made >= len(path) - 1:
-                sampled += path[-1]
-                made -= len(path) - 1
-            else:
-                sampled += self._segment(path[made], draw, num_dropped=1)
-                is_dropped = True
-        return tuple(sampled)
-
-    def _segment(self, symbols: Ids, draw: Random, num_dropped: int) -> Ids:
-        """Merge symbols with dropout, of which `num_dropped` are dropped already."""
-        while possible := self._possible_merges(symbols):
-            choice, num_dropped = num_dropped, 0
-            while choice < len(possible) and draw.random() < self._rate:
-                choice += 1
-            if choice == len(possible):
-                break
-            symbols = _merged(symbols, *possible[choice])
-        return symbols
-
-    def _paths(self, ids: Integer[np.ndarray, " pieces"]) -> list[Path]:
-        """Return the path of each part of a word, whose borders no piece crosses."""
-        key = ids.tobytes()
-        if (paths := self._words.get(key)) is not None:
-            return paths
-        text = "".join(self._pieces[i] for i in ids)
-        if len(text) > MAX_SYMBOLS or TAG_IN_TEXT.search(self._decode(ids)):
-            return [(tuple(ids.tolist()),)]
-        paths = [self._path(part) for part, _ in self._cut(text)]
-        return self._words.add(key, paths) if len(text) <= CACHED_LENGTH else paths
-
-    def _path(self, part: str) -> Path:
-        path = [tuple(self._ids[character] for character in part)]
-        while possible := self._possible_merges(path[-1]):
-            path.append(_merged(path[-1], *possible[0]))
-        return tuple(path)
-
-    def _possible_merges(self, symbols: Ids) -> list[tuple[int, int]]:
-        """Return the places of possible merges with their pieces, in learned order."""
-        if (possible := self._possible.get(symbols)) is not None:
-            return possible
-        found = []
-        for place, pair in enumerate(pairwise(symbols)):
-            if (merge := self._merges.get(pair)) is not None:
-                rank, piece = merge
-                found.append((rank, place, piece))
-        possible = [(place, piece) for _, place, piece in sorted(found)]
-        if len(symbols) <= CACHED_LENGTH:
-            self._possible.add(symbols, possible)
-        return possible
-
-
-def _merged(symbols: Ids, place: int, piece: int) -> Ids:
-    return (*symbols[:place], piece, *symbols[place + 2 :])
-
-
-class UnigramSampler:
-    """Sampling from a unigram model (Kudo, 2018, section 3.2).
-
-    A segmentation is drawn by its probability to the power `alpha`, of all
-    segmentations: forwards the probability of each beginning of a word is summed up,
-    backwards one piece after the other is drawn. Unknown pieces stay.
-    """
-
-    def __init__(
-        self,
-        tokenizer: SentencePieceTokenizer,
-        model: UnigramModel,
-        alpha: float,
-        vocab_size: int | None = None,
-    ) -> None:
-        """`model` is the tokenizer's model of the side that is sampled.
-
-        `vocab_size` is the number of pieces that the side may have, the first ones; by
-        default all.
-        """
-        own = tokenizer.vocabulary[:vocab_size]
-        ids = {piece: i for i, piece in enumerate(own) if i > EOS}
-        self._vocabulary = tokenizer.vocabulary
-        self._scores = {
-            piece: (alpha * score, ids[piece])
-            for piece, score in model.pieces
-            if piece in ids
-        }
-        self._longest = max(map(len, self._scores), default=0)
-        self._begins = self._beginnings()
-        self._is_known = np.array(
-            [
-                piece in self._scores and TAG_IN_TEXT.search(piece) is None
-                for piece in tokenizer.vocabulary
-            ]
-        )
-        self._words: _Cache[list[list[_Step]]] = _Cache()
-
-    def sample(
-        self,
-        ids: Integer[np.ndarray, " ids"],
-        offsets: Integer[np.ndarray, " sentences_and_one"],
-        random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
-        if not len(ids):
-            return ids, offsets
-        begins = self._begins[ids].copy()
-        # A tag and an unknown piece stand alone.
-        alone = ~self._is_known[ids]
-        begins |= alone
-        begins[1:] |= alone[:-1]
-        bounds = _word_bounds(begins, offsets)
-        draw = Random(int(random.integers(2**63)))
-        changed, sampled = [], []
-        for word, (start, end) in enumerate(pairwise(bounds.tolist())):
-            if lattice := self._lattice(ids[start:end]):
-                changed.append(word)
-                sampled.append(_drawn(lattice, draw))
-        return _with_words(
-            ids, offsets, bounds, np.array(changed, dtype=np.int64), sampled
-        )
-
-    def _beginnings(self) -> Bool[np.ndarray, " vocabulary"]:
-        """Return which pieces begin a word: none if some pieces span several words."""
-        if any(SPACE in piece[1:] for piece in self._scores):
-            return np.zeros(len(self._vocabulary), dtype=bool)
-        return np.array([piece.startswith(SPACE) for piece in self._vocabulary])
-
-    def _lattice(self, ids: Integer[np.ndarray, " pieces"]) -> list[list[_Step]]:
-        """Return the possible last pieces of each beginning of a word, by its length.
-
-        The list is empty if the word keeps its usual pieces.
-        """
-        key = ids.tobytes()
-        if (lattice := self._words.get(key)) is not None:
-            return lattice
-        text = "".join(self._vocabulary[i] for i in ids)
-        is_fixed = not self._is_known[ids].all() or len(text) > MAX_SYMBOLS
-        lattice = [] if is_fixed else self._steps(text)
-        return self._words.add(key, lattice) if len(text) <= CACHED_LENGTH else lattice
-
-    def _steps(self, text: str) -> list[list[_Step]]:
-        """Return the possible last pieces of each beginning of a text, by its length.
-
-        The probability of a last piece is its share in the sum over all ways to cut the
-        beginning; `totals` has the logarithms of these sums.
-        """
-        totals = [0.0]
-        lattice: list[list[_Step]] = [[]]
-        for end in range(1, len(text) + 1):
-            found = [
-                (totals[start] + score, start, piece)
-                for start in range(max(end - self._longest, 0), end)
-                if (known := self._scores.get(text[start:end])) is not None
-                for score, piece in [known]
-                if totals[start] > -math.inf
-            ]
-            most = max((weight for weight, *_ in found), default=0.0)
-            weights = [math.exp(weight - most) for weight, *_ in found]
-            total = sum(weights)
-            totals.append(most + math.log(total) if total else -math.inf)
-            sums = accumulate(weight / total for weight in weights)
-            lattice.append(
-                [
-                    _Step(cumulative, start, piece)
-                    for cumulative, (_, start, piece) in zip(sums, found, strict=True)
-                ]
-            )
-        return lattice
-
-
-def _drawn(lattice: list[list[_Step]], draw: Random) -> list[int]:
-    """Draw the pieces of a word, from the last to the first."""
-    pieces, end = [], len(lattice) - 1
-    while end > 0:
-        chance = draw.random()
-        steps = lattice[end]
-        step = next((s for s in steps if chance < s.cumulative), steps[-1])
-        pieces.append(step.piece)
-        end = step.start
-    return pieces[::-1]
-
-
-def _word_bounds(
-    begins: Bool[np.ndarray, " ids"],
-    offsets: Integer[np.ndarray, " sentences_and_one"],
-) -> Integer[np.ndarray, " words_and_one"]:
-    """Return the bounds of words; each sentence begins with one."""
-    is_bound = np.append(begins, True)
-    is_bound[offsets] = True
-    return np.flatnonzero(is_bound)
-
-
-def _with_words(
-    ids: Integer[np.ndarray, " ids"],
-    offsets: Integer[np.ndarray, " sentences_and_one"],
-    bounds: Integer[np.ndarray, " words_and_one"],
-    changed: Integer[np.ndarray, " changed"],
-    sampled: Sequence[Sequence[int]],
-) -> tuple[Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]]:
-    """Return the ids and offsets of sentences of which some words have changed."""
-    lengths = np.diff(bounds)
-    lengths[changed] = [len(word) for word in sampled]
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    is_new = np.zeros(len(lengths), dtype=bool)
-    is_new[changed] = True
-    joined = np.empty(ends[-1], dtype=ids.dtype)
-    is_new_id = np.repeat(is_new, lengths)
-    joined[is_new_id] = list(chain.from_iterable(sampled))
-    joined[~is_new_id] = ids[~np.repeat(is_new, np.diff(bounds))]
-    return joined, ends[np.searchsorted(bounds, offsets)].astype(offsets.dtype)

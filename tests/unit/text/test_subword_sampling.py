@@ -13,14 +13,14 @@ import pytest
 import sentencepiece
 
 from transduce.grammar.corpus import Grammar
-from transduce.text.pair_changes import (
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
+from transduce.text.subword_sampling import (
     MAX_SYMBOLS,
     BytePairSampler,
     Sampler,
     UnigramSampler,
     can_drop_merges,
 )
-from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import (
     SubwordTokenizer,
     Tokenizer,
@@ -190,10 +190,10 @@ def test_samples_do_not_depend_on_what_was_sampled_before():
 def test_a_full_cache_is_emptied_without_an_effect(monkeypatch):
     usual = learned().encode_sources(TEXTS * 20)
     expected = sampled(BytePairSampler(learned(), 0.3), usual)
-    monkeypatch.setattr("transduce.text.pair_changes.MAX_CACHED", 3)
+    monkeypatch.setattr("transduce.text.subword_sampling.MAX_CACHED", 3)
     sampler = BytePairSampler(learned(), 0.3)
     assert sampled(sampler, usual) == expected
-    assert len(sampler._words) <= 3  # noqa: SLF001 - memory shows in no result
+    assert len(sampler._histories) <= 3  # noqa: SLF001 - memory shows in no result
 
 
 @pytest.mark.parametrize("tag", [">>de<<", "<bt>", "<bt>ab"])
