@@ -13,7 +13,7 @@ from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError, counted
-from transduce.experiments.dev_corpus import (
+from transduce.experiments.tuning import (
     Grid,
     Tuning,
     tune_parsing,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from transduce.experiments.dev_corpus import Cell, Grid, Tuning, paired_f1_p, tuned
+from transduce.experiments.tuning import Cell, Grid, Tuning, paired_f1_p, tuned
 from transduce.search_config import SearchConfig
 from transduce.trees.bracket_f1 import SentenceCounts
 
