@@ -93,6 +93,27 @@ def test_sources_and_training_text_are_used(
     assert example["source"] in succeeds(*arguments, *options)
 
 
+def test_each_reference_is_a_file_of_its_own(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    arguments: tuple[object, ...],
+    files: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    second = ("--reference", files["second"])
+    found = json.loads(succeeds(*arguments, *second, "--json"))
+    bleu = found["scores"][0]
+    assert bleu["bootstrap_signature"].startswith("nrefs:2|")
+    assert [each["score"] for each in bleu["systems"][1:]] == pytest.approx([100, 100])
+    assert "By length of the first reference" in succeeds(*arguments, *second)
+    (tmp_path / "short").write_text("eins\n")
+    message = refuses(*arguments, "--reference", tmp_path / "short")
+    assert "short: must have as many lines as" in message
+    (tmp_path / "blank").write_text("\n" * 40)
+    message = refuses(*arguments, "--reference", tmp_path / "blank")
+    assert message.endswith("blank: at least one line must have text, but none has.")
+
+
 def test_the_seed_is_in_the_signature_and_decides(
     succeeds: Callable[..., str], arguments: tuple[object, ...]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sacrebleu
 
 from marian_folder import change_settings
 
@@ -120,6 +121,66 @@ def test_unequal_numbers_of_lines_are_refused(
     files = ("--hypothesis", tmp_path / "short", "--reference", reference)
     message = refuses("evaluate", *files)
     assert "short:2: hypothesis and reference must have equally many lines" in message
+
+
+REFERENCES = {"one": "ein Hund\nzwei Katzen\n", "two": "der Hund\n2 Katzen\n"}
+"""References of the hypotheses "der Hund" and "zwei Katzen"."""
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> tuple[object, ...]:
+    for name, text in {"out": "der Hund\nzwei Katzen\n", **REFERENCES}.items():
+        (tmp_path / name).write_text(text)
+    references = [tmp_path / name for name in REFERENCES]
+    return ("evaluate", "--hypothesis", tmp_path / "out", "--reference", *references)
+
+
+def test_each_file_of_all_sentences_is_a_reference(
+    succeeds: Callable[..., str], several: tuple[object, ...]
+) -> None:
+    found = json.loads(succeeds(*several, "--tokenized", "--json"))
+    assert len(found) == 4
+    for score in found:
+        assert score["signature"].startswith("nrefs:2|")
+    texts = [text.splitlines() for text in REFERENCES.values()]
+    expected = sacrebleu.corpus_bleu(["der Hund", "zwei Katzen"], texts, force=True)
+    assert found[1]["score"] == expected.score
+    assert found[1]["precisions"][:2] == [100, 100]
+
+
+def test_files_that_follow_each_other_may_be_parts_of_a_reference(
+    succeeds: Callable[..., str], several: tuple[object, ...], tmp_path: Path
+) -> None:
+    parts = []
+    for number, line in enumerate(["ein Hund", "zwei Katzen", "der Hund", "2 Katzen"]):
+        parts.append(tmp_path / f"part.{number}")
+        parts[-1].write_text(line + "\n")
+    command = (*several[:-2], *parts)
+    assert succeeds(*command, "--json") == succeeds(*several, "--json")
+    [bleu, *_] = json.loads(succeeds(*command[:-2], "--json"))
+    assert bleu["signature"].startswith("nrefs:1|")
+
+
+@pytest.mark.parametrize("text", ["", "eins\n", "eins\nzwei\ndrei\n"])
+def test_references_of_other_numbers_of_lines_are_refused(
+    refuses: Callable[..., str],
+    several: tuple[object, ...],
+    tmp_path: Path,
+    text: str,
+) -> None:
+    (tmp_path / "other").write_text(text)
+    message = refuses(*several, tmp_path / "other")
+    number = text.count("\n")
+    assert message.startswith("Reference files must have 2 lines each, or together")
+    assert f"two has 2 and {tmp_path / 'other'} has {number}." in message
+
+
+def test_a_blank_second_reference_is_refused(
+    refuses: Callable[..., str], several: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "blank").write_text("\n\n")
+    message = refuses(*several, tmp_path / "blank")
+    assert message.endswith("blank: at least one line must have text, but none has.")
 
 
 def test_an_empty_corpus_has_no_score(

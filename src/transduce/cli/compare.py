@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +51,7 @@ from transduce.text.corpus import (
     require_one_standard_input,
     require_text,
 )
-from transduce.text.languages import LanguagesConfig, detect_by_script, guess
+from transduce.text.languages import LanguagesConfig, detect_by_script, guess_all
 
 MAX_ALIGNED = 4_000
 """Maximum length, in words or characters, of texts that are aligned to mark their
@@ -65,7 +65,7 @@ EXAMPLE_COLUMNS = (
 
 def compare(
     *systems: Path,
-    reference: Path,
+    reference: Annotated[tuple[Path, ...], Parameter(negative="")],
     source: Path | None = None,
     train: Path | None = None,
     tokenize: Tokenize = "auto",
@@ -89,7 +89,9 @@ def compare(
     systems
         Files of translations of the same sentences, one per line.
     reference
-        Reference translations.
+        Reference translations. If the option is repeated, each file has a reference of
+        each sentence: scores are against all, lengths and word frequencies of the
+        first.
     source
         Source sentences, shown beside the translations.
     train
@@ -119,24 +121,30 @@ def compare(
     trials = Trials(resamples=resamples, shuffles=shuffles, seed=seed)
     if examples < 0:
         raise ConfigError(f"--examples must be at least 0, but is {examples}.")
-    language = LanguagesConfig(target=target_language).target or guess(reference)
-    read = (*systems, reference, source, train)
+    language = LanguagesConfig(target=target_language).target or guess_all(reference)
+    read = (*systems, *reference, source, train)
     require_one_standard_input([each for each in read if each is not None])
     require_new(html, force=force, others=read)
-    references = list(read_text([reference]))
-    require_text(reference, references)
-    tokenization = choose_tokenization(tokenize, language, references)
+    first = reference[0]
+    references = [list(read_text([first]))]
+    references += [_aligned(path, first, len(references[0])) for path in reference[1:]]
+    for path, lines in zip(reference, references, strict=True):
+        require_text(path, lines)
+    tokenization = choose_tokenization(tokenize, language, chain(*references))
     with error_console().status("Comparing..."):
         comparison = compare_systems(
-            _read_systems(systems, reference, len(references)),
-            references,
-            sources=_aligned(source, reference, len(references)) if source else None,
+            _read_systems(systems, first, len(references[0])),
+            references[0],
+            more_references=references[1:],
+            sources=_aligned(source, first, len(references[0])) if source else None,
             training=read_text([train]) if train else None,
             tokenize=tokenization.name,
             trials=trials,
             num_examples=examples,
         )
-    report = as_report(comparison, train or reference, tokenization)
+    report = as_report(
+        comparison, train or first, tokenization, num_references=len(reference)
+    )
     if html is not None:
         with writer(html, overwrite=force) as file:
             file.write(as_page(report))
@@ -168,9 +176,13 @@ def _aligned(path: Path, reference: Path, num_lines: int) -> list[str]:
 
 
 def as_report(
-    comparison: Comparison, counted_in: Path, tokenization: Tokenization
+    comparison: Comparison,
+    counted_in: Path,
+    tokenization: Tokenization,
+    num_references: int = 1,
 ) -> Report:
     """Build the report; words were counted in the named file."""
+    reference = "reference" if num_references == 1 else "first reference"
     words = f"Words are those of sacreBLEU's tokenizer {tokenization}."
     baseline, num = comparison.systems[0], comparison.num_sentences
     return Report(
@@ -179,7 +191,7 @@ def as_report(
         sections=(
             Section(title="Scores", parts=(words, *_scores(comparison))),
             Section(
-                title="By length of the reference, in words",
+                title=f"By length of the {reference}, in words",
                 parts=(
                     _length_table("BLEU", comparison, lambda each: each.bleu),
                     _length_table("chrF", comparison, lambda each: each.chrf),
@@ -188,7 +200,7 @@ def as_report(
             Section(
                 title="Words met, by their frequency",
                 parts=(
-                    "F1 of the words of the references that a system wrote as well, "
+                    f"F1 of the words of the {reference}s that a system wrote as well, "
                     f"by how often a word occurs in {counted_in}.",
                     _frequency_table(comparison),
                 ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from transduce.cli.lines import (
 from transduce.cli.terminal import Files, print_json
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, neither_or_both
+from transduce.errors import ConfigError, DataError, counted, neither_or_both
 from transduce.metrics.scores import (
     BleuScore,
     ChrfScore,
@@ -28,7 +29,12 @@ from transduce.metrics.scores import (
     paper_bleu,
     tokenized_bleu,
 )
-from transduce.text.corpus import SentencePair, read_pairs, require_text
+from transduce.text.corpus import (
+    read_pairs,
+    read_text,
+    require_one_standard_input,
+    require_text,
+)
 from transduce.text.languages import (
     LanguagesConfig,
     base,
@@ -64,13 +70,16 @@ def evaluate(
 
         transduce evaluate runs/mine --source test.en --reference test.de
         transduce evaluate --hypothesis mine.out --reference test.de
+        transduce evaluate --hypothesis mine.out --reference first.de second.de
 
     Parameters
     ----------
     model
         A model or run folder to translate the source; alternatively, give --hypothesis.
     reference
-        Reference translations, one per line.
+        Reference translations, one per line. Several files are several references of
+        each sentence, or parts of one if they have as many lines as the source or the
+        hypotheses only together.
     source
         Source sentences for the model.
     hypothesis
@@ -116,9 +125,7 @@ def evaluate(
     _require_either(model, source, hypothesis, options)
     language = LanguagesConfig(target=language).target
     # Read both and check their alignment before translating.
-    pairs = _read_pairs(source, hypothesis, reference)
-    references = [pair.target for pair in pairs]
-    texts = [pair.source for pair in pairs]
+    texts, references = _read_sides(source, hypothesis, reference)
     settings = {"beam_size": beam_size, "length_penalty": length_penalty}
     translator = None
     if model is not None:
@@ -139,7 +146,7 @@ def evaluate(
         )
         language = language or translator.target_language
     language = language or guess_all(reference)
-    tokenization = choose_tokenization(tokenize, language, references)
+    tokenization = choose_tokenization(tokenize, language, chain(*references))
     if translator is not None:
         found = translator.translate_stream(
             texts, search_of(translator.search, settings)
@@ -147,7 +154,9 @@ def evaluate(
         texts = [translation.text for translation in found]
     scores = score_hypotheses(texts, references, language, tokenization)
     if tokenized:
-        scores.insert(0, tokenized_bleu(texts, references, lowercase=True))
+        first, *others = references
+        bleu = tokenized_bleu(texts, first, more_references=others, lowercase=True)
+        scores.insert(0, bleu)
     if json_output:
         print_json([asdict(score) for score in scores])
     else:
@@ -155,17 +164,51 @@ def evaluate(
             print(score)
 
 
-def _read_pairs(
+def _read_sides(
     source: Sequence[Path], hypothesis: Sequence[Path], reference: Sequence[Path]
-) -> list[SentencePair]:
-    """Read the source or the hypotheses, beside the references."""
+) -> tuple[list[str], list[list[str]]]:
+    """Read the source or the hypotheses, and one or several references of each."""
     given = hypothesis or source
-    name = "hypothesis" if hypothesis else "source"
-    pairs = list(read_pairs(given, reference, (name, "reference")))
+    if len(reference) == 1:
+        name = "hypothesis" if hypothesis else "source"
+        pairs = list(read_pairs(given, reference, (name, "reference")))
+        texts = [pair.source for pair in pairs]
+        references = [(reference[0], [pair.target for pair in pairs])]
+    else:
+        require_one_standard_input((*given, *reference))
+        texts = list(read_text(given))
+        files = [(path, list(read_text([path]))) for path in reference]
+        references = _references(files, given, len(texts))
     if source:
-        require_text(source[0], (pair.source for pair in pairs))
-    require_text(reference[0], (pair.target for pair in pairs))
-    return pairs
+        require_text(source[0], texts)
+    for path, lines in references:
+        require_text(path, lines)
+    return texts, [lines for _, lines in references]
+
+
+def _references(
+    files: Sequence[tuple[Path, list[str]]], given: Sequence[Path], num_lines: int
+) -> list[tuple[Path, list[str]]]:
+    """Return the references of files that are one each, or parts of one.
+
+    Files that follow each other are parts if they have as many lines as the text only
+    together. Each reference is returned with the first of its files.
+    """
+    references, is_complete = list[tuple[Path, list[str]]](), True
+    for path, lines in files:
+        if is_complete:
+            references.append((path, []))
+        reference = references[-1][1]
+        reference += lines
+        is_complete = len(reference) >= num_lines
+    if any(len(lines) != num_lines for _, lines in references):
+        numbers = " and ".join(f"{path} has {len(lines):,}" for path, lines in files)
+        raise DataError(
+            f"Reference files must have {counted(num_lines, 'line')} each, or together "
+            f"if they are parts of one reference, as {' and '.join(map(str, given))} "
+            f"has, but {numbers}."
+        )
+    return references
 
 
 def _require_either(
@@ -190,7 +233,7 @@ def _require_either(
 
 def score_hypotheses(
     hypotheses: list[str],
-    references: list[str],
+    references: list[list[str]],
     language: str | None,
     tokenization: Tokenization,
 ) -> list[BleuScore | ChrfScore]:
@@ -198,10 +241,14 @@ def score_hypotheses(
 
     An unknown language counts as German, as in the paper.
     """
-    language = language or detect_by_script(references) or "de"
+    language = language or detect_by_script(chain(*references)) or "de"
+    first, *others = references
     scores: list[BleuScore | ChrfScore] = [
-        corpus_bleu(hypotheses, references, tokenization=tokenization)
+        corpus_bleu(
+            hypotheses, first, more_references=others, tokenization=tokenization
+        )
     ]
     if not is_unspaced(language):
-        scores.append(paper_bleu(hypotheses, references, base(language)))
-    return [*scores, corpus_chrf(hypotheses, references)]
+        tag = base(language)
+        scores.append(paper_bleu(hypotheses, first, tag, more_references=others))
+    return [*scores, corpus_chrf(hypotheses, first, more_references=others)]

@@ -90,12 +90,14 @@ def paired_scores(
     references: Sequence[str],
     metrics: Sequence[Metric],
     trials: Trials,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> tuple[PairedScores, ...]:
     """Score systems by each metric, and test each against the first.
 
     Raises `DataError` unless all have a line for each reference.
     """
-    named, documents = list(systems.items()), [list(references)]
+    named = list(systems.items())
+    documents = [list(lines) for lines in (references, *more_references)]
     baseline = named[0][1]
     num_different = [sum(map(ne, lines, baseline)) for _, lines in named]
     keyed = {str(number): metric for number, metric in enumerate(metrics)}
@@ -274,6 +276,7 @@ class Example:
     source: str | None
     """None if the sources are not given."""
     reference: str
+    """The first, if there are several."""
     baseline: str
     hypothesis: str
     baseline_chrf: float
@@ -315,6 +318,7 @@ def compare(
     *,
     sources: Sequence[str] | None = None,
     training: Iterable[str] | None = None,
+    more_references: Sequence[Sequence[str]] = (),
     tokenize: str = "13a",
     trials: Trials | None = None,
     num_examples: int = 5,
@@ -322,15 +326,18 @@ def compare(
     """Compare systems with the first of them; `DataError` for fewer than two systems.
 
     sacreBLEU's tokenizer defines the words. Word frequencies come from the training
-    text, or else from the references.
+    text, or else from the references. Scores are against all references of a sentence;
+    lengths and word accuracies are of the first.
     """
     if len(systems) < 2:
         raise DataError(
             f"There must be at least two systems to compare, but is {len(systems)}; "
             "`transduce evaluate` scores one by itself."
         )
+    every = [references, *more_references]
     for hypotheses in systems.values():
-        require_pairs(hypotheses, references)
+        for lines in every:
+            require_pairs(hypotheses, lines)
     bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
     words = _word_splitter(bleu)
     frequencies = Counter(
@@ -341,10 +348,12 @@ def compare(
     return Comparison(
         systems=tuple(systems),
         num_sentences=len(references),
-        scores=paired_scores(systems, references, [bleu, chrf], trials or Trials()),
-        by_length=_by_length(systems, references, bleu, chrf),
+        scores=paired_scores(
+            systems, references, [bleu, chrf], trials or Trials(), more_references
+        ),
+        by_length=_by_length(systems, every, bleu, chrf),
         by_frequency=_by_frequency(systems, references, words, frequencies),
-        examples=_examples(systems, references, sources, chrf, num_examples),
+        examples=_examples(systems, every, sources, chrf, num_examples),
     )
 
 
@@ -361,17 +370,18 @@ def _buckets(bounds: Sequence[int]) -> list[Bucket]:
 
 def _by_length(
     systems: Mapping[str, Sequence[str]],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     bleu: BLEU,
     chrf: CHRF,
 ) -> tuple[LengthScores, ...]:
+    first = references[0]
     words = _word_splitter(bleu)
-    places = [bisect_left(LENGTH_BOUNDS, len(words(line))) for line in references]
-    order = sorted(range(len(references)), key=places.__getitem__)
+    places = [bisect_left(LENGTH_BOUNDS, len(words(line))) for line in first]
+    order = sorted(range(len(first)), key=places.__getitem__)
     buckets, found = _buckets(LENGTH_BOUNDS), []
     for place, group in groupby(order, key=places.__getitem__):
         lines = list(group)
-        wanted = [[references[i] for i in lines]]
+        wanted = [[each[i] for i in lines] for each in references]
         written = [[hypotheses[i] for i in lines] for hypotheses in systems.values()]
         found.append(
             LengthScores(
@@ -425,15 +435,15 @@ def _by_frequency(
 
 def _examples(
     systems: Mapping[str, Sequence[str]],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     sources: Sequence[str] | None,
     chrf: CHRF,
     num_examples: int,
 ) -> tuple[SystemExamples, ...]:
     scores = {
         name: [
-            chrf.sentence_score(hypothesis, [reference]).score
-            for hypothesis, reference in zip(hypotheses, references, strict=True)
+            chrf.sentence_score(hypothesis, wanted).score
+            for hypothesis, *wanted in zip(hypotheses, *references, strict=True)
         ]
         for name, hypotheses in systems.items()
     }
@@ -443,7 +453,7 @@ def _examples(
         return Example(
             line=i + 1,
             source=sources[i] if sources is not None else None,
-            reference=references[i],
+            reference=references[0][i],
             baseline=systems[baseline][i],
             hypothesis=systems[name][i],
             baseline_chrf=scores[baseline][i],
@@ -452,7 +462,7 @@ def _examples(
 
     found = []
     for name in others:
-        examples = [example(name, i) for i in range(len(references))]
+        examples = [example(name, i) for i in range(len(references[0]))]
         better = sorted((e for e in examples if e.difference > 0), key=_by_difference)
         worse = sorted((e for e in examples if e.difference < 0), key=_by_difference)
         found.append(

@@ -134,7 +134,8 @@ class BleuScore:
     hypothesis_length: int
     """Number of words of the hypotheses, as the protocol tokenizes."""
     reference_length: int
-    """Number of words of the references, as the protocol tokenizes."""
+    """Number of words of the references, as the protocol tokenizes; of several
+    references of a sentence, those of the closest in length."""
     statistics: tuple[int, ...]
     """Sufficient statistics: the two lengths, the matched 1- to 4-grams, and all 1- to
     4-grams of the hypotheses. Those of a corpus are the sums over its sentences."""
@@ -163,21 +164,31 @@ def corpus_bleu(
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
+    more_references: Sequence[Sequence[str]] = (),
     case: Literal["mixed", "lower"] = "mixed",
     tokenization: Tokenization | None = None,
 ) -> BleuScore:
-    """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default."""
+    """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default.
+
+    With more than one reference, an n-gram matches as often as it occurs in the
+    reference that has it most often, and the reference length is that of the reference
+    that is closest to the hypothesis, as in all protocols of BLEU.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     lowercase = {"mixed": False, "lower": True}[case]
     chosen = tokenization or Tokenization()
     metric = BLEU(lowercase=lowercase, tokenize=chosen.name, force=True)
-    score = _score("sacreBLEU", metric, hypotheses, references)
+    score = _score("sacreBLEU", metric, hypotheses, [references, *more_references])
     return replace(score, tokenizer=str(chosen))
 
 
 def tokenized_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    more_references: Sequence[Sequence[str]] = (),
+    lowercase: bool = False,
 ) -> BleuScore:
     """Score tokenized text as Moses' multi-bleu.perl does, without tokenizing it again.
 
@@ -186,7 +197,8 @@ def tokenized_bleu(
     Any white space separates words; in multi-bleu.perl only ASCII white space does.
     """
     metric = _multi_bleu(lowercase=lowercase)
-    return _score("BLEU, tokenized", metric, hypotheses, references)
+    every = [references, *more_references]
+    return _score("BLEU, tokenized", metric, hypotheses, every)
 
 
 def paper_bleu(
@@ -194,6 +206,7 @@ def paper_bleu(
     references: Sequence[str],
     language: str = "de",
     *,
+    more_references: Sequence[Sequence[str]] = (),
     splits_compounds: bool | None = None,
 ) -> BleuScore:
     """Score detokenized text as the paper did (tensor2tensor's get_ende_bleu.sh).
@@ -217,7 +230,7 @@ def paper_bleu(
         f"BLEU, {protocol} (Vaswani et al., 2017)",
         _multi_bleu(lowercase=False),
         [words(hypothesis) for hypothesis in hypotheses],
-        [words(reference) for reference in references],
+        [[words(line) for line in each] for each in (references, *more_references)],
         steps=(
             ("tok", f"moses-{language}"),
             ("punctuation", "moses+lowquote"),
@@ -275,12 +288,13 @@ def _score(
     name: str,
     metric: "BLEU",
     hypotheses: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     steps: tuple[tuple[str, str], ...] = (),
 ) -> BleuScore:
     """Score by sacreBLEU; `steps` are added to its signature."""
-    require_pairs(hypotheses, references)
-    counted = metric.corpus_score(hypotheses, [references])
+    for each in references:
+        require_pairs(hypotheses, each)
+    counted = metric.corpus_score(hypotheses, references)
     signature = metric.get_signature()
     for step, value in steps:
         signature.update(step, value)
@@ -316,13 +330,23 @@ class ChrfScore:
         return f"{self.name} = {self.score:.2f} {self.signature}"
 
 
-def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> ChrfScore:
-    """Score detokenized text as sacreBLEU does: chrF2, up to 6 characters, no words."""
+def corpus_chrf(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    more_references: Sequence[Sequence[str]] = (),
+) -> ChrfScore:
+    """Score detokenized text as sacreBLEU does: chrF2, up to 6 characters, no words.
+
+    Of several references, the one with the highest chrF counts for each sentence.
+    """
     from sacrebleu.metrics.chrf import CHRF
 
-    require_pairs(hypotheses, references)
+    every = [references, *more_references]
+    for each in every:
+        require_pairs(hypotheses, each)
     metric = CHRF()
-    score = metric.corpus_score(hypotheses, [references]).score
+    score = metric.corpus_score(hypotheses, every).score
     return ChrfScore(
         name=f"chrF{metric.beta}", score=score, signature=str(metric.get_signature())
     )

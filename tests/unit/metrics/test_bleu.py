@@ -38,6 +38,13 @@ REFERENCES = [
     "Nichts als Regen am 3. Mai.",
     "Ein vis-à-vis liegendes Haus & kein Hof.",
 ]
+OTHERS = [
+    'Herr Müller, der Fahrer, sagt: "Guten Tag!"',
+    "Es kostet 3,50 Euro, also z. B. wenig…",
+    "",
+    "Ein Haus & ein Hof, die vis-à-vis liegen.",
+]
+"""Second references."""
 PROTOCOLS = [corpus_bleu, tokenized_bleu, paper_bleu]
 
 # Words, and their form after the steps of the paper's protocol.
@@ -55,6 +62,8 @@ WORDS_OF_THE_PAPER = {
 words = st.sampled_from(["a", "b", "c", "A"])
 lines = st.lists(words, max_size=9).map(" ".join)
 corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=5)
+of_three = st.lists(st.tuples(lines, lines, lines, lines), min_size=1, max_size=5)
+"""Corpora of hypotheses with three references each."""
 paper_words = st.sampled_from(list(WORDS_OF_THE_PAPER))
 paper_corpora = st.lists(
     st.tuples(st.lists(paper_words, max_size=9), st.lists(paper_words, max_size=9)),
@@ -77,19 +86,22 @@ def ngrams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-def multi_bleu(hypotheses: list[str], references: list[str]) -> Expected:
-    """BLEU by the algorithm of multi-bleu.perl, for one reference per line."""
+def multi_bleu(hypotheses: list[str], *references: list[str]) -> Expected:
+    """BLEU by the algorithm of multi-bleu.perl, for any number of references."""
     correct, total = [0] * 5, [0] * 5
     hypothesis_length = reference_length = 0
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        hypothesis_words, reference_words = hypothesis.split(), reference.split()
+    for hypothesis, *texts in zip(hypotheses, *references, strict=True):
+        hypothesis_words = hypothesis.split()
+        several = [text.split() for text in texts]
         hypothesis_length += len(hypothesis_words)
-        reference_length += len(reference_words)
+        # The closest length counts, of two that are equally close the smaller.
+        lengths = sorted(map(len, several))
+        reference_length += min(lengths, key=lambda n: abs(n - len(hypothesis_words)))
         for n in range(1, 5):
-            expected = ngrams(reference_words, n)
+            expected = [ngrams(words, n) for words in several]
             for ngram, count in ngrams(hypothesis_words, n).items():
                 total[n] += count
-                correct[n] += min(count, expected[ngram])
+                correct[n] += min(count, max(each[ngram] for each in expected))
     precisions = [correct[n] / total[n] if total[n] else 0.0 for n in range(1, 5)]
     brevity_penalty = 1.0
     if hypothesis_length == 0 < reference_length:
@@ -125,6 +137,16 @@ class TestTokenizedBleu:
         hypotheses, references = sides(corpus)
         expected = multi_bleu(hypotheses, references)
         assert_same(tokenized_bleu(hypotheses, references), expected)
+
+    @without_deadline
+    @given(of_three)
+    def test_bleu_of_several_references_equals_multi_bleu(
+        self, corpus: list[tuple[str, str, str, str]]
+    ):
+        hypotheses, first, *others = map(list, zip(*corpus, strict=True))
+        score = tokenized_bleu(hypotheses, first, more_references=others)
+        assert_same(score, multi_bleu(hypotheses, first, *others))
+        assert score.signature.startswith("nrefs:3|")
 
     @without_deadline
     @given(corpora)
@@ -171,17 +193,23 @@ class TestCorpusBleu:
         assert score.precisions == pytest.approx(expected.precisions)
         assert score.brevity_penalty == pytest.approx(expected.bp)
 
+    @pytest.mark.parametrize("others", [[], [OTHERS]])
     def test_score_and_signature_equal_those_of_sacrebleus_command(
-        self, tmp_path: Path
+        self, tmp_path: Path, others: list[list[str]]
     ):
-        hypotheses, references = tmp_path / "hypotheses", tmp_path / "references"
+        hypotheses = tmp_path / "hypotheses"
         hypotheses.write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
-        references.write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
-        command = [sys.executable, "-m", "sacrebleu", str(references)]
+        command = [sys.executable, "-m", "sacrebleu"]
+        for number, lines in enumerate([REFERENCES, *others]):
+            path = tmp_path / f"references.{number}"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            command.append(str(path))
         options = ["--input", str(hypotheses), "--width", "6", "--lowercase"]
         printed = subprocess.run(command + options, capture_output=True, check=True)
         expected = json.loads(printed.stdout)
-        score = corpus_bleu(HYPOTHESES, REFERENCES, case="lower")
+        score = corpus_bleu(
+            HYPOTHESES, REFERENCES, more_references=others, case="lower"
+        )
         assert score.score == pytest.approx(expected["score"], abs=1e-6)
         assert score.signature == expected["signature"]
 
@@ -220,6 +248,23 @@ class TestPaperBleu:
         ]
         expected = multi_bleu([pair[0] for pair in prepared], [p[1] for p in prepared])
         assert_same(paper_bleu(hypotheses, references), expected)
+
+    @without_deadline
+    @given(paper_corpora, paper_corpora)
+    def test_all_references_pass_the_papers_tokenization(
+        self,
+        corpus: list[tuple[list[str], list[str]]],
+        other: list[tuple[list[str], list[str]]],
+    ):
+        sides = [(*pair, *more) for pair, more in zip(corpus, other, strict=False)]
+        texts = [[" ".join(line) for line in side] for side in zip(*sides, strict=True)]
+        prepared = [
+            [" ".join(WORDS_OF_THE_PAPER[word] for word in line) for line in side]
+            for side in zip(*sides, strict=True)
+        ]
+        hypotheses, first, *others = texts
+        score = paper_bleu(hypotheses, first, more_references=others)
+        assert_same(score, multi_bleu(*prepared))
 
     def test_all_kinds_of_quotes_are_equal(self):
         score = paper_bleu(["„Ja“, sagt er."], ['"Ja", sagt er.'])
@@ -357,3 +402,5 @@ class TestAllProtocols:
         )
         with pytest.raises(DataError, match=message):
             bleu(["a", "b"], references)
+        with pytest.raises(DataError, match=message):
+            bleu(["a", "b"], ["a", "b"], more_references=[references])

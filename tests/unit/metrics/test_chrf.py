@@ -41,6 +41,17 @@ def test_chrf_equals_sacrebleus(corpus: list[tuple[str, str]]):
     assert corpus_chrf(hypotheses, references).score == pytest.approx(expected)
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(lines, lines, lines), min_size=1, max_size=4))
+def test_chrf_of_two_references_equals_sacrebleus(corpus: list[tuple[str, str, str]]):
+    hypotheses, *references = map(list, zip(*corpus, strict=True))
+    expected = sacrebleu.corpus_chrf(hypotheses, references).score
+    first, second = references
+    found = corpus_chrf(hypotheses, first, more_references=[second])
+    assert found.score == pytest.approx(expected)
+    assert found.signature.startswith("nrefs:2|")
+
+
 def test_score_name_and_signature_equal_those_of_sacrebleus_command(tmp_path: Path):
     (tmp_path / "hypotheses").write_text("Ein Haus.\nEin Hund\n", encoding="utf-8")
     (tmp_path / "references").write_text("Das Haus.\nEin Huhn\n", encoding="utf-8")

@@ -102,6 +102,22 @@ def test_signatures_name_the_test_its_size_and_its_seed(
     assert "|ar:60|seed:7|" in scores.randomisation_signature
 
 
+def test_several_references_count_for_scores_and_the_first_for_lengths() -> None:
+    systems = {"a": ["ein Hund lief weg", "x"], "b": ["der Hund rannte fort", "x"]}
+    first, second = ["ein Hund lief weg", "x"], ["der Hund rannte fort", "x y z"]
+    found = compare(systems, first, more_references=[second], trials=FEWEST)
+    for scores in found.scores:
+        assert scores.bootstrap_signature.startswith("nrefs:2|")
+        assert [each.score for each in scores.systems] == pytest.approx([100, 100])
+    [of_length] = found.by_length
+    assert str(of_length.words) == "1-5"
+    assert of_length.chrf == pytest.approx((100, 100))
+    assert found.examples[0].better == found.examples[0].worse == ()
+    message = "The number of references must be 2"
+    with pytest.raises(DataError, match=message):
+        compare(systems, first, more_references=[["x"]])
+
+
 def test_p_values_depend_on_the_seed_alone(
     systems: dict[str, list[str]],
     references: list[str],
