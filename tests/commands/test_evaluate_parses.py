@@ -59,6 +59,15 @@ def test_gold_tags_decide_which_tokens_are_punctuation(
     assert printed == succeeds("evaluate-parses", folder / "gold", folder / "parses")
 
 
+def test_a_word_that_differs_is_named_also_where_no_tag_marks_punctuation(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    text = BARE.replace("dog", "cat")
+    (folder / "bare").write_text(text, encoding="utf-8")
+    files = ("evaluate-parses", folder / "gold", folder / "bare", "--gold-tags")
+    assert "bare:1: `cat` for `dog`; 1 of 2 sentences are not" in refuses(*files)
+
+
 def test_a_normalised_root_is_not_counted(
     succeeds: Callable[..., str], folder: Path
 ) -> None:

@@ -141,6 +141,9 @@ def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
     length = sum(leaf.tag != TRACE for leaf in gold.leaves)
     expected, found = _compared(gold), _compared(predicted)
     fault = _fault(expected.leaves, found.leaves)
+    if fault and found.leaves and len(expected.leaves) != len(found.leaves):
+        # Where one tree has other tags for punctuation, the numbers say little.
+        fault = _different_word(_spoken(gold), _spoken(predicted)) or fault
     if fault:
         status: Status = "error" if found.leaves else "skip"
         return SentenceCounts(length=length, status=status, fault=fault)
@@ -188,6 +191,17 @@ def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
         return "no words"
     if len(expected) != len(found):
         return f"{counted(len(found), 'word')} for {len(expected)}"
+    return _different_word(expected, found)
+
+
+def _spoken(tree: Tree) -> list[Leaf]:
+    return [leaf for leaf in tree.leaves if leaf.tag != TRACE]
+
+
+def _different_word(expected: list[Leaf], found: list[Leaf]) -> str:
+    """Describe the first word that differs, if both have equally many words."""
+    if len(expected) != len(found):
+        return ""
     for leaf, other in zip(expected, found, strict=True):
         if leaf.word != other.word:
             return f"`{other.word}` for `{leaf.word}`"
