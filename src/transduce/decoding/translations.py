@@ -21,7 +21,7 @@ from transduce.decoding.search import (
 )
 from transduce.errors import RequestError, shortened
 from transduce.text.alignment import WordDictionary
-from transduce.text.corpus import Windows, full_windows
+from transduce.text.corpus import Windows, full_windows, require_characters
 from transduce.text.splitting import is_within_word, space_between, split_long
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, is_tag
@@ -266,12 +266,14 @@ def pair_up(
 
 
 def require_text(sentence: object, number: int) -> None:
-    """Raise `RequestError` for a sentence, by its number, that is no string."""
+    """Raise `RequestError` for a sentence that is no string, by its number, or that is
+    no valid Unicode."""
     if not isinstance(sentence, str):
         raise RequestError(
             f"A sentence must be a string, but number {number:,} is "
             f"{type(sentence).__name__}."
         )
+    require_characters(sentence)
 
 
 def detokenize(

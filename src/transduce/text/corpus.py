@@ -22,7 +22,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Protocol, TypeVar, runtime_checkable
 
-from transduce.errors import DataError
+from transduce.errors import DataError, RequestError, shortened
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -127,6 +127,23 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         for line in read_lines(path):
             yield line.text()
+
+
+def require_characters(text: str) -> None:
+    """Raise `RequestError` if a text has half of a surrogate pair, as Python's can.
+
+    Text of files has none: `Line.text` decodes UTF-8.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"Text must be valid Unicode, but character {error.start + 1:,} of "
+            f"{shortened(text)} is {text[error.start]!r}, half of a surrogate pair; "
+            "remove it, or decode the text as what it is encoded in."
+        ) from None
 
 
 def require_text(path: Path, lines: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import models
 
 from transduce.errors import CheckpointError
+from transduce.text.corpus import require_characters
 from transduce.text.vocabulary import (
     EOS,
     LANGUAGE_TAG,
@@ -144,7 +145,8 @@ class UnigramModel:
         """Normalize a text, and write its spaces as the pieces do."""
         if not text:
             return ""
-        written = self._map(SURROGATE.sub("\ufffd", text))
+        require_characters(text)
+        written = self._map(text)
         if self.removes_spaces:
             written = re.sub(" +", " ", written).strip(" ")
         if self.adds_space:

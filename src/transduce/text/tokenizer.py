@@ -22,6 +22,7 @@ from transduce.errors import CheckpointError, ConfigError
 from transduce.files import parse_json, read_bounded, reason
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
+from transduce.text.corpus import require_characters
 from transduce.text.languages import (
     SPACED_SCRIPTS,
     UNSPACED_LETTER,
@@ -30,7 +31,7 @@ from transduce.text.languages import (
     UNSPACED_SCRIPTS,
     is_longer_than_a_word,
 )
-from transduce.text.sentence_pieces import SURROGATE, SentencePieceTokenizer
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.vocabulary import (
     BOS,
     BYTE_PIECES,
@@ -261,6 +262,7 @@ class SubwordTokenizer:
 
     def spell(self, text: str) -> str:
         """Normalize a text, and write characters outside the alphabet as bytes."""
+        require_characters(text)
         return self._outside_alphabet.sub(_bytes_of, normalize(text))
 
 
@@ -301,8 +303,9 @@ class WordTokenizer(SubwordTokenizer):
         ]
 
     def spell(self, text: str) -> str:
-        """Normalize a text; half of a surrogate pair is a replacement character."""
-        return normalize(SURROGATE.sub("\ufffd", text))
+        """Normalize a text."""
+        require_characters(text)
+        return normalize(text)
 
 
 Tokenizer = SubwordTokenizer | SentencePieceTokenizer
@@ -584,6 +587,7 @@ def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> lis
 def _learning_text(lines: Iterable[str], max_characters: int) -> Iterator[str]:
     characters = unspaced = 0
     for line in lines:
+        require_characters(line)
         text = normalize(_BYTES.sub(" ", normalize(line)))
         yield " " + text
         characters += len(text)
@@ -673,7 +677,7 @@ def _cutting_words(
 
 
 def _bytes_of(match: re.Match[str]) -> str:
-    return "".join(BYTE_PIECES[b] for b in match[0].encode("utf-8", "replace"))
+    return "".join(BYTE_PIECES[b] for b in match[0].encode())
 
 
 def _unspell(pieces: str) -> str:

@@ -207,6 +207,23 @@ def test_a_value_that_is_no_string_is_named(
                 call()
 
 
+def test_half_of_a_surrogate_pair_is_refused(translator: Translator) -> None:
+    two = ["one", "a\udc80b"]
+    for call in (
+        lambda: translator.translate(two),
+        lambda: translator.translate(two[1]),
+        lambda: translator.translate("one", prefixes=two[1]),
+        lambda: translator.translate(["1", "2"], prefixes=two),
+        lambda: translator.sample(two, SamplingConfig(number=1)),
+        lambda: translator.score(two, ["eins", "zwei"]),
+        lambda: translator.score(two[0], two[1]),
+        lambda: translator.source_ids(two),
+        lambda: translator.token_ids(two),
+    ):
+        with pytest.raises(RequestError, match=r"character 2 of 'a\\udc80b' is"):
+            call()
+
+
 def test_bytes_in_place_of_sentences_are_named(
     translator: Translator, unchecked_types: None
 ) -> None:

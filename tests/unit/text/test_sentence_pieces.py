@@ -12,7 +12,7 @@ import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.grammar.corpus import Grammar
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import load_tokenizer
@@ -129,8 +129,9 @@ def test_sentences_are_split_as_by_sentencepiece():
     assert unigrams("usual").cut(texts) == oracle("usual").encode(texts, out_type=str)
 
 
-def test_half_of_a_surrogate_pair_is_a_replacement_character():
-    assert unigrams("usual").cut(["a\ud800b"]) == unigrams("usual").cut(["a\ufffdb"])
+def test_half_of_a_surrogate_pair_is_refused():
+    with pytest.raises(RequestError, match=r"character 2 of 'a\\ud800b' is '\\ud800'"):
+        unigrams("usual").cut(["a\ud800b"])
 
 
 def test_a_piece_outside_the_vocabulary_is_unknown():

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import unicodedata
@@ -15,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.text import tokenizer as module
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
@@ -364,6 +365,17 @@ def test_byte_characters_in_a_corpus_do_not_become_byte_pieces(kind):
     )
     assert tokenizer.decode(tokenizer.encode(line)) == line
     assert not set("".join(learned_pieces(tokenizer))) & set(BYTE_PIECES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(kind):
+    said = r"but character 2 of 'a\ud800b' is '\ud800', half of a surrogate pair;"
+    message = re.escape(f"Text must be valid Unicode, {said}")
+    with pytest.raises(RequestError, match=message):
+        learned(kind).encode("a\ud800b")
+    config = TokenizerConfig(kind=kind, vocab_size=300)
+    with pytest.raises(RequestError, match=message):
+        learn_tokenizer(["a", "a\ud800b"], config)
 
 
 def test_learning_stops_reading_after_enough_characters():

@@ -74,10 +74,11 @@ def test_any_text_is_split_and_restored(text: str) -> None:
         assert piece == (word if word in known else unknown)
 
 
-def test_half_of_a_surrogate_pair_is_a_replacement_character() -> None:
+def test_half_of_a_surrogate_pair_is_refused() -> None:
     tokenizer = learned()
-    assert tokenizer.split("The \ud800") == [" The", " \ufffd"]
-    assert tokenizer.encode("The \ud800") == tokenizer.encode("The \ufffd")
+    for read in (tokenizer.split, tokenizer.encode):
+        with pytest.raises(RequestError, match="half of a surrogate pair"):
+            read("The \ud800")
 
 
 def test_the_most_frequent_words_are_kept_and_ties_go_by_code_point() -> None:
