@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
@@ -128,9 +128,30 @@ MAX_TOKENIZER_BYTES = 2**28
 """Maximum size of a tokenizer's file in bytes."""
 
 
+LONG_LINE = 1_000
+"""Number of characters from which a text is searched for long runs of marks."""
+LONG_RUN = re.compile(r"[^\w\x00-\x7f]{100,}")
+"""Characters among which all combining marks are."""
+
+
 def normalize(text: str) -> str:
     """Normalize text: Unicode NFC, and one space for each run of white space."""
+    if len(text) > LONG_LINE:
+        text = LONG_RUN.sub(_sort_marks, text)
     return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _sort_marks(run: re.Match[str]) -> str:
+    """Write the marks of a run in their canonical order, which NFC keeps.
+
+    Python sorts them by insertion, in time that grows with the square of their number.
+    """
+    parts = (unicodedata.normalize("NFD", each) for each in run[0])
+    kinds = groupby("".join(parts), key=lambda each: unicodedata.combining(each) > 0)
+    return "".join(
+        "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
+        for are_marks, group in kinds
+    )
 
 
 class SubwordTokenizer:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import unicodedata
 from pathlib import Path
 from typing import get_args
@@ -82,6 +83,31 @@ def learned_pieces(tokenizer: SubwordTokenizer) -> list[str]:
 AWKWARD = st.text(
     alphabet=st.sampled_from("aé猫 <s>/pd12.\u0301\u0308\uf700\uf7c3\u2581")
 )
+
+
+MARKS = "\u0301\u0323\u0308\u0327\u0344\u0f71\u0f72\u0f73\u05b4\u3099\u20d0\u00a8\u0345"
+"""Combining marks of several classes, some of which are decomposed, and a space."""
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.text(st.sampled_from(MARKS + "e\u00e9\u1ea1\u304b"))), st.integers(0, 3)
+)
+@example([MARKS * 20], 3)
+@example(["e", MARKS * 20, "\u00e9", MARKS[::-1] * 20], 3)
+def test_text_with_many_marks_has_its_normal_form(texts, copies):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LONG_LINE", 1)
+        patch.setattr(module, "LONG_RUN", re.compile(r"[^\w\x00-\x7f]{3,}"))
+        text = "".join(texts) * copies
+        assert normalize(text) == " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def test_a_hundred_thousand_marks_are_normalized_in_linear_time():
+    text = "e" + "\u0301\u0323" * 50_000
+    start = time.process_time()
+    assert normalize(text) == "\u1eb9" + "\u0323" * 49_999 + "\u0301" * 50_000
+    assert time.process_time() - start < 10  # half a minute and more by insertion
 
 
 @pytest.mark.parametrize("kind", KINDS)
