@@ -60,6 +60,8 @@ def config(tiny: ModelConfig) -> ModelConfig:
 
 LONG_LENGTHS = ([70, 3, 64], [65, 90, 1])
 """Lengths for which attention has long blocks."""
+SHORT_LENGTHS = ([5, 17], [3, 18])
+"""Lengths for tests that compute many losses: the interpreter is slow."""
 
 
 def random_batch(
@@ -160,7 +162,7 @@ def test_the_loss_and_gradients_are_those_of_the_model(
 def test_a_batch_padded_to_a_bucket_has_the_same_loss_and_gradients(
     config: ModelConfig,
 ):
-    model = fuse(Transformer(config).to(DEVICE))
+    model = fuse(Transformer(replace(config, num_layers=1)).to(DEVICE))
     packed = random_batch(config.vocab_size).packed()
     filled = packed.padded_to_bucket()
     assert len(filled.source.ids) > len(packed.source.ids)
@@ -177,7 +179,7 @@ def test_a_batch_padded_to_a_bucket_has_the_same_loss_and_gradients(
 def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
     config: ModelConfig,
 ):
-    model = fuse(Transformer(config).to(DEVICE))
+    model = fuse(Transformer(replace(config, num_layers=1)).to(DEVICE))
     batch = random_batch(config.vocab_size)
     together = loss_and_gradients(model, batch.packed())
     one_by_one = [
@@ -202,8 +204,8 @@ def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
 @torch.enable_grad()
 def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig):
     rates = {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.1}
-    model = fuse(Transformer(replace(config, **rates))).train()
-    batch = random_batch(config.vocab_size).packed()
+    model = fuse(Transformer(replace(config, num_layers=1, **rates))).train()
+    batch = random_batch(config.vocab_size, SHORT_LENGTHS).packed()
 
     def loss() -> dict[str, Tensor]:
         torch.manual_seed(7)  # the same masks in each call
@@ -445,7 +447,7 @@ def test_batches_of_an_update_are_joined_within_the_bound(
 @pytest.mark.skipif(IS_GPU, reason="interprets the kernels in fp32 on a CPU")
 @pytest.mark.usefixtures("unchecked_types")
 @torch.enable_grad()
-@pytest.mark.parametrize("positions", [None, 70])
+@pytest.mark.parametrize("positions", [None, 50])
 def test_a_packed_training_has_the_losses_of_a_padded_one(
     config: ModelConfig,
     cpu: Hardware,
@@ -454,8 +456,8 @@ def test_a_packed_training_has_the_losses_of_a_padded_one(
     monkeypatch: pytest.MonkeyPatch,
     positions: int | None,
 ):
-    batching = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=30)
-    batcher = Batcher(make_dataset(random_pairs(20, 9)), batching, 1)
+    batching = BatchingConfig(source_tokens=36, target_tokens=36, batch_tokens=18)
+    batcher = Batcher(make_dataset(random_pairs(8, 9)), batching, 1)
 
     def reports() -> list[StepReport]:
         torch.manual_seed(1)
