@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -481,6 +482,42 @@ def test_a_fault_of_the_gpu_is_one_sentence(
     for function in (fail, fail_because_of_it):
         monkeypatch.setattr("transduce.cli.translate.load", function)
         assert refuses("translate", model, stdin=b"one\n").startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise ValueError('Invalid log settings: +bad, must be a list')",
+        "number = int(os.environ['TORCH_FAULTY'])",
+        "kind = {'good': 1}[os.environ['TORCH_FAULTY']]",
+    ],
+)
+def test_an_environment_variable_that_a_library_refuses_is_one_sentence(
+    refuses: Callable[..., str], model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, code: str,
+) -> None:  # fmt: skip
+    (tmp_path / "faulty_library.py").write_text(f"import os\n{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TORCH_FAULTY", "+bad")
+    monkeypatch.setattr(
+        "transduce.cli.translate.load", lambda *_, **__: import_module("faulty_library")
+    )
+    assert refuses("translate", model, stdin=b"one\n") == (
+        "The environment variable TORCH_FAULTY must be what its library accepts, but "
+        "is '+bad'; correct it, or unset it."
+    )
+
+
+def test_an_error_of_our_own_is_not_said_to_be_the_environments(
+    command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("bad")
+
+    monkeypatch.setenv("TORCH_FAULTY", "bad")
+    monkeypatch.setattr("transduce.cli.translate.load", fail)
+    with pytest.raises(ValueError, match="bad"):
+        command("translate", model, stdin=b"one\n")
 
 
 def test_a_removed_current_folder_is_one_sentence(

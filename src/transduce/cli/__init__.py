@@ -6,9 +6,11 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import takewhile
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -158,8 +160,16 @@ GPU_FAULTS = {
     "GPU; install a build that has them, or compute on the CPU (--device cpu).",
 }
 """Messages by the patterns of PyTorch's errors on a GPU."""
-FAULTS = (EOFError, ImportError, MemoryError, RuntimeError, UnicodeEncodeError)
-"""Errors by which faults of the machine or of the installation appear."""
+FAULTS = (
+    *(EOFError, ImportError, LookupError, MemoryError, RuntimeError, TypeError),
+    ValueError,  # UnicodeEncodeError is one
+)
+"""Errors by which faults of the machine, its installation or its environment appear."""
+LIBRARIES = (
+    *("CUDA_", "HF_", "MPL", "NPY_", "ONNX", "PYTORCH_", "TORCH", "TRANSFORMERS_"),
+    "TRITON_",
+)
+"""Beginnings of the environment variables that libraries read at their import."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
@@ -307,7 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(arguments)
         except FAULTS as error:
             command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-            if (message := _explained(error, command)) is None:
+            message = _explained(error, command) or _of_environment(error)
+            if message is None:
                 raise
             _fail(message)
 
@@ -334,6 +345,34 @@ def _explained(error: Exception, command: str) -> str | None:
             "library or a format needs them, but this one is not; rename it."
         )
     return None
+
+
+def _of_environment(error: Exception) -> str | None:
+    """Describe an error by which a library refuses an environment variable.
+
+    It appears while the library is imported, and names the value, or the line of code
+    that fails names the variable. Return None for any other error.
+    """
+    ours = str(Path(transduce.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = list(takewhile(lambda f: not f.filename.startswith(ours), frames[::-1]))
+    if not any(frame.name == "<module>" for frame in libraries):
+        return None
+    code = " ".join(frame.line or "" for frame in libraries)
+    for name, value in os.environ.items():
+        if name.startswith(LIBRARIES) and (
+            re.search(rf"\b{name}\b", f"{error} {code}")
+            or (not value.isdigit() and _has_word(str(error), value))
+        ):
+            return (
+                f"The environment variable {name} must be what its library accepts, "
+                f"but is {shortened(value)}; correct it, or unset it."
+            )
+    return None
+
+
+def _has_word(text: str, word: str) -> bool:
+    return bool(word and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
