@@ -7,10 +7,11 @@ each sentence's tree, antecedents of pronouns and word alignment. Positions are 
 the end token of the source counts as one more.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from typing import Literal, get_args
 
 import torch
@@ -134,30 +135,102 @@ def _cell(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def head_statistics(maps: list[AttentionMaps]) -> list[HeadStatistics]:
-    """Statistics of every head over all queries of all sentences."""
-    return [
-        each
-        for kind in maps[0].kinds
-        for each in _of_kind(kind, [one.of(kind) for one in maps])
-    ]
+REACH = range(-FARTHEST - 1, FARTHEST + 2)
+"""Relative positions whose weights are summed: a share has one position on each side of
+its offset."""
 
 
-def preferred_offsets(maps: list[AttentionMaps]) -> list[Offset]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSums:
+    """Sums of one kind of attention over the queries of sentences, for every head."""
+
+    kind: AttentionKind
+    num_queries: int
+    statistics: dict[str, Float[Tensor, "layers heads"]]
+    """Sums of the statistics, by their names in `HeadStatistics`."""
+    weights: Float[Tensor, "layers heads reach"] | None = None
+    """Weight at each relative position of `REACH`; None for cross-attention."""
+    even_weights: Float[Tensor, "1 1 reach"] | None = None
+    """The same for uniform attention over all unmasked keys."""
+
+    def __add__(self, other: "HeadSums") -> "HeadSums":
+        return HeadSums(
+            kind=self.kind,
+            num_queries=self.num_queries + other.num_queries,
+            statistics={
+                name: each + other.statistics[name]
+                for name, each in self.statistics.items()
+            },
+            weights=_added(self.weights, other.weights),
+            even_weights=_added(self.even_weights, other.even_weights),
+        )
+
+
+def _added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else one + other
+
+
+def head_sums(maps: Iterable[AttentionMaps]) -> list[HeadSums]:
+    """Sum up the maps of all sentences, for each kind of attention.
+
+    The maps of a stream are not kept.
+    """
+    total: dict[AttentionKind, HeadSums] = {}
+    for each in maps:
+        for kind in each.kinds:
+            sums = _of_sentence(kind, each.of(kind))
+            total[kind] = total[kind] + sums if kind in total else sums
+    return list(total.values())
+
+
+def _of_sentence(
+    kind: AttentionKind, weights: Float[Tensor, "layers heads queries keys"]
+) -> HeadSums:
+    weights = weights.double()
+    sums = HeadSums(
+        kind=kind, num_queries=weights.size(-2), statistics=_sums(kind, weights)
+    )
+    if kind == "encoder-decoder":
+        return sums
+    even = (weights > 0).any(dim=0).any(dim=0).double()
+    even = even / even.sum(dim=-1, keepdim=True)
+    return replace(
+        sums,
+        weights=_at_reach(weights),
+        even_weights=_at_reach(even[None, None]),
+    )
+
+
+def _at_reach(
+    weights: Float[Tensor, "layers heads length length"],
+) -> Float[Tensor, "layers heads reach"]:
+    return torch.stack([_diagonal_sum(weights, each) for each in REACH], dim=-1)
+
+
+def head_statistics(sums: Iterable[HeadSums]) -> list[HeadStatistics]:
+    """Statistics of every head, as means over all queries."""
+    return [each for one in sums for each in _of_kind(one)]
+
+
+def preferred_offsets(sums: Iterable[HeadSums]) -> list[Offset]:
     """Preferred offset of every self-attention head."""
     return [
         each
-        for kind in maps[0].kinds
-        if kind != "encoder-decoder"
-        for each in _offsets(kind, [one.of(kind) for one in maps])
+        for one in sums
+        if one.weights is not None and one.even_weights is not None
+        for each in _offsets(
+            one.kind,
+            _shares_by_offset(one.weights) / one.num_queries,
+            _shares_by_offset(one.even_weights)[0, 0] / one.num_queries,
+        )
     ]
 
 
-def _offsets(kind: AttentionKind, maps: list[Tensor]) -> list[Offset]:
-    even = [(each > 0).any(dim=0).any(dim=0).double() for each in maps]
-    even = [each / each.sum(dim=-1, keepdim=True) for each in even]
-    shares = _shares_by_offset(maps)
-    even_shares = _shares_by_offset([each[None, None] for each in even])[0, 0]
+def _offsets(
+    kind: AttentionKind,
+    shares: Float[Tensor, "layers heads offsets"],
+    even_shares: Float[Tensor, " offsets"],
+) -> list[Offset]:
     best, places = shares.max(dim=-1)
     num_layers, num_heads = best.shape
     return [
@@ -172,31 +245,19 @@ def _offsets(kind: AttentionKind, maps: list[Tensor]) -> list[Offset]:
     ]
 
 
-def _shares_by_offset(maps: list[Tensor]) -> Float[Tensor, "layers heads offsets"]:
-    """Mean weight around each offset from -FARTHEST to FARTHEST."""
-    num_queries = sum(each.size(-2) for each in maps)
-    reach = range(-FARTHEST - 1, FARTHEST + 2)
-    single = torch.stack(
-        [
-            torch.stack([_diagonal_sum(each, offset) for each in maps]).sum(dim=0)
-            for offset in reach
-        ],
-        dim=-1,
-    )
-    return single.unfold(-1, 3, 1).sum(dim=-1) / num_queries
+def _shares_by_offset(
+    weights: Float[Tensor, "layers heads reach"],
+) -> Float[Tensor, "layers heads offsets"]:
+    """Weight around each offset from -FARTHEST to FARTHEST."""
+    return weights.unfold(-1, 3, 1).sum(dim=-1)
 
 
-def _of_kind(kind: AttentionKind, maps: list[Tensor]) -> list[HeadStatistics]:
-    num_queries = sum(each.size(-2) for each in maps)
-    sums = [_sums(kind, each) for each in maps]
-    means = {
-        name: torch.stack([each[name] for each in sums]).sum(dim=0) / num_queries
-        for name in sums[0]
-    }
-    num_layers, num_heads = maps[0].shape[:2]
+def _of_kind(sums: HeadSums) -> list[HeadStatistics]:
+    means = {name: each / sums.num_queries for name, each in sums.statistics.items()}
+    num_layers, num_heads = means["entropy"].shape
     return [
         HeadStatistics(
-            head=HeadName(kind=kind, layer=layer + 1, head=head + 1),
+            head=HeadName(kind=sums.kind, layer=layer + 1, head=head + 1),
             **{name: float(mean[layer, head]) for name, mean in means.items()},
         )
         for layer in range(num_layers)
@@ -208,7 +269,6 @@ def _sums(
     kind: AttentionKind, weights: Float[Tensor, "layers heads queries keys"]
 ) -> dict[str, Float[Tensor, "layers heads"]]:
     """Sums of the statistics over the queries of a sentence."""
-    weights = weights.double()
     edge = 0 if kind == "decoder" else -1
     sums = {
         "entropy": -torch.xlogy(weights, weights).sum(dim=(-2, -1)),
@@ -421,21 +481,39 @@ class AlignmentError:
     """Between 0, if all links are found and right, and 1, if none is."""
 
 
-def alignment_errors(annotated: Sequence[AnnotatedMaps]) -> list[AlignmentError]:
+AlignmentCounts = dict[
+    tuple[Place, Linking], Float[Tensor, "right_found_gold layers heads_and_mean"]
+]
+"""Numbers of right links, of all links found, and of those in the annotation."""
+
+
+def alignment_errors(annotated: Iterable[AnnotatedMaps]) -> list[AlignmentError]:
     """Alignment error rates of every head and layer over all sentences."""
-    return [
-        each
-        for place in get_args(Place)
-        for linking in get_args(Linking)
-        for each in _errors(annotated, place, linking)
-    ]
+    total: AlignmentCounts = {}
+    for each in annotated:
+        _count_alignment(each, total)
+    return list(_error_rates(total))
+
+
+def _count_alignment(annotated: AnnotatedMaps, total: AlignmentCounts) -> None:
+    """Add the counts of a sentence."""
+    for place in get_args(Place):
+        for linking in get_args(Linking):
+            counts, key = _counts(annotated, place, linking), (place, linking)
+            total[key] = total[key] + counts if key in total else counts
+
+
+def _error_rates(total: AlignmentCounts) -> Iterator[AlignmentError]:
+    for (place, linking), counts in total.items():
+        yield from _errors(counts, place, linking)
 
 
 def _errors(
-    annotated: Sequence[AnnotatedMaps], place: Place, linking: Linking
+    counts: Float[Tensor, "right_found_gold layers heads_and_mean"],
+    place: Place,
+    linking: Linking,
 ) -> Iterator[AlignmentError]:
-    counts = torch.stack([_counts(each, place, linking) for each in annotated])
-    right, found, gold = counts.sum(dim=0).double()
+    right, found, gold = counts
     rates = 1 - 2 * right / (found + gold)
     num_layers, num_and_mean = rates.shape
     for layer in range(num_layers):
@@ -461,7 +539,7 @@ def _counts(
         gold[target, source] = True
     right = (found & gold).sum(dim=(-2, -1))
     num_found = found.sum(dim=(-2, -1))
-    return torch.stack([right, num_found, gold.sum().expand_as(right)]).float()
+    return torch.stack([right, num_found, gold.sum().expand_as(right)]).double()
 
 
 def links_by(
@@ -513,41 +591,58 @@ class LinkSurvey:
 
 def survey_links(annotated: Iterable[AnnotatedMaps]) -> list[LinkSurvey]:
     """Accuracy of all heads for every kind of link in the sentences."""
-    results: dict[tuple[str, AttentionKind], list[_LinkResult]] = defaultdict(list)
+    total: LinkTotals = {}
     for each in annotated:
-        for link in links(each.sentence):
-            results[link.kind, link.attention].append(_link_result(each, link))
-    return [_survey(*key, found) for key, found in sorted(results.items())]
+        _add_links(each, total)
+    return _link_surveys(total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LinkResult:
-    """Result of all heads for one link."""
-
-    offset: int
-    is_right: Bool[Tensor, "layers heads"]
-    weight: Float[Tensor, "layers heads"]
+def _add_links(annotated: AnnotatedMaps, total: "LinkTotals") -> None:
+    """Add the links of a sentence."""
+    for link in links(annotated.sentence):
+        sums = total.setdefault((link.kind, link.attention), _LinkSums())
+        sums.add(annotated, link)
 
 
-def _link_result(annotated: AnnotatedMaps, link: Link) -> _LinkResult:
-    is_inside = link.attention == "encoder"
-    maps = annotated.encoder if is_inside else annotated.written
-    weights = maps[:, :, link.query]
-    others = weights[..., :-1].clone()
-    if is_inside:
-        others[..., link.query] = -1
-    return _LinkResult(
-        offset=link.key - link.query,
-        is_right=others.argmax(dim=-1) == link.key,
-        weight=weights[..., link.key],
-    )
+def _link_surveys(total: "LinkTotals") -> list[LinkSurvey]:
+    return [
+        _survey(*key, sums) for key, sums in sorted(total.items(), key=itemgetter(0))
+    ]
 
 
-def _survey(
-    kind: str, attention: AttentionKind, found: list[_LinkResult]
-) -> LinkSurvey:
-    accuracy = torch.stack([each.is_right for each in found]).double().mean(dim=0)
-    weight = torch.stack([each.weight for each in found]).double().mean(dim=0)
+@dataclass(slots=True)
+class _LinkSums:
+    """Sums of all heads over the links of one kind."""
+
+    offsets: Counter[int] = field(default_factory=Counter)
+    """Number of links by offset of the linked word."""
+    right: Float[Tensor, "layers heads"] | None = None
+    weight: Float[Tensor, "layers heads"] | None = None
+
+    def add(self, annotated: AnnotatedMaps, link: Link) -> None:
+        """Add a link of a sentence."""
+        is_inside = link.attention == "encoder"
+        maps = annotated.encoder if is_inside else annotated.written
+        weights = maps[:, :, link.query]
+        others = weights[..., :-1].clone()
+        if is_inside:
+            others[..., link.query] = -1
+        right = (others.argmax(dim=-1) == link.key).double()
+        weight = weights[..., link.key].double()
+        self.offsets[link.key - link.query] += 1
+        self.right = right if self.right is None else self.right + right
+        self.weight = weight if self.weight is None else self.weight + weight
+
+
+LinkTotals = dict[tuple[str, AttentionKind], _LinkSums]
+"""Sums over all links, by their kind and by that of the attention."""
+
+
+def _survey(kind: str, attention: AttentionKind, found: _LinkSums) -> LinkSurvey:
+    assert found.right is not None
+    assert found.weight is not None
+    num_links = found.offsets.total()
+    accuracy, weight = found.right / num_links, found.weight / num_links
     heads = [
         LinkAccuracy(
             head=HeadName(kind=attention, layer=layer + 1, head=head + 1),
@@ -557,12 +652,12 @@ def _survey(
         for layer in range(accuracy.size(0))
         for head in range(accuracy.size(1))
     ]
-    (offset, count), *_ = Counter(each.offset for each in found).most_common(1)
+    (offset, count), *_ = found.offsets.most_common(1)
     return LinkSurvey(
         kind=kind,
-        num_links=len(found),
+        num_links=num_links,
         offset=offset,
-        offset_accuracy=count / len(found),
+        offset_accuracy=count / num_links,
         heads=tuple(sorted(heads, key=lambda each: each.accuracy, reverse=True)),
     )
 
@@ -674,12 +769,12 @@ def survey_heads(
             f"none among its first {len(corpus):,}."
         )
     on_progress("Computing attention...")
-    maps = list(maps_of(model, pairs))
+    sums = head_sums(maps_of(model, pairs))
     return HeadSurvey(
         num_pairs=len(pairs),
         loss=loss(model, pairs),
-        statistics=tuple(head_statistics(maps)),
-        offsets=tuple(preferred_offsets(maps)),
+        statistics=tuple(head_statistics(sums)),
+        offsets=tuple(preferred_offsets(sums)),
         pruned=tuple(_prune(model, pairs, on_progress)),
     )
 
@@ -698,32 +793,28 @@ def survey_annotated(
         [SentencePair(source=each.source, target=each.target) for each in sentences],
     )
     num_tags = bool(translator.corpus_tag) + bool(translator.language_tag)
-    read = [
-        (
-            sentence,
-            tokenizer.pieces(pair.source[num_tags:]),
-            tokenizer.pieces(pair.target),
-            _without_tags(maps, num_tags),
-        )
-        for sentence, pair, maps in zip(
-            sentences, pairs, maps_of(model, pairs), strict=True
-        )
-    ]
-    annotated = [
-        annotate(sentence, maps, source, target)
-        for sentence, source, target, maps in read
-        if have_same_letters(sentence.source_words, source)
-        and have_same_letters(sentence.target_words, target)
-    ]
-    if not annotated:
+    alignment: AlignmentCounts = {}
+    found: LinkTotals = {}
+    for sentence, pair, maps in zip(
+        sentences, pairs, maps_of(model, pairs), strict=True
+    ):
+        source = tokenizer.pieces(pair.source[num_tags:])
+        target = tokenizer.pieces(pair.target)
+        if have_same_letters(sentence.source_words, source) and have_same_letters(
+            sentence.target_words, target
+        ):
+            words = annotate(sentence, _without_tags(maps, num_tags), source, target)
+            _count_alignment(words, alignment)
+            _add_links(words, found)
+    if not alignment:
         raise DataError(
             "The model's tokenizer must cover the words of the built-in corpus, but "
             f"covers no sentence of the first {len(sentences):,}; give text of the "
             "model's languages with --source and --target."
         )
     return AnnotatedSurvey(
-        alignment=tuple(alignment_errors(annotated)),
-        links=tuple(survey_links(annotated)),
+        alignment=tuple(_error_rates(alignment)),
+        links=tuple(_link_surveys(found)),
     )
 
 

@@ -26,7 +26,12 @@ from transduce.analysis.attention_maps import (
     word_starts,
 )
 from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
-from transduce.analysis.heads import LEGEND, head_statistics, statistics_table
+from transduce.analysis.heads import (
+    LEGEND,
+    head_statistics,
+    head_sums,
+    statistics_table,
+)
 from transduce.decoding.native_decoder import start_search
 from transduce.decoding.parser import penn_words
 from transduce.decoding.search import (
@@ -543,7 +548,7 @@ def _statistics(sentence: SentenceAttention) -> Section:
         title="Statistics of the heads",
         parts=(
             f"Means over the tokens of this sentence. {LEGEND}",
-            statistics_table(head_statistics([sentence.pair.maps])),
+            statistics_table(head_statistics(head_sums([sentence.pair.maps]))),
         ),
     )
 

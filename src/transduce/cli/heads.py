@@ -31,7 +31,7 @@ from transduce.text.corpus import SentencePair, read_pairs, require_text
 from transduce.trees.trees import Tree, normalized
 
 MAX_SENTENCES = 1_000_000
-"""Maximum number of sentences of a survey, which keeps all in memory."""
+"""Maximum number of sentences of a survey, which keeps their tokens in memory."""
 
 
 def heads(

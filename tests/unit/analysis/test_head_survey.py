@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -91,6 +92,28 @@ def test_any_tokenizer_can_be_compared_with_the_grammar(
     assert len(survey.alignment) == 2 * 3 * (4 + 1)
     assert all(0 <= each.error_rate <= 1 for each in survey.alignment)
     assert {"determiner → noun", "verb → subject"} <= {e.kind for e in survey.links}
+
+
+def test_a_survey_keeps_no_maps_in_memory(
+    translator: Translator, pairs: list[SentencePair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+
+    def maps(
+        model: Transformer, pairs: Sequence[EncodedPair]
+    ) -> Iterator[AttentionMaps]:
+        seen: list[weakref.ref[torch.Tensor]] = []
+        for pair in pairs:
+            [found] = maps_of(model, [pair])
+            seen.append(weakref.ref(found.encoder_decoder))
+            yield found
+            kept.append(sum(each() is not None for each in seen))
+
+    monkeypatch.setattr("transduce.analysis.heads.maps_of", maps)
+    survey_heads(translator, pairs[:9], silent)
+    survey_annotated(translator, grammar_sentences(9, "en-de"))
+    assert len(kept) == 18
+    assert max(kept) <= 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from transduce.analysis.heads import (
     annotate,
     dependencies,
     head_statistics,
+    head_sums,
     links,
     links_by,
     preferred_offsets,
@@ -41,7 +42,7 @@ def maps() -> AttentionMaps:
 
 @pytest.fixture
 def by_name(maps: AttentionMaps) -> dict[str, HeadStatistics]:
-    return {str(each.head): each for each in head_statistics([maps, maps])}
+    return {str(each.head): each for each in head_statistics(head_sums([maps, maps]))}
 
 
 def test_uniform_attention_has_the_greatest_entropy(
@@ -95,14 +96,14 @@ def test_longer_sentences_have_more_weight(maps: AttentionMaps) -> None:
         decoder=torch.ones(1, 2, 1, 1),
         encoder_decoder=torch.ones(1, 2, 1, 1),
     )
-    first = head_statistics([maps, short])[0]
+    first = head_statistics(head_sums([maps, short]))[0]
     assert first.sharpness == pytest.approx((4 * 0.25 + 1) / 5)
 
 
 def test_the_preferred_offset_is_compared_with_uniform_attention(
     maps: AttentionMaps,
 ) -> None:
-    found = {str(each.head): each for each in preferred_offsets([maps])}
+    found = {str(each.head): each for each in preferred_offsets(head_sums([maps]))}
     assert set(found) == {"encoder 1.1", "encoder 1.2", "decoder 1.1", "decoder 1.2"}
     previous = found["encoder 1.2"]
     assert previous.head == HeadName(kind="encoder", layer=1, head=2)
