@@ -330,6 +330,8 @@ def matrices_of(model: TransductionModel) -> dict[str, int]:
             counts = dict.fromkeys(("inner", "outer"), len(module.inner))
         found |= {f"{prefix}.{name}": count for name, count in counts.items()}
     weights, output = dict(model.named_parameters()), model.output_weight
+    # With weight normalization the matrix of the logits is made of this weight.
+    found.pop("output.weight", None)
     return {n: each for n, each in found.items() if weights.get(n) is not output}
 
 

@@ -57,12 +57,21 @@ def test_muon_updates_recurrent_gates_and_experts():
     assert matrices_of(gru)["encoder.lowest.rnn.weight_hh_l0"] == 3
 
 
-@pytest.mark.parametrize("name", ["bytenet-multi30k", "deep-att-multi30k"])
-def test_muon_leaves_out_the_matrix_of_the_logits(name):
-    model = build(replace(preset(name).model, vocab_size=30))
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bytenet-multi30k", {}),
+        ("deep-att-multi30k", {}),
+        ("gnmt-multi30k", {"tied_output": False}),
+        ("convs2s-multi30k", {"shared_embedding": False}),
+    ],
+)
+def test_muon_leaves_out_the_matrix_of_the_logits(name, changes):
+    model = build(replace(preset(name).model, vocab_size=30, **changes))
     matrices, weights = matrices_of(model), dict(model.named_parameters())
     assert all(weights[each] is not model.output_weight for each in matrices)
     assert "output.weight" in weights
+    assert "output.weight" not in matrices
 
 
 @pytest.mark.usefixtures("unchecked_types")
