@@ -47,10 +47,14 @@ def model(request: pytest.FixtureRequest) -> ByteNet:
 
 
 class PaperModel:
-    """The paper's formulas by loops over positions in double precision."""
+    """The paper's formulas by loops over positions in double precision.
 
-    def __init__(self, model: ByteNet) -> None:
+    `kept` is the factor in the places of dropout.
+    """
+
+    def __init__(self, model: ByteNet, kept: float = 1.0) -> None:
         self.config = model.config
+        self.kept = kept
         self.weights = {
             name: weight.detach().numpy().astype(np.float64)
             for name, weight in model.state_dict().items()
@@ -96,7 +100,7 @@ class PaperModel:
             window = [inner[p] if 0 <= p < len(xs) else zeros for p in places]
             y = self.linear(np.concatenate(window), f"{name}.convolution")
             y = self.activated(y, f"{name}.convolved_norm")
-            result.append(x + self.linear(y, f"{name}.restore"))
+            result.append(x + self.kept * self.linear(y, f"{name}.restore"))
         return result
 
     def activated(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -116,6 +120,16 @@ def test_the_model_equals_the_formulas(model: ByteNet) -> None:
         tokens = target_in[target_in != PAD].tolist()
         expected = paper.logits(source[source != PAD].tolist(), tokens)
         np.testing.assert_allclose(found[: len(tokens)], expected, atol=1e-4)
+
+
+@torch.no_grad()
+def test_dropout_is_at_the_outputs_of_residual_blocks(model: ByteNet) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda _, __, kept: 0.5 * kept)
+    expected = PaperModel(model, kept=0.5).logits(SOURCE[0].tolist(), [1, 6, 22])
+    found = model(SOURCE[:1], TARGET_IN[:1, :3])[0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @torch.no_grad()

@@ -65,10 +65,14 @@ def model(request: pytest.FixtureRequest) -> Convolutional:
 
 
 class PaperModel:
-    """Section 3 by loops over positions in double precision."""
+    """Section 3 by loops over positions in double precision.
 
-    def __init__(self, model: Convolutional) -> None:
+    `kept` is the factor in the places of dropout.
+    """
+
+    def __init__(self, model: Convolutional, kept: float = 1.0) -> None:
         self.config = model.config
+        self.kept = kept
         self.weights = {
             name: weight.detach().numpy().astype(np.float64)
             for name, weight in model.state_dict().items()
@@ -97,7 +101,7 @@ class PaperModel:
                 math.sqrt(0.5) * (x + residual)
                 for x, residual in zip(states, self.residuals(h, name), strict=True)
             ]
-        states = [self.linear(x, "decoder_output") for x in h]
+        states = [self.kept * self.linear(x, "decoder_output") for x in h]
         if self.config.shared_embedding:
             matrix = self.weights["embedding.weight"]
             return np.array([matrix @ x + self.weights["shared_bias"] for x in states])
@@ -107,10 +111,8 @@ class PaperModel:
         has_own = side == "target" and not self.config.shared_embedding
         tokens = "own_target_embedding" if has_own else "embedding"
         row = min(position, self.config.max_positions - 1)
-        return (
-            self.weights[f"{tokens}.weight"][token]
-            + self.weights[f"{side}_positions.table.weight"][row]
-        )
+        positions = self.weights[f"{side}_positions.table.weight"]
+        return self.kept * (self.weights[f"{tokens}.weight"][token] + positions[row])
 
     def gated(
         self, xs: list[np.ndarray], first: int, kernel: int, name: str
@@ -119,7 +121,8 @@ class PaperModel:
         inside = [
             xs[i] if 0 <= i < len(xs) else zeros for i in range(first, first + kernel)
         ]
-        a, b = np.split(self.linear(np.concatenate(inside), f"{name}.convolution"), 2)
+        window = self.kept * np.concatenate(inside)
+        a, b = np.split(self.linear(window, f"{name}.convolution"), 2)
         return a / (1 + np.exp(-b))
 
     def residuals(self, xs: list[np.ndarray], name: str) -> list[np.ndarray]:
@@ -164,6 +167,18 @@ def test_the_model_equals_the_formulas(model: Convolutional) -> None:
         tokens = target_in[target_in != PAD].tolist()
         expected = paper.logits(source[source != PAD].tolist(), tokens)
         np.testing.assert_allclose(found[: len(tokens)], expected, atol=1e-4)
+
+
+def test_dropout_is_at_embeddings_convolution_inputs_and_outputs(
+    model: Convolutional,
+) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda _, __, kept: 0.5 * kept)
+    expected = PaperModel(model, kept=0.5).logits(SOURCE[0].tolist(), [1, 6, 22])
+    with torch.no_grad():
+        found = model(SOURCE[:1], TARGET_IN[:1, :3])[0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_weight_normalization_equals_that_of_torch() -> None:

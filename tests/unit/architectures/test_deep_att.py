@@ -5,9 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.architectures.config import DeepAttConfig, num_parameters
-from transduce.architectures.deep_att import DeepAtt, FastForwardLayer
+from transduce.architectures.deep_att import (
+    DeepAtt,
+    DeepAttMemory,
+    FastForwardLayer,
+)
 from transduce.checkpoint import build
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
@@ -60,15 +65,20 @@ def affine(module: torch.nn.Linear, x: Array) -> Array:
     return x @ numpy_of(module.weight).T + numpy_of(module.bias)
 
 
-def encoded(model: DeepAtt, ids: list[int], directions: list[list[int]]) -> Array:
-    """Projected top vectors by the paper's equations, one sentence at a time."""
+def encoded(
+    model: DeepAtt, ids: list[int], directions: list[list[int]], kept: float = 1.0
+) -> Array:
+    """Projected top vectors by the paper's equations, one sentence at a time.
+
+    `kept` is the factor in the places of dropout.
+    """
     tops = []
     for column, steps in zip(model.columns, directions, strict=True):
         inputs = numpy_of(model.embedding.weight)[ids]
         for module, step in zip(column, steps, strict=True):
             f = affine(module.feed_forward, inputs)
             h = lstm(module, f[::step])[::step]
-            inputs = np.concatenate([f[:, : 2 * TINY.d_model], h], axis=1)
+            inputs = np.concatenate([f[:, : 2 * TINY.d_model], kept * h], axis=1)
         tops += [h, f]
     return affine(model.project_top, np.concatenate(tops, axis=1))
 
@@ -92,10 +102,8 @@ def test_columns_that_are_not_interleaved_keep_their_directions() -> None:
     np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
-def test_the_decoder_attends_by_the_first_layer_and_predicts_from_the_last(
-    model: DeepAtt,
-) -> None:
-    memory = model.encode(SOURCE[:1])
+def decoded(model: DeepAtt, memory: DeepAttMemory, kept: float = 1.0) -> Array:
+    """Outputs of the top layer for the first target, by the paper's equations."""
     values, keys = numpy_of(memory.values[0]), numpy_of(memory.keys[0])
     first, *others = model.decoder_layers
     recurrent, score = numpy_of(first.recurrent.weight), numpy_of(model.score.weight)[0]
@@ -113,10 +121,34 @@ def test_the_decoder_attends_by_the_first_layer_and_predicts_from_the_last(
         hs.append(h)
     f, h = np.array(fs), np.array(hs)
     for layer in others:
-        f = affine(layer.feed_forward, np.concatenate([f[:, : 2 * size], h], axis=1))
+        inputs = np.concatenate([f[:, : 2 * size], kept * h], axis=1)
+        f = affine(layer.feed_forward, inputs)
         h = lstm(layer, f)
+    return kept * h
+
+
+def test_the_decoder_attends_by_the_first_layer_and_predicts_from_the_last(
+    model: DeepAtt,
+) -> None:
+    memory = model.encode(SOURCE[:1])
     states = numpy_of(model.decode(TARGET[:1], memory)[0])
-    np.testing.assert_allclose(states, h, atol=1e-5)
+    np.testing.assert_allclose(states, decoded(model, memory), atol=1e-5)
+
+
+def test_dropout_is_at_the_outputs_that_go_to_the_next_layer(model: DeepAtt) -> None:
+    model.dropout.register_forward_hook(lambda _, __, kept: 0.5 * kept)
+    memory = model.encode(SOURCE[:1])
+    expected = encoded(model, SOURCE[0].tolist(), [[1, -1, 1], [-1, 1, -1]], kept=0.5)
+    np.testing.assert_allclose(numpy_of(memory.values[0]), expected, atol=1e-5)
+    states = numpy_of(model.decode(TARGET[:1], memory)[0])
+    np.testing.assert_allclose(states, decoded(model, memory, kept=0.5), atol=1e-5)
+
+
+def test_first_biases_are_zero_but_for_forget_gates(model: DeepAtt) -> None:
+    for layer in model.modules():
+        if isinstance(layer, FastForwardLayer):
+            bias = layer.feed_forward.bias.tolist()
+            assert bias == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
 
 
 def test_steps_give_the_logits_of_the_whole_target(model: DeepAtt) -> None:
@@ -235,6 +267,14 @@ def test_the_flops_of_an_update_grow_with_both_lengths(model: DeepAtt) -> None:
     first = (6 + context + cells) * 4 * cells
     target = first + 2 * layer + cells * cells + cells * 20 + 3 * (cells + context)
     assert flops(3, 2) - flops(3, 1) == 6 * target
+
+
+def test_flops_are_those_that_pytorch_counts(model: DeepAtt) -> None:
+    source, target = torch.full((3, 5), 7), torch.full((3, 4), 8)
+    with FlopCounterMode(display=False) as counter:
+        model.logits(model.decode(target, model.encode(source)))
+    flops = model.update_flops(np.full(3, 5), np.full(3, 4))
+    assert flops == 3 * counter.get_total_flops()
 
 
 @pytest.mark.parametrize(

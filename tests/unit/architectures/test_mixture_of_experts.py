@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from transduce.architectures import recurrent
@@ -105,6 +105,91 @@ def drawn(config: object) -> TransductionModel:
     return model
 
 
+def halve(_: nn.Module, __: object, output: Tensor) -> Tensor:
+    """Factor in the places of dropout, to see that it is in all of them."""
+    return 0.5 * output
+
+
+class PaperModel:
+    """LSTMs and mixtures of appendix E by loops over positions, with flat gates.
+
+    `kept` is the factor in the places of dropout.
+    """
+
+    def __init__(self, model: TransductionModel, kept: float) -> None:
+        self.kept = kept
+        self.weights = {
+            name: weight.detach().double().numpy()
+            for name, weight in model.state_dict().items()
+        }
+
+    def logits(self, source: list[int], target_in: list[int]) -> np.ndarray:
+        xs = [self.kept * self.weights["embedding.weight"][token] for token in source]
+        forward = self.lstm(xs, "forward_layer.rnn")
+        backward = self.lstm(xs[::-1], "backward_layer.rnn")[::-1]
+        xs = [
+            x + self.kept * (f + b)
+            for x, f, b in zip(xs, forward, backward, strict=True)
+        ]
+        xs = self.upper([self.mixed(x, "encoder_mixture") for x in xs], "upper_encoder")
+        ys, state = [], None
+        for token in target_in:
+            y = self.kept * self.weights["target_embedding.weight"][token]
+            h = np.zeros_like(y) if state is None else state[0]
+            inputs = np.concatenate([y, self.context(h, xs)])
+            state = self.step(inputs, state, "attentive.stack.layers.0.rnn")
+            ys.append(self.mixed(y + self.kept * state[0], "decoder_mixture"))
+        ys = self.upper(ys, "upper_decoder")
+        return np.array(ys) @ self.weights["output.weight"].T
+
+    def upper(self, xs: list[np.ndarray], name: str) -> list[np.ndarray]:
+        outputs = self.lstm(xs, f"{name}.0.rnn")
+        return [x + self.kept * h for x, h in zip(xs, outputs, strict=True)]
+
+    def lstm(self, xs: list[np.ndarray], name: str) -> list[np.ndarray]:
+        outputs, state = [], None
+        for x in xs:
+            state = self.step(x, state, name)
+            outputs.append(state[0])
+        return outputs
+
+    def step(
+        self, x: np.ndarray, state: tuple[np.ndarray, ...] | None, name: str
+    ) -> tuple[np.ndarray, ...]:
+        parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        w, u, b_w, b_u, projection = (self.weights[f"{name}.{p}_l0"] for p in parts)
+        h, c = (np.zeros(n) for n in projection.shape) if state is None else state
+        i, f, g, o = np.split(w @ x + u @ h + b_w + b_u, 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return projection @ (sigmoid(o) * np.tanh(c)), c
+
+    def context(self, h: np.ndarray, xs: list[np.ndarray]) -> np.ndarray:
+        name = "attentive.attention"
+        u, w = (self.weights[f"{name}.project_{p}.weight"] for p in ("keys", "query"))
+        scores = [
+            self.weights[f"{name}.vector"] @ (np.tanh(u @ x) * np.tanh(w @ h))
+            for x in xs
+        ]
+        return softmax(np.array(scores)) @ np.array(xs)
+
+    def mixed(self, x: np.ndarray, name: str) -> np.ndarray:
+        logits = x @ self.weights[f"{name}.gates.0.weight"][0]
+        best = np.argsort(-logits)[:2]
+        y = np.zeros_like(x)
+        for gate, expert in zip(softmax(logits[best]), best, strict=True):
+            inner = np.maximum(0, x @ self.weights[f"{name}.experts.inner"][expert])
+            y += gate * inner @ self.weights[f"{name}.experts.outer"][expert]
+        return x + self.kept * sigmoid(y)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum()
+
+
 SOURCE = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
 TARGET = torch.tensor([[BOS, 11, 12, 13], [BOS, 14, PAD, PAD]])
 
@@ -134,10 +219,15 @@ def test_the_number_of_parameters_is_that_of_the_formula(config) -> None:
     assert build(config).num_parameters() == num_parameters(config)
 
 
-def test_one_expert_is_the_feed_forward_network() -> None:
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_one_expert_is_the_feed_forward_network(norm) -> None:
     experts = ExpertsConfig(num_experts=1, top_k=1, d_ff=12)
-    mixture = drawn(replace(TRANSFORMER, experts=experts)).eval()
+    config = replace(TRANSFORMER, experts=experts, norm=norm, dropout=0.1)
+    mixture = drawn(config).eval()
     dense = Transformer(mixture.config.transformer).eval()
+    for module in (*mixture.modules(), *dense.modules()):
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            module.register_forward_hook(halve)
     weights = {name: torch.zeros_like(w) for name, w in dense.state_dict().items()}
     for name, weight in mixture.state_dict().items():
         name = name.replace("after_mixture", "after_feed_forward")
@@ -328,6 +418,20 @@ def test_an_encoder_reads_the_source_in_both_directions() -> None:
     first = model.encode(torch.tensor([[5, 6, 7, EOS]])).states
     other = model.encode(torch.tensor([[5, 6, 9, EOS]])).states
     assert (first != other).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+@torch.no_grad()
+def test_lstms_and_mixtures_equal_the_formulas_of_appendix_e(kept) -> None:
+    model = drawn(RECURRENT).eval()
+    if kept == 0.5:
+        model.dropout.register_forward_hook(halve)
+    logits = model.logits(model.decode(TARGET, model.encode(SOURCE)))
+    for source, target_in, found in zip(SOURCE, TARGET, logits, strict=True):
+        tokens = target_in[target_in != PAD].tolist()
+        paper = PaperModel(model, kept)
+        expected = paper.logits(source[source != PAD].tolist(), tokens)
+        np.testing.assert_allclose(found[: len(tokens)], expected, atol=1e-4)
 
 
 def test_attention_is_that_of_appendix_g() -> None:
