@@ -23,12 +23,27 @@ from transduce.errors import RequestError, shortened
 from transduce.text.alignment import WordDictionary
 from transduce.text.corpus import Windows, full_windows, require_characters
 from transduce.text.splitting import is_within_word, space_between, split_long
-from transduce.text.tokenizer import Tokenizer, WordTokenizer, encode_with_tag
+from transduce.text.tokenizer import (
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    encode_with_tag,
+)
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, is_tag
 
 MAX_SOURCE_TOKENS = 250
 """Tokens of a source above which it is translated in parts: few models were trained on
 longer ones."""
+MAX_SOURCE_CHARACTERS = 600
+"""The same if tokens are characters, as many as the preset `bytenet-en-de` trains
+on."""
+
+
+def max_source_tokens(tokenizer: Tokenizer) -> int:
+    """Return the number of tokens above which a source is translated in parts."""
+    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.is_of_characters:
+        return MAX_SOURCE_CHARACTERS
+    return MAX_SOURCE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -66,7 +81,8 @@ class Translation:
     texts, or all samples. Empty if the source is empty."""
     num_parts: int = 1
     """Number of parts in which the source was translated; more than one if it was
-    longer than 250 tokens. The score is then the sum of the parts' scores."""
+    longer than 250 tokens (600 of a vocabulary of characters). The score is then the
+    sum of the parts' scores."""
 
     def __repr__(self) -> str:
         shown = [f"text={shortened(self.text)}", f"score={self.score:.3f}"]
@@ -111,14 +127,16 @@ def encode_lines(
     tokenizer: Tokenizer,
     language: str | None = None,
     tag: str = "",
-    max_tokens: int = MAX_SOURCE_TOKENS,
+    max_tokens: int | None = None,
 ) -> list[list[Part]]:
     """Return the parts of each line, given as its number, source and prefix.
 
-    Sources of more than `max_tokens` tokens are split at ends of sentences of the
-    language, a BCP 47 tag, or at smaller units. Each part has the tag of a corpus
-    before it, if one is given.
+    Sources of more than `max_tokens` tokens, by default `max_source_tokens`, are split
+    at ends of sentences of the language, a BCP 47 tag, or at smaller units. Each part
+    has the tag of a corpus before it, if one is given.
     """
+    if max_tokens is None:
+        max_tokens = max_source_tokens(tokenizer)
     sources = encode_with_tag([source for _, (source, _) in window], tag, tokenizer)
     texts = [prefix for _, (_, prefix) in window]
     prefixes: Iterable[list[int]] = repeat([], len(window))
@@ -139,8 +157,9 @@ def encode_lines(
         if len(source) - bool(tag) <= max_tokens:
             lines.append([whole])
         else:
-            # Unlike the paper: a line of more than 250 tokens is translated sentence by
-            # sentence. The paper does not mention such lines. On by default.
+            # Unlike the paper: a line of more than 250 tokens, or 600 characters if the
+            # vocabulary is of these, is translated sentence by sentence. The paper does
+            # not mention such lines. On by default.
             lines.append(_split(whole, text, tokenizer, language, tag, max_tokens))
     return lines
 

@@ -337,7 +337,8 @@ class Translator:
 
         A list of sources gives a list of translations in the same order. A string is
         one sentence, whatever line breaks it has, and gives one translation. A source
-        of more than 250 tokens is split into sentences that are translated one by one.
+        of more than 250 tokens (600 of a vocabulary of characters) is split into
+        sentences that are translated one by one.
 
             translator.translate("A man sleeps.").text
             translator.translate(["A man sleeps.", "Two dogs run."], beam_size=1)

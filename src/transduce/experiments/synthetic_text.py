@@ -29,6 +29,7 @@ from transduce.decoding.translations import (
     Pace,
     Translation,
     TranslationHypothesis,
+    max_source_tokens,
 )
 from transduce.decoding.translator import (
     Translator,
@@ -77,8 +78,9 @@ CLEANING_RULES = (
 REASONS = (
     *("too-long", "empty", "cut-off", "length-ratio", *CLEANING_RULES, "low-score"),
 )
-"""Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, which
-is not translated; `cut-off` a translation that has not ended at the length limit."""
+"""Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, or 600
+of a vocabulary of characters, which is not translated; `cut-off` a translation that has
+not ended at the length limit."""
 
 
 class InputLine(NamedTuple):
@@ -246,8 +248,10 @@ class OutputRules:
         max_ratio: float,
         source_language: str | None = None,
         target_language: str | None = None,
+        max_tokens: int = MAX_SOURCE_TOKENS,
     ) -> None:
         self._max_ratio = max_ratio
+        self._max_tokens = max_tokens
         off = tuple(rule for rule in RULES if rule not in CLEANING_RULES)
         self._rules = PairRules(
             CleaningConfig(off=off), source_language, target_language
@@ -260,7 +264,7 @@ class OutputRules:
 
         `source` holds the tokens of the text.
         """
-        if len(source) > MAX_SOURCE_TOKENS:
+        if len(source) > self._max_tokens:
             return "too-long"
         if found is None or not found.text.strip():
             return "empty"
@@ -302,15 +306,19 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
+    longest = max_source_tokens(translator.tokenizer)
     rules = OutputRules(
-        generation.max_ratio, translator.source_language, translator.target_language
+        generation.max_ratio,
+        translator.source_language,
+        translator.target_language,
+        longest,
     )
 
     def sources() -> Iterator[str]:
         for line in islice(text.lines(), done, None):
             [source] = translator.tokenizer.encode_sources([line.text])
             waiting.append((line, source))
-            yield line.text if len(source) <= MAX_SOURCE_TOKENS else ""
+            yield line.text if len(source) <= longest else ""
 
     pace = Pace(first_line=done, on_line=lambda: on_line(1))
     decoding = generation.decoding

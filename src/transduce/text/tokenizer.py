@@ -190,6 +190,13 @@ class SubwordTokenizer:
         return len(self._piece_of)
 
     @property
+    def is_of_characters(self) -> bool:
+        """Whether each piece is one character, beside special ones and tags."""
+        return all(
+            len(piece) == 1 or is_tag(piece) for piece in self._piece_of[EOS + 1 :]
+        )
+
+    @property
     def words(self) -> pre_tokenizers.PreTokenizer:
         """Splitter of text into words, whose borders no piece crosses."""
         return self._pieces.pre_tokenizer

@@ -15,7 +15,8 @@ from transduce.decoding.translations import (
     join_parts,
     with_best,
 )
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 
 def hypothesis(text: str, score: float) -> TranslationHypothesis:
@@ -147,3 +148,17 @@ def test_a_part_records_whether_it_continues_a_word(
     assert [part.number for part in found] == list(range(len(found)))
     assert all(0 < len(part.source) <= 12 for part in found)
     assert [bool(part.prefix) for part in found] == [True] + [False] * (len(found) - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("bpe", 250), ("word", 250), ("character", 600)]
+)
+def test_a_line_is_cut_above_600_characters_or_250_other_tokens(
+    kind: str, longest: int, corpus: tuple[list[str], list[str]]
+) -> None:
+    config = TokenizerConfig(kind=kind, vocab_size=300)
+    tokenizer = learn_tokenizer([*corpus[0], *corpus[1]], config)
+    number = longest // len(tokenizer.encode("one"))
+    for words, num_parts in ((number, 1), (number + 1, 2)):
+        [parts] = encode_lines([(0, ("one " * words, ""))], tokenizer)
+        assert len(parts) == num_parts
