@@ -273,6 +273,20 @@ def test_an_unusable_input_is_refused_before_any_work(
     assert not Path("out").exists()
 
 
+def test_another_number_of_processes_is_refused_where_scores_depend_on_it(
+    refuses, succeeds, teacher, mono
+):
+    arguments = ("back-translate", teacher, "--input", mono, "--device", "cpu")
+    for precision in ("fp32", "int8"):
+        options = ("--precision", precision, "--out", precision)
+        succeeds(*arguments, *options, "--processes", 1)
+        if precision == "fp32":
+            succeeds(*arguments, *options, "--processes", 2)
+    assert refuses(*arguments, *options, "--processes", 2).startswith(
+        "int8: was begun with back-translation.processes 1, but now it is 2; give the"
+    )
+
+
 def test_other_settings_are_refused_and_lose_nothing(refuses, succeeds, teacher, mono):
     arguments = ("back-translate", teacher, "--input", mono, "--out", "out")
     succeeds(*arguments)

@@ -53,6 +53,7 @@ from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.settings import flattened, require_between, shown
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
+from transduce.text.tokenizer import normalize
 
 FORMAT = 1
 """Format of the record of settings."""
@@ -98,7 +99,8 @@ class InputFigures:
     """All lines."""
     blank: int
     repeated: int
-    """Lines that are equal to an earlier one, apart from white space."""
+    """Lines that are equal to an earlier one, apart from white space and from the
+    Unicode normal form."""
     digest: str = field(repr=False)
     """Hash of all lines."""
 
@@ -160,7 +162,7 @@ class InputText:
             counts["lines"] += 1
             for text in line:
                 digest.update(f"{text}\n".encode())
-            words = " ".join(line.text.split())
+            words = normalize(line.text)
             if not words:
                 counts["blank"] += 1
                 continue
@@ -753,8 +755,13 @@ def counting(
 def generation_settings(
     generation: Generation, translator: Translator
 ) -> dict[str, Any]:
-    """Return everything that translations depend on besides models and input."""
+    """Return everything that translations depend on besides models and input.
+
+    The number of processes counts only where the results of lines depend on those that
+    a process translates together.
+    """
     decoding = generation.decoding
+    together = interdependent_lines(translator, with_scores=True) > 1
     kind = "search" if isinstance(decoding, SearchConfig) else "sampling"
     return {
         kind: asdict(decoding),
@@ -762,6 +769,8 @@ def generation_settings(
         "max_ratio": generation.max_ratio,
         "device": translator.device,
         "precision": translator.precision,
+        "library": "native" if translator.is_native else "PyTorch",
+        **({"processes": translator.num_processes} if together else {}),
     }
 
 

@@ -139,3 +139,5 @@ def test_a_repeated_line_is_translated_once_with_its_first_reference(
     assert (figures.lines, figures.blank, figures.repeated) == (5, 1, 2)
     alone = InputText(paths=[source]).figures()
     assert alone.digest != figures.digest
+    source.write_text("Gr\u00fc\u00dfe\nGru\u0308\u00dfe\n1\n2\n3\n")
+    assert InputText(paths=[source]).figures().repeated == 1
