@@ -64,8 +64,8 @@ class AccessConfig:
 
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
-            bare = name.lower().strip("[]")
-            if host_name(name) != bare or not _can_be_host(bare):
+            bare = _bare(name)
+            if _bare(host_name(_in_brackets(name))) != bare or not _can_be_host(bare):
                 raise ConfigError(
                     "`allowed_hosts` must be names without scheme and port, and "
                     "without wildcards, such as example.org, but one is "
@@ -100,7 +100,7 @@ class AccessConfig:
         return netloc == _netloc(host, canonical) or self._is_named(host_name(netloc))
 
     def _is_named(self, name: str) -> bool:
-        return name in [each.lower().strip("[]") for each in self.allowed_hosts]
+        return _bare(name) in map(_bare, self.allowed_hosts)
 
 
 def is_loopback(name: str) -> bool:
@@ -110,6 +110,25 @@ def is_loopback(name: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case, an IPv6 address without brackets and as short as
+    it can be written."""
+    bare = name.lower().strip("[]")
+    return str(ipaddress.ip_address(bare)) if _is_ipv6(bare) else bare
+
+
+def _in_brackets(name: str) -> str:
+    """Return a name as a Host header has it: an IPv6 address is in brackets there."""
+    return f"[{name}]" if _is_ipv6(name) else name
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).version == 6
     except ValueError:
         return False
 

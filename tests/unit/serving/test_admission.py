@@ -571,6 +571,15 @@ def test_a_host_name_or_an_address_may_be_allowed(name: str) -> None:
     assert AccessConfig(is_local=True, allowed_hosts=(name,)).allows_host(f"{name}:80")
 
 
+@pytest.mark.parametrize("name", ["2001:db8::1", "[2001:DB8::1]", "2001:DB8:0:0::1"])
+def test_an_ipv6_address_may_be_allowed_in_any_form(name: str) -> None:
+    config = AccessConfig(is_local=True, allowed_hosts=(name,))
+    for host in ("[2001:db8::1]", "[2001:db8::1]:80", "[2001:DB8:0::1]:80"):
+        assert config.allows_host(host)
+    assert not config.allows_host("[2001:db8::2]")
+    assert config.allows_origin("http://[2001:db8::1]", "localhost")
+
+
 @pytest.mark.parametrize(
     "origin",
     [
