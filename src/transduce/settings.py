@@ -1,5 +1,6 @@
 """Settings of a run: read from TOML files, `key=value` options and run records."""
 
+import json
 import tomllib
 import types
 import typing
@@ -42,6 +43,15 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         return "one of too many digits" if isinstance(value, int) else "nested too deep"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def shown_json(value: object) -> str:
+    """Format a value of a JSON file as it stands there, truncated if long."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 

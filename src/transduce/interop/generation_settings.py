@@ -4,7 +4,6 @@ The library has them in generation_config.json or, in older folders, in config.j
 lengths count the token with which a target starts, this package's do not.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from os.path import lexists
@@ -15,7 +14,7 @@ from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import read_json
 from transduce.model.config import MAX
 from transduce.search_config import SearchConfig
-from transduce.settings import shown
+from transduce.settings import shown, shown_json
 from transduce.text.vocabulary import EOS, PAD
 
 SETTINGS, SEARCH = "config.json", "generation_config.json"
@@ -195,7 +194,7 @@ def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     """Return special ids that differ from the model's."""
     model = read_json(folder / SETTINGS) if lexists(folder / SETTINGS) else {}
     return {
-        name: f"the model's is {json.dumps(model[name])} by its {SETTINGS}"
+        name: f"the model's is {shown_json(model[name])} by its {SETTINGS}"
         for name in SPECIAL
         if name in model and _single(content.get(name)) not in (None, model[name])
     }
@@ -230,7 +229,7 @@ def differing_settings(folder: Path) -> list[str]:
             "it to logits"
         )
     return [
-        f"{path}: `{name}` = {json.dumps(content[name])} is not applied as in the "
+        f"{path}: `{name}` = {shown_json(content[name])} is not applied as in the "
         f"library; {instead}."
         for name, instead in differing.items()
     ]

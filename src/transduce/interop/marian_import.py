@@ -57,7 +57,7 @@ from transduce.interop.portable_tokenizer import (
 from transduce.model.config import Activation, ModelConfig
 from transduce.model.embedding import sinusoids
 from transduce.search_config import SearchConfig
-from transduce.settings import shown
+from transduce.settings import shown, shown_json
 from transduce.text.languages import LanguagesConfig, canonical, is_known
 from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
@@ -419,7 +419,7 @@ def _require_one_of(
     if value not in list(known):
         words = " or ".join(map(json.dumps, known))
         raise RequestError(
-            f"{path}: `{name}` must be {words}, but is {json.dumps(value)}; such a "
+            f"{path}: `{name}` must be {words}, but is {shown_json(value)}; such a "
             "model cannot be imported."
         )
 

@@ -43,7 +43,7 @@ from transduce.interop.portable_tokenizer import (
 )
 from transduce.model.config import MAX, Activation, ModelConfig, Norm
 from transduce.search_config import SearchConfig
-from transduce.settings import shown
+from transduce.settings import LONGEST_SHOWN, shown, shown_json
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import (
     SPACE,
@@ -450,7 +450,7 @@ def _activation(options: Options, path: Path) -> Activation:
     if activation not in ACTIVATIONS:
         raise RequestError(
             f"{path}: `transformer-ffn-activation` must be relu or swish, but is "
-            f"{activation}; such a model cannot be imported."
+            f"{_shown(activation)}; such a model cannot be imported."
         )
     return ACTIVATIONS[activation]
 
@@ -464,7 +464,9 @@ def marian_position_base(d_model: int) -> float:
 
 
 def _shown(value: str | list[str]) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
+    if isinstance(value, str) and 0 < len(value) <= LONGEST_SHOWN:
+        return value
+    return shown_json(value)
 
 
 def _whole(options: Options, name: str, path: Path, default: int | None = None) -> int:

@@ -198,6 +198,19 @@ def test_settings_of_search_that_the_library_lacks_are_named(
     )
 
 
+def test_a_long_value_is_cut_in_messages(tmp_path: Path) -> None:
+    ids = list(range(10_000))
+    content = {"force_words_ids": [ids], "eos_token_id": ids, "pad_token_id": ids}
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids[1:]}))
+    said = differing_settings(tmp_path)
+    assert len(said) == 2
+    for each in said:
+        assert "[0, 1, 2, 3," in each
+        assert "... is not applied" in each
+        assert len(each) < len(str(tmp_path)) + 350
+
+
 def test_settings_that_are_no_file_are_reported(
     put_no_file: Callable[[Path], None], tmp_path: Path
 ) -> None:
