@@ -10,8 +10,12 @@ import pytest
 
 import transduce
 from marian_folder import change_settings
-from transduce.checkpoint import load_model, save_model
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.model_folder import open_model
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
 FEW = ("--set", "training.steps=2", "training.checkpoint_steps=1")
@@ -167,6 +171,32 @@ class TestOtherLibraries:
         succeeds("export", tmp_path / "named", "--to", "marian", "--out", theirs)
         succeeds("import", theirs, "--out", ours)
         assert kept(ours) == ("en", "zh-Hans")
+
+    def test_a_model_of_several_targets_goes_to_marian_and_back_with_its_own(
+        self, succeeds: Callable[..., str], tmp_path: Path
+    ) -> None:
+        tokenizer = learn_tokenizer(
+            ["one two", "eins zwei"],
+            TokenizerConfig(vocab_size=340),
+            [">>de<<", ">>fr<<"],
+        )
+        config = ModelConfig(
+            num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8,
+            vocab_size=tokenizer.vocab_size,
+        )  # fmt: skip
+        checkpoint = Checkpoint(
+            config=config,
+            weights=Transformer(config).state_dict(),
+            tokenizer=tokenizer,
+            step=1,
+            source_language="en",
+            target_language="fr",
+        )
+        save_model(checkpoint, tmp_path / "several")
+        theirs, ours = tmp_path / "marian", tmp_path / "model"
+        succeeds("export", tmp_path / "several", "--to", "marian", "--out", theirs)
+        succeeds("import", theirs, "--out", ours)
+        assert kept(ours) == ("en", "fr")
 
     def test_a_folder_for_ctranslate2_names_the_languages(
         self, succeeds: Callable[..., str], model: Path, tmp_path: Path

@@ -66,7 +66,7 @@ def export(
         target = import_module(f"transduce.interop.{MODULES.get(to, to)}")
         try:
             proof = target.export(checkpoint, out, sentences, overwrite=force)
-        except (RequestError, ProofError) as error:
+        except (ConfigError, RequestError, ProofError) as error:
             raise type(error)(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")
     print(f"Proof: {proof}.")

@@ -56,13 +56,20 @@ from transduce.interop.portable_tokenizer import (
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.tokenizer import SubwordTokenizer, Tokenizer
+from transduce.text.tokenizer import (
+    SubwordTokenizer,
+    Tokenizer,
+    require_possible_bad_words,
+)
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
 NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
+DEFAULT_TARGET = "default_target_lang"
+"""Setting of the tokenizer, of this package: the target language of a model of several
+target languages."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
@@ -78,8 +85,8 @@ def export(
 ) -> Proof:
     """Write the folder once the proof on the sentences succeeds.
 
-    Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
-    fails.
+    Raises `RequestError` if the format cannot hold the model, `ConfigError` if its bad
+    words do not fit the vocabulary, `ProofError` if the proof fails.
     """
     logging.disable_progress_bar()
     require_text(TARGET, checkpoint)
@@ -93,6 +100,9 @@ def export(
     require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_plain_attention(TARGET, checkpoint.transformer_config)
     _require_small_epsilon(checkpoint.transformer_config)
+    require_possible_bad_words(
+        checkpoint.search or SearchConfig(), checkpoint.tokenizer
+    )
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     ids = range(checkpoint.transformer_config.vocab_size)
     target_ids = ids[: checkpoint.transformer_config.target_vocab_size]
@@ -322,6 +332,9 @@ def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     content["source_lang"] = checkpoint.source_language
     content["target_lang"] = checkpoint.target_language
+    if checkpoint.tokenizer.language_tags:
+        # OPUS-MT's folders of several target languages may name any of them above.
+        content[DEFAULT_TARGET] = checkpoint.target_language
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -37,6 +37,7 @@ from transduce.interop.generation_settings import (
     whole,
 )
 from transduce.interop.marian_export import (
+    DEFAULT_TARGET,
     NORM_EPSILON,
     HuggingFaceModel,
     halved,
@@ -313,16 +314,16 @@ def _read_pieces(path: Path, most: int) -> list[str]:
 
 
 def _read_languages(folder: Path) -> LanguagesConfig:
-    """Read languages from the tokenizer's settings; several targets count as None.
+    """Read languages from the tokenizer's settings.
 
-    Sources of such models begin with a token that names the target, such as `>>fra<<`.
+    Sources of a model with several targets begin with a token that names the target,
+    such as `>>fra<<`. Its target is None, unless this package's export has named it.
     """
     content = _read_if_sound(folder / TOKENIZER)
+    target = DEFAULT_TARGET if _has_many_targets(folder) else "target_lang"
     return LanguagesConfig(
         source=_language(content.get("source_lang")),
-        target=None
-        if _has_many_targets(folder)
-        else _language(content.get("target_lang")),
+        target=_language(content.get(target)),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transduce.checkpoint import Checkpoint
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.interop.generation_settings import differing_settings, read_search
 from transduce.interop.marian_export import export
 from transduce.search_config import SearchConfig
@@ -209,6 +209,16 @@ def test_a_long_value_is_cut_in_messages(tmp_path: Path) -> None:
         assert "[0, 1, 2, 3," in each
         assert "... is not applied" in each
         assert len(each) < len(str(tmp_path)) + 350
+
+
+def test_bad_words_outside_the_vocabulary_are_not_exported(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    size = trained_checkpoint.tokenizer.vocab_size
+    checkpoint = replace(trained_checkpoint, search=SearchConfig(bad_words=((size,),)))
+    with pytest.raises(ConfigError, match=rf"below the vocabulary.*but one is {size}"):
+        export(checkpoint, tmp_path / "out", ["one two"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_that_are_no_file_are_reported(
