@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,26 @@ def test_a_missing_package_is_reported_before_training(
     said = refuses(*TINY, *options(tmp_path, "ja", ".ja"))
     assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("without_mecab")
+@pytest.mark.parametrize("ending", [".ja", ".txt"])
+def test_a_check_names_a_missing_package(
+    command: Callable[..., Any], tmp_path: Path, ending: str
+) -> None:
+    *files, _, _ = options(tmp_path, "ja", ending)
+    found = command("check", "--preset", "tiny", *files, "--json")
+    report = json.loads(found.out)
+    [advice] = [each for each in report["advice"] if "mecab" in each["problem"]]
+    assert advice["problem"].startswith("BLEU with the tokenizer ja-mecab needs the")
+    assert advice["remedy"].startswith("install it by pip install")
+    assert advice["is_refusal"]
+    assert not report["would_train"]
+    chosen = ("--set", "evaluation.tokenize=char")
+    report = json.loads(
+        command("check", "--preset", "tiny", *files, *chosen, "--json").out
+    )
+    assert report["missing_package"] is None
 
 
 @pytest.mark.usefixtures("without_mecab")

@@ -36,7 +36,7 @@ from transduce.data.treebank import (
     prepare_treebank,
     read_treebank,
 )
-from transduce.errors import ConfigError, counted, percent
+from transduce.errors import ConfigError, DataError, RequestError, counted, percent
 from transduce.experiments.corpus_survey import (
     Overlap,
     PairReport,
@@ -56,7 +56,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
-from transduce.experiments.run_folder import dev_languages
+from transduce.experiments.run_folder import dev_languages, require_scoring
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -146,6 +146,8 @@ class CorpusReport:
     """Size by the setting `tokenizer.vocab_size`."""
     useless_corpora: tuple[str, ...] = ()
     """Names of the corpora of a mixture of which no pair is kept."""
+    missing_package: str | None = None
+    """Message about a package that scores of dev text need; None if none is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +239,19 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
         useless_corpora=_useless_corpora(files, training.kept()),
+        missing_package=_missing_package(files, config),
     )
+
+
+def _missing_package(files: CorpusFiles, config: RunConfig) -> str | None:
+    has_tags = bool(language_tags(files.tags))
+    try:
+        require_scoring(files, config, has_tags=has_tags)
+    except RequestError as error:
+        return str(error)
+    except DataError:
+        return None  # lines that are no text are reported elsewhere
+    return None
 
 
 class _Size(NamedTuple):
@@ -400,6 +414,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     return (
         *(advice for name, split in named for advice in _refusals(name, split)),
         *(_useless_advice(name) for name in report.useless_corpora),
+        *(_package_advice(report.missing_package) if report.missing_package else ()),
         *(_overlap_advice(report.overlap, "translation") if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_word_advice("source", report.training.source),
@@ -506,6 +521,11 @@ def _useless_advice(corpus: str) -> Advice:
         remedy="give files with text on both sides, or leave the corpus out",
         is_refusal=True,
     )
+
+
+def _package_advice(message: str) -> Iterator[Advice]:
+    problem, _, remedy = message.removesuffix(".").partition("; ")
+    yield Advice(problem=problem, remedy=remedy, is_refusal=True)
 
 
 def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:

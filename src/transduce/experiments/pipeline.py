@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -41,7 +40,7 @@ from transduce.data.batches import (
     open_dataset,
     require_ids_below,
 )
-from transduce.data.corpus_files import MAX_HELD_OUT, CorpusFiles
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import (
     CorpusMixture,
     with_absolute_files,
@@ -89,10 +88,10 @@ from transduce.experiments.run_folder import (
     WENT_BACK,
     RunFiles,
     RunFolder,
-    dev_languages,
     known_languages,
     last_of_phase,
     refuse_changed_precision,
+    require_scoring,
     without_default_patience,
 )
 from transduce.experiments.start_model import (
@@ -108,7 +107,6 @@ from transduce.experiments.start_model import (
 )
 from transduce.files import remove_folder
 from transduce.machine import WaitingMeter, keep_freed_memory, use_one_arena
-from transduce.metrics.scores import choose_tokenization
 from transduce.model_folder import (
     AVERAGED,
     BEST,
@@ -120,10 +118,8 @@ from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.search_config import SamplingConfig
 from transduce.settings import convert_and_check
-from transduce.text.corpus import read_text
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
-    Tokenizer,
     load_tokenizer,
     own_target_size,
 )
@@ -418,23 +414,9 @@ def resolved(
     tokenizer = encoder.tokenizer if encoder else None
     refuse_contradictions(config, files, tokenizer)
     if isinstance(files, CorpusFiles):
-        _require_scoring(files, config, tokenizer)
+        tags = tokenizer.language_tags if tokenizer else language_tags(files.tags)
+        require_scoring(files, config, has_tags=bool(tags))
     return config
-
-
-def _require_scoring(
-    files: CorpusFiles, config: RunConfig, tokenizer: Tokenizer | None
-) -> None:
-    """Find missing packages of scoring now, not at the first checkpoint."""
-    if not (files.has_dev or config.evaluation.hold_out):
-        return
-    tags = tokenizer.language_tags if tokenizer else language_tags(files.tags)
-    languages = dev_languages(config, files.absolute_names(), has_tags=bool(tags))
-    texts = [files.dev_target or files.target]
-    texts += [(dev.target,) for dev in files.dev_sets]
-    for paths, language in zip(texts, languages, strict=True):
-        references = islice(read_text(paths), MAX_HELD_OUT)
-        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def resume(

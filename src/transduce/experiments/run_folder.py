@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
@@ -17,6 +18,7 @@ from uuid import uuid4
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
 from transduce.data.corpus_files import (
     MAIN_DEV,
+    MAX_HELD_OUT,
     CorpusFiles,
     choose_dev,
     hold_out_pairs,
@@ -56,6 +58,7 @@ from transduce.files import (
     without_infinity,
 )
 from transduce.machine import Precision
+from transduce.metrics.scores import choose_tokenization
 from transduce.model_folder import (
     AVERAGED,
     BEST,
@@ -66,7 +69,7 @@ from transduce.model_folder import (
 )
 from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import LanguagesConfig, guess, guess_all
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -655,6 +658,21 @@ def dev_languages(
     else:
         main = config.corpora[0].target_language if config.corpora else None
     return [language or usual for language in (main, *map(guess, further))]
+
+
+def require_scoring(files: CorpusFiles, config: RunConfig, *, has_tags: bool) -> None:
+    """Raise `RequestError` if a package is missing that scores of dev sets need.
+
+    This is found before training, not at the first checkpoint.
+    """
+    if not (files.has_dev or config.evaluation.hold_out):
+        return
+    languages = dev_languages(config, files.absolute_names(), has_tags=has_tags)
+    texts = [files.dev_target or files.target]
+    texts += [(dev.target,) for dev in files.dev_sets]
+    for paths, language in zip(texts, languages, strict=True):
+        references = islice(read_text(paths), MAX_HELD_OUT)
+        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def require_dev_sets(
