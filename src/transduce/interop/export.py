@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from transduce.checkpoint import Checkpoint
+from transduce.architectures.config import require_transformer
+from transduce.checkpoint import EXPORT, Checkpoint
 from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.errors import DataError, RequestError, TransduceError, counted
 from transduce.model.config import ModelConfig
@@ -114,7 +115,11 @@ def require(target: str, config: ModelConfig, **settings: object) -> None:
 
 
 def require_text(target: str, checkpoint: Checkpoint) -> None:
-    """Raise `RequestError` unless the model translates into text."""
+    """Raise `RequestError` unless the model is a Transformer that translates into text.
+
+    This comes before the tokenizer, which would have to change for nothing.
+    """
+    require_transformer(checkpoint.config, EXPORT)
     if checkpoint.symbols is not None:
         raise RequestError(
             f"A model for {target} must translate into text, but this one parses; it "
