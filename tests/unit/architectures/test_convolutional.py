@@ -205,6 +205,29 @@ def test_weight_normalization_does_not_change_the_first_weights() -> None:
     )
 
 
+def test_first_weights_have_the_deviations_of_section_3_5() -> None:
+    # N(0, sqrt(4 p / n)) before gates, N(0, sqrt(p / n)) where inputs are dropped with
+    # rate 1 - p, and N(0, sqrt(1 / n)) elsewhere.
+    model = Convolutional(
+        ConvolutionalConfig(
+            vocab_size=90, encoder_blocks="1x80k3", d_embedding=70, dropout=0.5
+        )
+    )
+    found = {
+        name: module.weight.std().item() * module.in_features**0.5
+        for name, module in model.named_modules()
+        if isinstance(module, NormalizedLinear)
+    }
+    dropped = dict.fromkeys(("encoder_input", "decoder_input", "output"), 0.5**0.5)
+    gates = ("encoder_blocks.0.convolution", "decoder_blocks.0.convolution")
+    expected = dict.fromkeys(found, 1.0) | dropped | dict.fromkeys(gates, 2**0.5)
+    assert found == pytest.approx(expected, rel=0.05)
+    for name in ("embedding", "own_target_embedding", "target_positions.table"):
+        assert model.get_submodule(name).weight.std().item() == pytest.approx(
+            0.1, rel=0.05
+        )
+
+
 def test_a_kept_matrix_follows_changes_of_the_weights() -> None:
     layer, x = NormalizedLinear(4, 3).eval(), torch.randn(2, 4)
     with torch.no_grad():

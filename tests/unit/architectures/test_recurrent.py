@@ -578,3 +578,14 @@ def test_the_cost_of_an_update_is_counted_by_hand() -> None:
     products = 7 * (encoder + keys) + 7 * (decoder + query + output) + pairs * (10 + 10)
     found = model.update_flops(np.array([4, 3]), np.array([5, 2]))
     assert found == 3 * 2 * products
+
+
+def test_the_cost_of_a_projected_first_state_is_counted_once_a_pair() -> None:
+    model = build(RNNSEARCH)
+
+    def flops(*source_lengths: int) -> int:
+        lengths = np.array(source_lengths)
+        return model.update_flops(lengths, np.zeros_like(lengths))
+
+    width = RNNSEARCH.d_model
+    assert flops(2, 2) - flops(4) == 3 * 2 * width * width
