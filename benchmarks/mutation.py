@@ -68,14 +68,15 @@ GROUPS = {
         modules=tuple(
             f"decoding/{name}.py"
             for name in (
-                "beam_search", "greedy_search", "native_decoder", "search",
+                "beam_search", "candidates", "greedy_search", "native_decoder",
+                "native_search", "search",
             )
         ),
         tests=(
             "unit/decoding/test_beam_search.py", "unit/decoding/test_greedy_search.py",
             "relations/test_limits.py", "relations/test_search_properties.py",
             "relations/test_beam_search_exhaustive.py", "relations/test_refilling.py",
-            "unit/decoding/test_native_search.py", "unit/decoding/test_search.py",
+            "unit/decoding/test_native_search.py", "unit/decoding/test_candidates.py",
             "unit/decoding/test_sampling.py", "relations/test_steps_together.py",
         ),
     ),

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from transduce.decoding.parser import penn_words
 from transduce.text.corpus import read_text
+from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import read_trees
 
 SIGNS = {

@@ -36,7 +36,6 @@ import html5lib
 from machine import describe_machine
 from starlette.requests import Request
 
-from transduce.decoding.parser import penn_words
 from transduce.errors import TransduceError
 from transduce.serving.admission import (
     FORM,
@@ -52,6 +51,7 @@ from transduce.text.markup import join_html, split_html
 from transduce.text.splitting import join_text, sentences, split_long, split_text
 from transduce.text.tokenizer import learn_tokenizer, normalize
 from transduce.text.vocabulary import TokenizerConfig
+from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import parse_tree
 
 LENGTHS = (10_000, 100_000, 1_000_000)

@@ -41,7 +41,7 @@ from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn import cross_entropy, layers
-from transduce.nn.operators import bf16_unit as chosen_bf16_unit
+from transduce.nn.kernels import bf16_unit as chosen_bf16_unit
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Float64
 
 from transduce import native
 from transduce.model_folder import QuantizedWeight
-from transduce.nn.operators import nn_api
+from transduce.nn.kernels import nn_api
 
 
 def runnable_isas() -> list[str]:

@@ -7,7 +7,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from transduce.decoding.torch_decoder import Run
+from transduce.decoding.graphed_decoder import Run
 
 Call = tuple[Any, Sequence[Any], dict[str, Any], Any]
 """An operator, its arguments, and its result."""

@@ -11,7 +11,7 @@ import pytest
 from transduce import native, native_header
 from transduce.errors import RequestError, TransduceWarning
 from transduce.native import HEADER, INTERFACE, LIBRARY
-from transduce.nn.operators import nn_api
+from transduce.nn.kernels import nn_api
 
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="there is no native library"

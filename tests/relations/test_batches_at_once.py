@@ -17,7 +17,7 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.device import Hardware
 from transduce.experiments.pipeline import refinement_of
 from transduce.model.transformer import Transformer
-from transduce.nn.operators import bf16_unit, nn_api
+from transduce.nn.kernels import bf16_unit, nn_api
 from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig
 from transduce.training.gradients import SingleThreads, num_at_once

@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding import torch_model
-from transduce.decoding.search import Candidates, Restrictions, RowTokens
-from transduce.decoding.torch_model import find_by_torch, has_top_k
+from transduce.decoding import torch_candidates
+from transduce.decoding.candidates import (
+    CandidateQuery,
+    Candidates,
+    Restrictions,
+    RowTokens,
+)
+from transduce.decoding.torch_candidates import find_by_torch, has_top_k
 
 pytest.importorskip("triton", exc_type=ImportError)
 
@@ -30,13 +35,18 @@ def both(monkeypatch: pytest.MonkeyPatch):
 
     def find(logits: Tensor, count: int, excluded: tuple[int, ...] = ()):
         totals = -np.arange(logits.shape[0] * logits.shape[1], dtype=np.float64)
-        given = (totals.reshape(logits.shape[:2]), count, excluded, None, 0.25)
+        query = CandidateQuery(
+            log_probabilities=totals.reshape(logits.shape[:2]),
+            count=count,
+            excluded=excluded,
+            diversity=0.25,
+        )
         found: list[Candidates] = []
         for by_kernels in (True, False):
             monkeypatch.setattr(
-                torch_model, "has_top_k", lambda *_, is_so=by_kernels: is_so
+                torch_candidates, "has_top_k", lambda *_, is_so=by_kernels: is_so
             )
-            found.append(find_by_torch(logits.to(DEVICE), *given))
+            found.append(find_by_torch(logits.to(DEVICE), query))
         return found
 
     return find
@@ -92,11 +102,12 @@ def test_what_kernels_do_not_know_is_left_to_pytorch(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ):
     logits = torch.randn(1, 2, 1_000, device=DEVICE)
-    given = {"excluded": (0,), "forced": None, "diversity": 0.0, **changes}
+    given = {"excluded": (0,), **changes}
+    query = CandidateQuery(log_probabilities=np.zeros((1, 2)), count=4, **given)
     found: list[Candidates] = []
     for is_there in (True, False):
-        monkeypatch.setattr(torch_model, "has_top_k", lambda *_, so=is_there: so)
-        found.append(find_by_torch(logits, np.zeros((1, 2)), 4, **given))
+        monkeypatch.setattr(torch_candidates, "has_top_k", lambda *_, so=is_there: so)
+        found.append(find_by_torch(logits, query))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -12,20 +12,18 @@ from torch import Tensor
 from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding import torch_decoder
+from transduce.decoding import graphed_decoder
 from transduce.decoding.cache import RecurrentState
-from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_decoder import (
+from transduce.decoding.graphed_decoder import (
     CudaGraphs,
-    FusedStep,
     GraphedDecoder,
     Run,
     StaticStep,
     StepGraphs,
     StepSize,
-    TorchDecoder,
-    plain_linear,
 )
+from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_decoder import FusedStep, TorchDecoder, plain_linear
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Memory, Transformer
@@ -189,7 +187,7 @@ def test_without_memory_for_a_step_idle_memory_is_freed(
                 raise torch.OutOfMemoryError("short")
             super().__init__(*given)
 
-    monkeypatch.setattr(torch_decoder, "StaticStep", Short)
+    monkeypatch.setattr(graphed_decoder, "StaticStep", Short)
     assert isinstance(graphs.borrow(large), Short)
     assert graphs.borrow(small) is not idle
 
@@ -218,7 +216,7 @@ def test_without_memory_for_a_step_a_decoder_goes_on_without_graphs(
 def test_translations_may_be_longer_than_a_step_is_for(
     tiny: ModelConfig, variant: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(torch_decoder, "MIN_TOKENS", 4)
+    monkeypatch.setattr(graphed_decoder, "MIN_TOKENS", 4)
     model = Transformer(replace(tiny, **variant)).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model)
     graphs = StepGraphs(flat, OperatorRecorder())

@@ -11,16 +11,12 @@ from beam_kinds import start_beam_search
 from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
+from transduce.decoding.candidates import CandidateQuery, find_candidates
 from transduce.decoding.native_decoder import NativeModel, PackedLinear
 from transduce.decoding.processes import SearchTask, search_in_batches
-from transduce.decoding.search import (
-    Decoding,
-    Hypothesis,
-    JoinableDecoder,
-    find_candidates,
-)
+from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
+from transduce.decoding.torch_candidates import find_by_torch
 from transduce.decoding.torch_decoder import TorchDecoder
-from transduce.decoding.torch_model import find_by_torch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string
@@ -113,8 +109,9 @@ def test_the_best_tokens_equal_pytorchs(isa: str, count: int) -> None:
     logits[5, 1, 1_000:] += 100
     totals = -torch.rand(6, 2, generator=rng, dtype=torch.float64).numpy()
     never = [0, 4, 700]
-    ours = find_candidates(logits.numpy(), totals, count, never)
-    theirs = find_by_torch(logits, totals, count, never, None, 0.0)
+    query = CandidateQuery(log_probabilities=totals, count=count, excluded=never)
+    ours = find_candidates(logits.numpy(), query)
+    theirs = find_by_torch(logits, query)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(theirs[0])
     for one, other in zip(ours[1:], theirs[1:], strict=True):

@@ -18,12 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
-from transduce.decoding import native_decoder, search
+from transduce.decoding import candidates, native_search
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import (
+    CandidateQuery,
+    find_candidates,
+    restrictions_after,
+)
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.native_decoder import start_search
-from transduce.decoding.search import Hypothesis, restrictions_after, run_search
-from transduce.decoding.torch_model import find_by_torch
+from transduce.decoding.native_search import start_search
+from transduce.decoding.search import Hypothesis, run_search
+from transduce.decoding.torch_candidates import find_by_torch
 from transduce.errors import ConfigError
 from transduce.interop.marian_import import read_settings, read_weights
 from transduce.model.transformer import Transformer
@@ -115,8 +120,8 @@ def test_all_searches_obey_restrictions_alike(
     natively = found_natively(seed, config, prefixes)
     assert natively == found_in_python(seed, config, prefixes)
     with (  # so that PyTorch finds the candidates, as on a GPU
-        mock.patch.object(search, "native_logits", return_value=None),
-        mock.patch.object(native_decoder, "native_logits", return_value=None),
+        mock.patch.object(candidates, "native_logits", return_value=None),
+        mock.patch.object(native_search, "native_logits", return_value=None),
     ):
         assert_same(found_natively(seed, config, prefixes, as_tensor=True), natively)
         assert_same(found_in_python(seed, config, prefixes, as_tensor=True), natively)
@@ -170,12 +175,11 @@ def test_a_hypothesis_that_no_token_may_follow_is_cut_short(
 
 def test_restrictions_leave_the_log_probabilities_of_other_tokens() -> None:
     logits = np.log(np.array([[[0.1, 0.2, 0.3, 0.4]]], dtype=np.float32))
-    found = find_by_torch(logits, np.zeros((1, 1)), 4, (0,), None, 0.0)
+    query = CandidateQuery(log_probabilities=np.zeros((1, 1)), count=4, excluded=(0,))
+    found = find_by_torch(logits, query)
     config = SearchConfig(no_repeat_ngram=1)
     restricted = restrictions_after([[3]], config)
-    rest = search.find_candidates(
-        logits, np.zeros((1, 1)), 4, (0,), restrictions=restricted
-    )
+    rest = find_candidates(logits, replace(query, restrictions=restricted))
     assert found.tokens.tolist() == [[3, 2, 1, 0]]
     assert rest.tokens[0, :2].tolist() == [2, 1]
     assert rest.log_probabilities[0, 0] == pytest.approx(np.log(0.3), abs=1e-6)

@@ -11,12 +11,8 @@ from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConf
 from transduce.device import Hardware
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
-from transduce.training.trainer import (
-    StepReport,
-    Trainer,
-    TrainingState,
-    TrainingStoppedError,
-)
+from transduce.training.state import TrainingState
+from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
 
 BATCHING = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=60)
 CONFIG = TrainingConfig(

@@ -20,17 +20,11 @@ from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import check
-from transduce.nn.operators import (
-    Dropout,
-    loaded_nn_api,
-    new_masking,
-    nn_api,
-    row_blocks,
-    tensor_pointer,
-)
+from transduce.nn.kernels import loaded_nn_api, nn_api, tensor_pointer
+from transduce.nn.operators import Dropout, new_masking, row_blocks
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import Processes
-from transduce.training.gradients import own_micro_batches
+from transduce.training.micro_batches import own_micro_batches
 from transduce.training.trainer import StepReport, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

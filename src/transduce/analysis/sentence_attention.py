@@ -32,15 +32,13 @@ from transduce.analysis.heads import (
     head_sums,
     statistics_table,
 )
-from transduce.decoding.native_decoder import start_search
-from transduce.decoding.parser import penn_words
+from transduce.decoding.native_search import start_search
 from transduce.decoding.search import (
-    Coverage,
-    CoverageDecoder,
     Hypothesis,
     JoinableDecoder,
     Search,
     Sentence,
+    coverage_of,
     require_numbers,
     run_search,
     with_shortlists,
@@ -65,6 +63,7 @@ from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import NEVER_WRITTEN
+from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import normalized, parse_tree, without_brackets
 
 
@@ -159,19 +158,15 @@ def record_search(
     says so.
     """
     memory = model.model.encode(source)
-    sums_attention = config.coverage_penalty > 0
     decoder: JoinableDecoder = (
         model.start(memory, sum_attention=True)
-        if sums_attention
+        if config.coverage_penalty > 0
         else TorchDecoder(model.stepper, memory)
     )
     if config.shortlist and shortlist is not None:
         part = Part(line=0, number=0, source=source[0, :-1].tolist(), prefix=[])
         decoder = with_shortlists(decoder, allowed_tokens(shortlist, [part], config))
-    coverage: Coverage | None = None
-    if sums_attention:
-        assert isinstance(decoder, CoverageDecoder)
-        coverage = decoder.coverage
+    coverage = coverage_of(decoder, config)
     limit = config.limit(source.size(1))
     search = start_search([limit], config, EOS, excluded, coverage=coverage)
     recorded = _RecordedSearch(search)

@@ -4,15 +4,14 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from transduce.analysis.heads import (
+from transduce.analysis.grammar_heads import (
     SEED,
-    as_report,
     grammar_sentences,
     survey_annotated,
-    survey_heads,
     translator_and_pair,
-    tree_pairs,
 )
+from transduce.analysis.heads import survey_heads, tree_pairs
+from transduce.analysis.heads_report import as_report
 from transduce.cli.lines import into_language_of, warn_of_other_languages
 from transduce.cli.options import require_both
 from transduce.cli.terminal import (

@@ -25,10 +25,11 @@ from transduce.cli.terminal import (
     writer,
 )
 from transduce.decoding.native_decoder import PrecisionChoice
-from transduce.decoding.parser import Parse, penn_words
+from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace
 from transduce.decoding.translator import interdependent_lines, load
 from transduce.model_folder import model_sum
+from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import WORD, Constituent, Leaf, Tree, indented, svg
 
 

@@ -8,14 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.lines import require_shortlist
+from transduce.decoding.backend import choose_device
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.processes import default_processes
-from transduce.decoding.translator import (
-    Translator,
-    choose_device,
-    load,
-    with_known_shortlist,
-)
+from transduce.decoding.translator import Translator, load, with_known_shortlist
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.search_config import SearchConfig

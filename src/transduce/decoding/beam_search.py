@@ -17,22 +17,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     NOT_FORCED,
+    CandidateQuery,
     Candidates,
-    Coverage,
-    Decoder,
     Excluded,
-    Hypothesis,
     Restrictions,
-    Sentence,
+    excluded_now,
     find_candidates,
     restrictions_after,
+)
+from transduce.decoding.search import (
+    Coverage,
+    Decoder,
+    Hypothesis,
+    Sentence,
     run_search,
 )
 from transduce.search_config import SearchConfig
@@ -79,72 +83,149 @@ def beam_search(
 
 
 @dataclass(slots=True, kw_only=True)
-class BeamState:
-    """Beams of all live sentences between two steps.
-
-    `group` is 1 before the first step and `beam` afterwards. Sentences that joined
-    later have fewer tokens, so each has its own length; there are at least as many
-    `columns` as the longest has tokens, and entries beyond a length have no meaning.
-    """
-
-    lengths: Int64[np.ndarray, " sentences"]
-    """Tokens of each live hypothesis, the same number for all of a sentence."""
-    max_lengths: Int64[np.ndarray, " sentences"]
-    """Tokens of the output at most, the end token included."""
-    prefixes: Int64[np.ndarray, "sentences forced"]
-    """Token that each position must have; `NOT_FORCED` after the prefix."""
-    live_totals: Float64[np.ndarray, "sentences group"]
-    """Log-probability of each live hypothesis."""
-    live_tokens: Int64[np.ndarray, "sentences group columns"]
-    """Tokens of each live hypothesis."""
-    live_sums: Float64[np.ndarray, "sentences group columns"]
-    """Log-probability of each live hypothesis up to each of its tokens."""
-    live_coverage: Float64[np.ndarray, "sentences group"]
-    """Coverage of each live hypothesis; 0 without a coverage penalty."""
-    num_competing: Int64[np.ndarray, " sentences"]
-    """Number of live hypotheses, the first ones, that ranked among the candidates that
-    may end."""
-    finished_scores: Float64[np.ndarray, "sentences beam"]
-    """Score of each finished hypothesis, best first; minus infinity where there is
-    none."""
-    finished_totals: Float64[np.ndarray, "sentences beam"]
-    """Log-probability of each finished hypothesis, the end token included."""
-    finished_lengths: Int64[np.ndarray, "sentences beam"]
-    """Tokens of each finished hypothesis, the end token not counted."""
-    finished_tokens: Int64[np.ndarray, "sentences beam columns"]
-    """Tokens of each finished hypothesis."""
-    finished_sums: Float64[np.ndarray, "sentences beam columns"]
-    """Log-probability of each finished hypothesis up to each of its tokens."""
-    num_finished: Int64[np.ndarray, " sentences"]
-    """Number of hypotheses that have finished, whether they were kept or not."""
+class SentenceArrays:
+    """Arrays whose first axis is the live sentences."""
 
     def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
         """Drop all other sentences."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name)[is_kept])
 
-    def join(self, other: "BeamState") -> None:
-        """Append the sentences of another state with groups of the same size."""
-        columns = max(self.live_tokens.shape[2], other.live_tokens.shape[2])
-        forced = max(self.prefixes.shape[1], other.prefixes.shape[1])
-        for state in (self, other):
-            state.widen(columns)
-            missing = forced - state.prefixes.shape[1]
-            state.prefixes = np.pad(
-                state.prefixes, ((0, 0), (0, missing)), constant_values=NOT_FORCED
-            )
+    def join(self, other: Self) -> None:
+        """Append the sentences of arrays of the same shapes."""
         for field in fields(self):
             both = getattr(self, field.name), getattr(other, field.name)
             setattr(self, field.name, np.concatenate(both))
 
+
+@dataclass(slots=True, kw_only=True)
+class Targets(SentenceArrays):
+    """Bounds of each sentence's output."""
+
+    max_lengths: Int64[np.ndarray, " sentences"]
+    """Tokens of the output at most, the end token included."""
+    prefixes: Int64[np.ndarray, "sentences forced"]
+    """Token that each position must have; `NOT_FORCED` after the prefix."""
+
+    def forced_at(
+        self, positions: Int64[np.ndarray, " sentences"]
+    ) -> Int64[np.ndarray, " sentences"]:
+        """Return the token that each sentence must have at a position."""
+        positions = np.minimum(positions, self.prefixes.shape[1] - 1)
+        return self.prefixes[np.arange(len(positions)), positions]
+
+    def widen(self, num_forced: int) -> None:
+        """Add columns for longer prefixes."""
+        padding = ((0, 0), (0, num_forced - self.prefixes.shape[1]))
+        self.prefixes = np.pad(self.prefixes, padding, constant_values=NOT_FORCED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Beams(SentenceArrays):
+    """Live hypotheses of each sentence, best first.
+
+    `group` is 1 before the first step and the beam size afterwards. There are at least
+    as many `columns` as the longest has tokens, and entries beyond a length have no
+    meaning.
+    """
+
+    lengths: Int64[np.ndarray, " sentences"]
+    """Tokens of each hypothesis, the same number for all of a sentence. Sentences that
+    joined later have fewer."""
+    totals: Float64[np.ndarray, "sentences group"]
+    """Log-probability of each hypothesis."""
+    tokens: Int64[np.ndarray, "sentences group columns"]
+    sums: Float64[np.ndarray, "sentences group columns"]
+    """Log-probability of each hypothesis up to each of its tokens."""
+    coverage: Float64[np.ndarray, "sentences group"]
+    """Coverage of each hypothesis; 0 without a coverage penalty."""
+    num_competing: Int64[np.ndarray, " sentences"]
+    """Number of hypotheses, the first ones, that ranked among the candidates that may
+    end."""
+
+    @property
+    def columns(self) -> int:
+        """Number of tokens that a hypothesis can have."""
+        return self.tokens.shape[2]
+
     def widen(self, columns: int) -> None:
         """Add columns for more tokens."""
-        missing = columns - self.live_tokens.shape[2]
-        padding = ((0, 0), (0, 0), (0, missing))
-        self.live_tokens = np.pad(self.live_tokens, padding)
-        self.live_sums = np.pad(self.live_sums, padding)
-        self.finished_tokens = np.pad(self.finished_tokens, padding)
-        self.finished_sums = np.pad(self.finished_sums, padding)
+        self.tokens = _widened(self.tokens, columns)
+        self.sums = _widened(self.sums, columns)
+
+
+@dataclass(slots=True, kw_only=True)
+class FinishedHypotheses(SentenceArrays):
+    """Best finished hypotheses of each sentence, best first."""
+
+    scores: Float64[np.ndarray, "sentences number"]
+    """Score of each hypothesis; minus infinity where there is none."""
+    totals: Float64[np.ndarray, "sentences number"]
+    """Log-probability of each hypothesis, the end token included."""
+    lengths: Int64[np.ndarray, "sentences number"]
+    """Tokens of each hypothesis, the end token not counted."""
+    tokens: Int64[np.ndarray, "sentences number columns"]
+    sums: Float64[np.ndarray, "sentences number columns"]
+    """Log-probability of each hypothesis up to each of its tokens."""
+
+    def merge(self, others: "FinishedHypotheses") -> None:
+        """Replace the worst by better ones of others; of equal ones these stay."""
+        count = self.scores.shape[1]
+        scores = np.concatenate([self.scores, others.scores], axis=1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        sentence = np.arange(len(scores))[:, None]
+        for field in fields(self):
+            both = getattr(self, field.name), getattr(others, field.name)
+            joined = np.concatenate(both, axis=1)
+            setattr(self, field.name, joined[sentence, best])
+
+    def widen(self, columns: int) -> None:
+        """Add columns for more tokens."""
+        self.tokens = _widened(self.tokens, columns)
+        self.sums = _widened(self.sums, columns)
+
+
+Numbers = TypeVar("Numbers", bound=np.ndarray)
+
+
+def _widened(array: Numbers, columns: int) -> Numbers:
+    missing = columns - array.shape[2]
+    return cast(Numbers, np.pad(array, ((0, 0), (0, 0), (0, missing))))
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamState:
+    """Beams of all live sentences between two steps."""
+
+    targets: Targets
+    live: Beams
+    finished: FinishedHypotheses
+    num_finished: Int64[np.ndarray, " sentences"]
+    """Number of hypotheses that have finished, whether they were kept or not."""
+
+    def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
+        """Drop all other sentences."""
+        self.targets.keep(is_kept)
+        self.live.keep(is_kept)
+        self.finished.keep(is_kept)
+        self.num_finished = self.num_finished[is_kept]
+
+    def join(self, other: "BeamState") -> None:
+        """Append the sentences of another state with groups of the same size."""
+        columns = max(state.live.columns for state in (self, other))
+        num_forced = max(state.targets.prefixes.shape[1] for state in (self, other))
+        for state in (self, other):
+            state.widen(columns)
+            state.targets.widen(num_forced)
+        self.targets.join(other.targets)
+        self.live.join(other.live)
+        self.finished.join(other.finished)
+        self.num_finished = np.concatenate([self.num_finished, other.num_finished])
+
+    def widen(self, columns: int) -> None:
+        """Add columns for more tokens."""
+        self.live.widen(columns)
+        self.finished.widen(columns)
 
 
 def initial_state(
@@ -156,19 +237,25 @@ def initial_state(
     for row, prefix in zip(forced, prefixes, strict=True):
         row[: len(prefix)] = prefix
     return BeamState(
-        lengths=np.zeros(sentences, np.int64),
-        max_lengths=np.array([min(n, ENDLESS) for n in max_lengths], np.int64),
-        prefixes=forced,
-        live_totals=np.zeros((sentences, 1)),
-        live_tokens=np.zeros((sentences, 1, FIRST_COLUMNS), np.int64),
-        live_sums=np.zeros((sentences, 1, FIRST_COLUMNS)),
-        live_coverage=np.zeros((sentences, 1)),
-        num_competing=np.zeros(sentences, np.int64),
-        finished_scores=np.full((sentences, beam_size), -math.inf),
-        finished_totals=np.zeros((sentences, beam_size)),
-        finished_lengths=np.zeros((sentences, beam_size), np.int64),
-        finished_tokens=np.zeros((sentences, beam_size, FIRST_COLUMNS), np.int64),
-        finished_sums=np.zeros((sentences, beam_size, FIRST_COLUMNS)),
+        targets=Targets(
+            max_lengths=np.array([min(n, ENDLESS) for n in max_lengths], np.int64),
+            prefixes=forced,
+        ),
+        live=Beams(
+            lengths=np.zeros(sentences, np.int64),
+            totals=np.zeros((sentences, 1)),
+            tokens=np.zeros((sentences, 1, FIRST_COLUMNS), np.int64),
+            sums=np.zeros((sentences, 1, FIRST_COLUMNS)),
+            coverage=np.zeros((sentences, 1)),
+            num_competing=np.zeros(sentences, np.int64),
+        ),
+        finished=FinishedHypotheses(
+            scores=np.full((sentences, beam_size), -math.inf),
+            totals=np.zeros((sentences, beam_size)),
+            lengths=np.zeros((sentences, beam_size), np.int64),
+            tokens=np.zeros((sentences, beam_size, FIRST_COLUMNS), np.int64),
+            sums=np.zeros((sentences, beam_size, FIRST_COLUMNS)),
+        ),
         num_finished=np.zeros(sentences, np.int64),
     )
 
@@ -210,19 +297,19 @@ class BeamSearch:
 
         Returns the rows that continue and the token of each.
         """
-        state, config = self._state, self._config
+        beams, config = self._state.live, self._config
         forced = self._forced()
-        found = find_candidates(
-            logits,
-            state.live_totals,
-            config.candidates,
-            self._excluded,
-            forced,
-            config.diversity,
-            self._restrictions(forced),
+        query = CandidateQuery(
+            log_probabilities=beams.totals,
+            count=config.candidates,
+            excluded=excluded_now(self._excluded),
+            forced=forced,
+            diversity=config.diversity,
+            restrictions=self._restrictions(forced),
         )
+        found = find_candidates(logits, query)
         if self._coverage is not None:
-            state.live_coverage = self._coverage()
+            beams.coverage = self._coverage()
         is_end = (found.tokens == self._eos) & (found.log_probabilities > -math.inf)
         self._finish(found, is_end)
         # At most one candidate of each hypothesis ends, so there are enough others.
@@ -241,23 +328,21 @@ class BeamSearch:
 
     def _forced(self) -> Int64[np.ndarray, " sentences"] | None:
         """Return the only token that each sentence may continue with, if any."""
-        lengths, prefixes = self._state.lengths, self._state.prefixes
-        positions = np.minimum(lengths, prefixes.shape[1] - 1)
-        forced = prefixes[np.arange(len(lengths)), positions]
+        forced = self._state.targets.forced_at(self._state.live.lengths)
         return forced if (forced != NOT_FORCED).any() else None
 
     def _restrictions(
         self, forced: Int64[np.ndarray, " sentences"] | None
     ) -> Restrictions | None:
         """Return the restrictions of the next tokens, if the config has any."""
-        state = self._state
+        beams = self._state.live
         if not self._config.has_restrictions:
             return None
-        is_free = state.live_totals > -math.inf
+        is_free = beams.totals > -math.inf
         if forced is not None:
             is_free &= (forced == NOT_FORCED)[:, None]
         hypotheses = [
-            state.live_tokens[place][: state.lengths[place[0]]].tolist()
+            beams.tokens[place][: beams.lengths[place[0]]].tolist()
             if is_free[place]
             else None
             for place in np.ndindex(is_free.shape)
@@ -268,29 +353,25 @@ class BeamSearch:
         self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
     ) -> None:
         """Keep the best of the finished hypotheses and of the candidates that end."""
-        state, config = self._state, self._config
-        is_long = state.lengths >= config.min_length
+        beams, config = self._state.live, self._config
+        is_long = beams.lengths >= config.min_length
         may_end = is_end & is_long[:, None]
         may_end[:, config.end_candidates :] = False
         if not may_end.any():
             return
-        state.num_finished += may_end.sum(axis=1)
+        self._state.num_finished += may_end.sum(axis=1)
         sentence = np.arange(len(is_end))[:, None]
-        scores = found.log_probabilities / self._divisors(state.lengths + 1)[:, None]
-        scores += config.coverage_penalty * state.live_coverage[sentence, found.parents]
+        scores = found.log_probabilities / self._divisors(beams.lengths + 1)[:, None]
+        scores += config.coverage_penalty * beams.coverage[sentence, found.parents]
         scores[~may_end] = -math.inf
-        both = np.concatenate([state.finished_scores, scores], axis=1)
-        best = np.argsort(-both, axis=1, kind="stable")[:, : config.beam_size]
-        lengths = np.broadcast_to(state.lengths[:, None], scores.shape)
-        state.finished_scores = both[sentence, best]
-        for name, new in (
-            ("finished_totals", found.log_probabilities),
-            ("finished_lengths", lengths),
-            ("finished_tokens", state.live_tokens[sentence, found.parents]),
-            ("finished_sums", state.live_sums[sentence, found.parents]),
-        ):
-            joined = np.concatenate([getattr(state, name), new], axis=1)
-            setattr(state, name, joined[sentence, best])
+        ended = FinishedHypotheses(
+            scores=scores,
+            totals=found.log_probabilities,
+            lengths=np.broadcast_to(beams.lengths[:, None], scores.shape),
+            tokens=beams.tokens[sentence, found.parents],
+            sums=beams.sums[sentence, found.parents],
+        )
+        self._state.finished.merge(ended)
 
     def _end_where_no_token_may_follow(
         self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
@@ -298,7 +379,9 @@ class BeamSearch:
         """Give sentences without a possible candidate their hypotheses so far."""
         values = np.take_along_axis(found.log_probabilities, ranks, axis=1)
         is_dead_end = np.fmax.reduce(values, axis=1) == -math.inf
-        for number in np.flatnonzero(is_dead_end & (self._state.lengths > 0)).tolist():
+        for number in np.flatnonzero(
+            is_dead_end & (self._state.live.lengths > 0)
+        ).tolist():
             self.live[number].hypotheses = self._hypotheses(number)
 
     def _continue(
@@ -307,30 +390,32 @@ class BeamSearch:
         Int64[np.ndarray, "sentences beam"], Int64[np.ndarray, "sentences beam"]
     ]:
         """Make the candidates of these ranks the live hypotheses."""
-        state, config = self._state, self._config
-        if state.lengths.max() == state.live_tokens.shape[2]:
-            state.widen(2 * state.live_tokens.shape[2])
-        sentence = np.arange(len(ranks))[:, None]
+        beams, config = self._state.live, self._config
+        if beams.lengths.max() == beams.columns:
+            self._state.widen(2 * beams.columns)
+        every = np.arange(len(ranks))
+        sentence = every[:, None]
         parents, tokens = found.parents[sentence, ranks], found.tokens[sentence, ranks]
-        state.num_competing = (ranks < config.end_candidates).sum(axis=1)
-        state.live_totals = found.log_probabilities[sentence, ranks]
-        state.live_coverage = state.live_coverage[sentence, parents]
-        state.live_tokens = state.live_tokens[sentence, parents]
-        state.live_sums = state.live_sums[sentence, parents]
-        state.live_tokens[sentence[:, 0], :, state.lengths] = tokens
-        state.live_sums[sentence[:, 0], :, state.lengths] = state.live_totals
-        state.lengths = state.lengths + 1
+        beams.num_competing = (ranks < config.end_candidates).sum(axis=1)
+        beams.totals = found.log_probabilities[sentence, ranks]
+        beams.coverage = beams.coverage[sentence, parents]
+        beams.tokens = beams.tokens[sentence, parents]
+        beams.sums = beams.sums[sentence, parents]
+        beams.tokens[every, :, beams.lengths] = tokens
+        beams.sums[every, :, beams.lengths] = beams.totals
+        beams.lengths = beams.lengths + 1
         return parents, tokens
 
     def _are_done(self) -> Bool[np.ndarray, " sentences"]:
         """Return which sentences need no further step."""
         state, config = self._state, self._config
-        best = np.fmax.reduce(state.live_totals, axis=1)  # ignores NaN
-        is_over = (best == -math.inf) | (state.lengths >= state.max_lengths)
-        worst_wanted = state.finished_scores[:, config.num_best - 1]
+        max_lengths = state.targets.max_lengths
+        best = np.fmax.reduce(state.live.totals, axis=1)  # ignores NaN
+        is_over = (best == -math.inf) | (state.live.lengths >= max_lengths)
+        worst_wanted = state.finished.scores[:, config.num_best - 1]
         # Log-probabilities only fall, the divisor never falls, and coverage is at most
         # 0, so no live hypothesis can score above this bound.
-        bound = best / self._divisors(state.max_lengths)
+        bound = best / self._divisors(max_lengths)
         is_final = worst_wanted >= bound
         if config.enough_ends is not None:
             is_final |= state.num_finished >= config.enough_ends
@@ -359,44 +444,44 @@ class BeamSearch:
         with finished ones.
         """
         state = self._state
-        num_finished = int((state.finished_scores[number] > -math.inf).sum())
+        num_finished = int((state.finished.scores[number] > -math.inf).sum())
         found = [self._finished(number, rank) for rank in range(num_finished)]
         num_cut = 0
         if not found:
-            num_cut = state.live_totals.shape[1]
+            num_cut = state.live.totals.shape[1]
         elif (
             self._config.cut_ones_compete
-            and state.lengths[number] >= state.max_lengths[number]
+            and state.live.lengths[number] >= state.targets.max_lengths[number]
         ):
-            num_cut = int(state.num_competing[number])
+            num_cut = int(state.live.num_competing[number])
         found += [
             self._cut_short(number, rank)
             for rank in range(num_cut)
-            if state.live_totals[number, rank] > -math.inf
+            if state.live.totals[number, rank] > -math.inf
         ]
         found.sort(key=lambda each: -each.score)
         return found[: self._max_hypotheses]
 
     def _finished(self, number: int, rank: int) -> Hypothesis:
-        state, place = self._state, (number, rank)
-        length, total = state.finished_lengths[place], state.finished_totals[place]
+        finished, place = self._state.finished, (number, rank)
+        length, total = finished.lengths[place], float(finished.totals[place])
         return Hypothesis(
-            ids=tuple(state.finished_tokens[place][:length].tolist()),
-            log_probability=float(total),
+            ids=tuple(finished.tokens[place][:length].tolist()),
+            log_probability=total,
             token_log_probabilities=_gains(
-                [*state.finished_sums[place][:length].tolist(), float(total)]
+                [*finished.sums[place][:length].tolist(), total]
             ),
-            score=float(state.finished_scores[place]),
+            score=float(finished.scores[place]),
         )
 
     def _cut_short(self, number: int, rank: int) -> Hypothesis:
-        state, place = self._state, (number, rank)
-        length, total = int(state.lengths[number]), float(state.live_totals[place])
+        beams, place = self._state.live, (number, rank)
+        length, total = int(beams.lengths[number]), float(beams.totals[place])
         return Hypothesis(
-            ids=tuple(state.live_tokens[place][:length].tolist()),
+            ids=tuple(beams.tokens[place][:length].tolist()),
             log_probability=total,
-            token_log_probabilities=_gains(state.live_sums[place][:length].tolist()),
-            score=self._config.score(total, length, float(state.live_coverage[place])),
+            token_log_probabilities=_gains(beams.sums[place][:length].tolist()),
+            score=self._config.score(total, length, float(beams.coverage[place])),
             is_finished=False,
         )
 

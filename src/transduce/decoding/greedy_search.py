@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     NOT_FORCED,
-    Decoder,
+    CandidateQuery,
     Excluded,
-    Hypothesis,
-    Sentence,
+    excluded_now,
     find_candidates,
     restrictions_after,
-    run_search,
 )
+from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
 
 
@@ -76,17 +75,17 @@ class GreedySearch:
         forced = np.array([path.forced for path in self.live], dtype=np.int64)
         # Two candidates, since the end token may come too early. Earlier tokens do not
         # matter, so all totals are 0.
-        found = find_candidates(
-            logits,
-            np.zeros((len(self.live), 1)),
-            2,
-            self._excluded,
-            forced if (forced != NOT_FORCED).any() else None,
+        query = CandidateQuery(
+            log_probabilities=np.zeros((len(self.live), 1)),
+            count=2,
+            excluded=excluded_now(self._excluded),
+            forced=forced if (forced != NOT_FORCED).any() else None,
             restrictions=restrictions_after(
                 [p.ids if p.forced == NOT_FORCED else None for p in self.live],
                 self._config,
             ),
         )
+        found = find_candidates(logits, query)
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):
             path.grow(path_gains, path_tokens)

@@ -218,10 +218,10 @@ def search_in_batches(
     live: dict[Sentence, int] = {}  # sentences of `running`, with their numbers
     while waiting or running is not None:
         size = _batch_size(task, live.values(), waiting)
-        few = int((1 - REFILL_SHARE) * size)
-        may_join = len(live) < size and len(live) <= few
+        refill_at = int((1 - REFILL_SHARE) * size)  # number of live sentences
+        may_join = len(live) < size and len(live) <= refill_at
         if running is not None and not may_join:
-            running.step_until_some_are_done(few, on_step)
+            running.step_until_some_are_done(refill_at, on_step)
         else:
             count = min(max(size - len(live), 1), len(waiting))
             joining = [waiting.popleft() for _ in range(count)]

@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.search import (
-    Decoder,
-    Hypothesis,
-    Sentence,
-    log_softmax,
-    run_search,
-)
+from transduce.decoding.candidates import log_softmax
+from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SamplingConfig
 
 
@@ -92,7 +87,7 @@ class Sampling:
         """Return the token of each sample and its log-probability among all tokens."""
         if not isinstance(logits, np.ndarray):
             # Imported late: PyTorch takes a second to load, and here it is loaded.
-            from transduce.decoding.torch_model import draw_by_torch
+            from transduce.decoding.torch_candidates import draw_by_torch
 
             return draw_by_torch(logits, chances, self._config, self._excluded)
         tokens = np.empty(chances.shape, dtype=np.int64)

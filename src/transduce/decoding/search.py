@@ -1,4 +1,4 @@
-"""The loop that all searches share, its interfaces, and the choice of tokens.
+"""The loop that all searches share, and its interfaces.
 
 A search chooses tokens from logits. It uses a decoder through `step`, `reorder` and
 `join`; the native search runs in C with its decoder (`take_steps`). A batch holds
@@ -6,27 +6,20 @@ several sentences with a group of hypotheses each; all groups have the same size
 Finished sentences leave the batch and new ones can join it. Token ids and row numbers
 are numpy arrays; logits are an array or a tensor on any device.
 
-The next token can be restricted by the tokens that a hypothesis has (`Restrictions`:
-`no_repeat_ngram`, `repetition_penalty` and `bad_words` of `SearchConfig`; the native
-library has the same in csrc/decode/restrictions.c), and by a shortlist
-(`with_shortlists`).
-
-Continuations and probabilities of arrays are computed by the native library or numpy,
-those of tensors by `torch_model`. All sums run in the order of the vocabulary, so that
-equal logits always give equal results.
+Two decoders change the logits of others: `Ensemble` averages the probabilities of
+several models, and `with_shortlists` restricts each sentence to its shortlist.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+from jaxtyping import Float, Float64, Int64
 
+from transduce.decoding.candidates import AllowedTokens, log_mean, log_softmax
 from transduce.errors import CheckpointError
 from transduce.metrics.scores import TargetScore
-from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 
@@ -105,6 +98,14 @@ class CoverageDecoder(JoinableDecoder, Protocol):
         ...
 
 
+def coverage_of(decoder: Decoder, config: SearchConfig) -> Coverage | None:
+    """Return the coverage of a decoder's hypotheses; None if a search needs none."""
+    if not config.coverage_penalty:
+        return None
+    assert isinstance(decoder, CoverageDecoder)
+    return decoder.coverage
+
+
 @runtime_checkable
 class DecodingModel(Protocol):
     """A model prepared for decoding: in the native library, or in PyTorch."""
@@ -145,18 +146,14 @@ class MultiStepDecoder(Decoder, Protocol):
     """A decoder that can take several steps together with a search in one call."""
 
     def take_steps(
-        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, few: int
+        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, max_live: int
     ) -> Int64[np.ndarray, "kept group"] | None:
-        """Take steps until at most `few` sentences are live, or some number of steps.
+        """Take steps until at most `max_live` sentences are live, or some number.
 
         Returns the last tokens of the remaining hypotheses. Returns None, and changes
         nothing, if it cannot take steps with such a search.
         """
         ...
-
-
-AllowedTokens = Int32[np.ndarray, " _"] | None
-"""Tokens that may come next, by rising id; None for the whole vocabulary."""
 
 
 @runtime_checkable
@@ -210,27 +207,32 @@ class Decoding:
             self._last_ids = last_ids
 
     def step_until_some_are_done(
-        self, few: int = 0, on_step: Callable[[], object] | None = None
+        self, max_live: int = 0, on_step: Callable[[], object] | None = None
     ) -> None:
         """Grow all live sentences until at least one of them is done.
 
-        A decoder that takes several steps in one call may continue until at most `few`
-        sentences are live. `on_step` is called between steps; an exception that it
-        raises ends the search.
+        A decoder that takes several steps in one call may continue until at most
+        `max_live` sentences are live. `on_step` is called between steps; an exception
+        that it raises ends the search.
         """
         num_live = len(self.search.live)
         assert num_live
-        few = min(few, num_live - 1)
+        max_live = min(max_live, num_live - 1)
         while len(self.search.live) == num_live:
             if on_step is not None:
                 on_step()
-            last_ids = None
-            if self._multi_step is not None:
-                last_ids = self._multi_step.take_steps(self._last_ids, self.search, few)
-            if last_ids is None:
+            if not self._take_steps(max_live):
                 self.step()
-            else:
-                self._last_ids = last_ids
+
+    def _take_steps(self, max_live: int) -> bool:
+        """Take several steps in one call, and return whether this is possible."""
+        if self._multi_step is None:
+            return False
+        last_ids = self._multi_step.take_steps(self._last_ids, self.search, max_live)
+        if last_ids is None:
+            return False
+        self._last_ids = last_ids
+        return True
 
     def join(self, other: "Decoding") -> None:
         """Append the sentences of another; both must have taken a step."""
@@ -278,7 +280,7 @@ class Ensemble:
         logits = [each.step(last_ids) for each in self.members]
         if all(isinstance(each, np.ndarray) for each in logits):
             return log_mean(list(map(log_softmax, logits)))
-        from transduce.decoding.torch_model import log_mean_by_torch
+        from transduce.decoding.torch_candidates import log_mean_by_torch
 
         return log_mean_by_torch(logits)
 
@@ -337,7 +339,7 @@ class MaskedDecoder:
                 allowed = slice(None) if own is None else own
                 row[:, allowed] = found[:, allowed]
             return kept
-        from transduce.decoding.torch_model import keep_shortlists
+        from transduce.decoding.torch_candidates import keep_shortlists
 
         return keep_shortlists(logits, self.shortlists)
 
@@ -356,230 +358,3 @@ class MaskedDecoder:
         """Return the sum of log(min(attention, 1)) over the source, end included."""
         assert isinstance(self._decoder, CoverageDecoder)
         return self._decoder.coverage()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTokens:
-    """Tokens of each of several rows, stored one row after another."""
-
-    offsets: Int64[np.ndarray, " rows_and_one"]
-    """Place of each row's first token; at the end, the number of tokens."""
-    tokens: Int64[np.ndarray, " tokens"]
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> "RowTokens":
-        """Store the tokens of rows."""
-        return cls(
-            offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
-            tokens=np.array([i for row in rows for i in row], dtype=np.int64),
-        )
-
-    @property
-    def rows(self) -> Int64[np.ndarray, " tokens"]:
-        """Row of each token."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restrictions:
-    """Restrictions of the next token of hypotheses, one row for each."""
-
-    banned: RowTokens
-    """Tokens that must not follow."""
-    repeated: RowTokens
-    """Tokens that the hypothesis has already, in ascending order."""
-    penalty: float
-    """Factor of the log-probability of repeated tokens."""
-
-    def as_struct(self) -> Any:
-        """Return a `td_restrictions`, which borrows the arrays."""
-        arrays = {
-            "banned_offsets": self.banned.offsets,
-            "banned_tokens": self.banned.tokens,
-            "repeated_offsets": self.repeated.offsets,
-            "repeated_tokens": self.repeated.tokens,
-        }
-        pointers = {k: pointer(v, "int64_t *") for k, v in arrays.items()}
-        fields = {**pointers, "repetition_penalty": self.penalty}
-        return ffi.new("td_restrictions *", fields)
-
-
-def restrictions_after(
-    hypotheses: Sequence[Sequence[int] | None], config: SearchConfig
-) -> Restrictions | None:
-    """Return the restrictions after hypotheses; None if the config has none.
-
-    A hypothesis of None stands for one whose next token is forced, and is free.
-    """
-    if not config.has_restrictions:
-        return None
-    has_penalty = config.repetition_penalty != 1
-    return Restrictions(
-        banned=RowTokens.of(
-            [[] if ids is None else _banned(list(ids), config) for ids in hypotheses]
-        ),
-        repeated=RowTokens.of(
-            [sorted(set(ids)) if has_penalty and ids else [] for ids in hypotheses]
-        ),
-        penalty=config.repetition_penalty,
-    )
-
-
-def _banned(ids: list[int], config: SearchConfig) -> list[int]:
-    """Return the tokens that would end a repeated n-gram or a bad word."""
-    banned = [word[-1] for word in config.bad_words if _ends_with(ids, word[:-1])]
-    if n := config.no_repeat_ngram:
-        ngrams = (ids[end - n : end] for end in range(n, len(ids) + 1))
-        banned += [ngram[-1] for ngram in ngrams if _ends_with(ids, ngram[:-1])]
-    return banned
-
-
-def _ends_with(ids: Sequence[int], ending: Sequence[int]) -> bool:
-    return list(ids[len(ids) - len(ending) :]) == list(ending) and (
-        len(ending) <= len(ids)
-    )
-
-
-NOT_FORCED = -1
-"""Forced token of a sentence that may continue with any token."""
-
-Excluded = Sequence[int] | Callable[[], Bool[np.ndarray, "sentences group vocab"]]
-"""Ids that never come next, or a function that returns a mask of the tokens that must
-not follow the current hypotheses."""
-
-
-class Candidates(NamedTuple):
-    """The likeliest continuations of each sentence, best first."""
-
-    log_probabilities: Float64[np.ndarray, "sentences candidates"]
-    """Log-probability of the whole sequence; minus infinity where there are no more
-    candidates, NaN after a hypothesis with NaN among its logits."""
-    parents: Int64[np.ndarray, "sentences candidates"]
-    """Number, within the group, of the hypothesis that each candidate extends."""
-    tokens: Int64[np.ndarray, "sentences candidates"]
-
-
-def find_candidates(
-    logits: Float[Any, "sentences group vocab"],
-    log_probabilities: Float64[np.ndarray, "sentences group"],
-    count: int,
-    excluded: Excluded = (),
-    forced: Int64[np.ndarray, " sentences"] | None = None,
-    diversity: float = 0.0,
-    restrictions: Restrictions | None = None,
-) -> Candidates:
-    """Find the `count` likeliest continuations of each sentence.
-
-    `log_probabilities` are those of the hypotheses. `forced` has the only token with
-    which a sentence may continue, or `NOT_FORCED`. For the ranking, the k-th best token
-    after a hypothesis, from k = 0, loses `diversity` times k nats (Li et al., 2016). Of
-    equal candidates, those of earlier hypotheses come first, then lower token ids.
-    Restrictions do not apply to forced tokens.
-
-    Raises `IndexError` if a forced token is outside the vocabulary.
-    """
-    never = excluded() if callable(excluded) else excluded
-    if (array := native_logits(logits)) is not None:
-        return _find_natively(
-            array, log_probabilities, count, never, forced, diversity, restrictions
-        )
-    # Imported late: PyTorch takes a second to load, and the native library needs none.
-    from transduce.decoding.torch_model import find_by_torch
-
-    return find_by_torch(
-        logits, log_probabilities, count, never, forced, diversity, restrictions
-    )
-
-
-def native_logits(
-    logits: Float[Any, "sentences group vocab"],
-) -> Float32[np.ndarray, "sentences group vocab"] | None:
-    """Return logits as an array for the native library.
-
-    Returns None without the library, or if the logits are not in fp32 on a CPU.
-    """
-    if api() is None:
-        return None
-    if not isinstance(logits, np.ndarray):
-        if logits.device.type != "cpu" or not logits.dtype.is_floating_point:
-            return None
-        if logits.dtype.itemsize != np.dtype(np.float32).itemsize:
-            return None
-        logits = logits.detach().numpy()
-    return logits if logits.dtype == np.float32 else None
-
-
-def _find_natively(
-    logits: Float32[np.ndarray, "sentences group vocab"],
-    log_probabilities: Float64[np.ndarray, "sentences group"],
-    count: int,
-    never: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
-    forced: Int64[np.ndarray, " sentences"] | None,
-    diversity: float,
-    restrictions: Restrictions | None,
-) -> Candidates:
-    sentences, group, vocab = logits.shape
-    assert log_probabilities.shape == (sentences, group)
-    assert forced is None or forced.shape == (sentences,)
-    logits = np.ascontiguousarray(logits)
-    log_probabilities = np.ascontiguousarray(log_probabilities)
-    mask = np.ascontiguousarray(never) if isinstance(never, np.ndarray) else None
-    assert mask is None or mask.shape == logits.shape
-    excluded = np.array(never if mask is None else [], dtype=np.int64)
-    totals = np.empty((sentences, count))
-    parents, tokens = np.empty((2, sentences, count), np.int64)
-    restricted = ffi.NULL if restrictions is None else restrictions.as_struct()
-    query = ffi.new(
-        "td_candidates *",
-        {
-            "sentences": sentences,
-            "group": group,
-            "vocab": vocab,
-            "count": count,
-            "log_probs": pointer(log_probabilities, "double *"),
-            "mask": pointer(mask, "uint8_t *"),
-            "excluded_tokens": pointer(excluded, "int64_t *"),
-            "num_excluded_tokens": len(excluded),
-            "forced_tokens": pointer(forced, "int64_t *"),
-            "restrictions": restricted,
-            "diversity": diversity,
-            "found_log_probs": pointer(totals, "double *"),
-            "found_parents": pointer(parents, "int64_t *"),
-            "found_tokens": pointer(tokens, "int64_t *"),
-        },
-    )
-    native = api()
-    assert native is not None
-    check(native.decode.find_candidates(query, pointer(logits, "float *")))
-    return Candidates(totals, parents, tokens)
-
-
-def log_softmax(logits: Float[np.ndarray, "*rows vocab"]) -> Float32[np.ndarray, "..."]:
-    """Return log-probabilities as a new array."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shifted.astype(np.float32, copy=False)
-
-
-def log_likelihoods(
-    logits: Float[np.ndarray, "rows vocab"], tokens: Int64[np.ndarray, " rows"]
-) -> Float64[np.ndarray, " rows"]:
-    """Return the log-probability of one token in each row."""
-    largest = logits.max(axis=-1)
-    totals = np.exp(logits - largest[:, None]).sum(axis=-1)
-    chosen = logits[np.arange(len(tokens)), tokens]
-    return chosen.astype(np.float64) - largest - np.log(totals)
-
-
-def log_mean(
-    log_probs: Sequence[Float32[np.ndarray, "*rows vocab"]],
-) -> Float32[np.ndarray, "..."]:
-    """Return the logarithm of the mean probability over several models."""
-    largest = np.maximum.reduce(log_probs)
-    # Outside a shortlist, all are minus infinity.
-    offset = np.where(largest == -np.inf, np.float32(0), largest)
-    total = np.zeros_like(largest)
-    for each in log_probs:
-        total += np.exp(each - offset)
-    with np.errstate(divide="ignore"):
-        return offset + np.log(total / len(log_probs))

@@ -441,69 +441,84 @@ def replaced_texts(
     Without a dictionary, all others are copied from the source. A word stays <unk> if
     each replacement would complete one of `bad_words`.
     """
-    phrases = [list(tokenizer.pieces(ids)) for ids in bad_words]
+    bad_phrases = [list(tokenizer.pieces(ids)) for ids in bad_words]
     dictionary = dictionary or WordDictionary(translations={})
-    words = [[list(tokenizer.pieces(h.ids)) for h in several] for _, several in found]
-    unknown = [
-        (part, hypothesis, pieces)
-        for (part, several), own_words in zip(found, words, strict=True)
-        for hypothesis, pieces in zip(several, own_words, strict=True)
-        if not set(UNKNOWN_IDS).isdisjoint(hypothesis.ids)
+    words = [
+        [
+            _HypothesisWords(part, each.ids, tokenizer.pieces(each.ids))
+            for each in several
+        ]
+        for part, several in found
     ]
-    unknown.sort(key=lambda each: len(each[1].ids))  # so that padding stays small
+    unknown = [each for several in words for each in several if each.has_unknown]
+    unknown.sort(key=lambda each: len(each.ids))  # so that padding stays small
     for start in range(0, len(unknown), MAX_ATTENTION_BATCH):
         batch = unknown[start : start + MAX_ATTENTION_BATCH]
         maps = attention(
-            [[*part.source, EOS] for part, _, _ in batch],
-            [hypothesis.ids for _, hypothesis, _ in batch],
+            [[*each.part.source, EOS] for each in batch], [each.ids for each in batch]
         )
-        for (part, hypothesis, pieces), weights in zip(batch, maps, strict=True):
-            mean = weights.mean(axis=0)
-            for place, choices in _replacements(part, hypothesis, dictionary, mean):
-                _replace_word(pieces, place, choices, phrases)
-    return [[tokenizer.join(pieces) for pieces in several] for several in words]
+        for each, weights in zip(batch, maps, strict=True):
+            each.replace_unknown(weights.mean(axis=0), dictionary, bad_phrases)
+    return [[tokenizer.join(each.words) for each in several] for several in words]
 
 
-def _replace_word(
-    words: list[str],
-    place: int,
-    choices: Sequence[str],
-    bad_phrases: Sequence[Sequence[str]],
-) -> None:
-    """Replace a word by the first choice that completes no bad phrase, if any."""
-    for word in (*choices, words[place]):
-        words[place] = word
-        if not _has_any(words, place, bad_phrases):
-            return
+class _HypothesisWords:
+    """Words of a hypothesis, whose unknown ones can be replaced."""
 
+    def __init__(self, part: Part, ids: tuple[int, ...], words: Iterable[str]) -> None:
+        self.part = part
+        self.ids = ids
+        self.words = list(words)
 
-def _replacements(
-    part: Part,
-    hypothesis: Hypothesis,
-    dictionary: WordDictionary,
-    weights: Float[np.ndarray, "target source"],
-) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the position of each unknown word, and words for its place, best first."""
-    words = part.source_words
-    # The tags of a corpus and of the target language are no words to translate.
-    first = sum(1 for _ in takewhile(is_tag, words[:-1]))
-    for place, token in enumerate(hypothesis.ids):
-        if token not in UNKNOWN_IDS:
-            continue
-        if place < len(part.prefix_words):
-            yield place, (part.prefix_words[place],)
-            continue
+    @property
+    def has_unknown(self) -> bool:
+        """Whether a word is unknown."""
+        return not set(UNKNOWN_IDS).isdisjoint(self.ids)
+
+    def replace_unknown(
+        self,
+        weights: Float[np.ndarray, "target source"],
+        dictionary: WordDictionary,
+        bad_phrases: Sequence[Sequence[str]],
+    ) -> None:
+        """Replace unknown words by the attention at the steps that predict them."""
+        for place, token in enumerate(self.ids):
+            if token in UNKNOWN_IDS:
+                choices = self._replacements(place, weights[place], dictionary)
+                self._replace(place, choices, bad_phrases)
+
+    def _replacements(
+        self,
+        place: int,
+        weights: Float[np.ndarray, " source"],
+        dictionary: WordDictionary,
+    ) -> tuple[str, ...]:
+        """Return words for the place of an unknown one, best first."""
+        if place < len(self.part.prefix_words):
+            return (self.part.prefix_words[place],)
+        words = self.part.source_words
+        # The tags of a corpus and of the target language are no words to translate.
+        first = sum(1 for _ in takewhile(is_tag, words[:-1]))
         # The end token, which is no word, comes after all words.
-        source = first + weights[place, first : len(words)].argmax()
-        space = " " if token == UNKNOWN_IDS[0] else ""
+        source = first + weights[first : len(words)].argmax()
+        space = " " if self.ids[place] == UNKNOWN_IDS[0] else ""
         own = words[source].strip()
-        yield place, (space + dictionary.translation(own), space + own)
+        return space + dictionary.translation(own), space + own
+
+    def _replace(
+        self, place: int, choices: Sequence[str], bad_phrases: Sequence[Sequence[str]]
+    ) -> None:
+        """Replace a word by the first choice that completes no bad phrase, if any."""
+        for word in (*choices, self.words[place]):
+            self.words[place] = word
+            if not _has_any(self.words, place, bad_phrases):
+                return
 
 
-def _has_any(pieces: list[str], place: int, phrases: Sequence[Sequence[str]]) -> bool:
+def _has_any(words: list[str], place: int, phrases: Sequence[Sequence[str]]) -> bool:
     """Return whether one of the phrases covers a place."""
     return any(
-        pieces[start : start + len(phrase)] == phrase
+        words[start : start + len(phrase)] == phrase
         for phrase in phrases
         for start in range(max(place - len(phrase) + 1, 0), place + 1)
     )

@@ -1,14 +1,12 @@
 """Translation and parsing of text: `load` a model, then call its `Translator`.
 
-On a CPU the native library decodes. PyTorch is imported only where the library cannot
-decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
-compiler at installation.
+`backend` chooses between the native library and PyTorch.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
@@ -19,13 +17,20 @@ from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,
 )
+from transduce.decoding.backend import (
+    choose_device,
+    choose_precision,
+    decodes_natively,
+    prepare_for_decoding,
+    require_ensemble,
+)
+from transduce.decoding.candidates import AllowedTokens
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,
-    NativePrecision,
     PrecisionChoice,
-    start_search,
 )
+from transduce.decoding.native_search import start_search
 from transduce.decoding.processes import (
     SearchResult,
     SearchTask,
@@ -39,14 +44,12 @@ from transduce.decoding.processes import (
 )
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
-    AllowedTokens,
-    Coverage,
-    CoverageDecoder,
     Decoding,
     DecodingModel,
     Ensemble,
     Hypothesis,
     JoinableDecoder,
+    coverage_of,
     require_numbers,
     with_shortlists,
 )
@@ -76,13 +79,10 @@ from transduce.errors import (
 from transduce.machine import (
     free_memory,
     keep_freed_memory,
-    may_have_gpu,
-    respect_cpu_quota,
 )
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
-from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.settings import require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
@@ -153,7 +153,7 @@ class Translator:
         different tokenizers or languages, or if the device cannot compute in the
         precision or be used by several processes.
         """
-        _require_ensemble(checkpoint, others)
+        require_ensemble(checkpoint, others)
         require_number_of_processes(num_processes)
         require_one_of("precision", precision, PrecisionChoice)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
@@ -161,7 +161,9 @@ class Translator:
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """Name of the device in PyTorch, such as "cpu" or "cuda"."""
         self._checkpoints = (checkpoint, *others)
-        self.precision: DecodingPrecision = self._choose_precision(precision)
+        self.precision: DecodingPrecision = choose_precision(
+            precision, self.device, self._checkpoints
+        )
         """Precision of matrix products."""
         self.config: ArchitectureConfig = checkpoint.config
         """Config of the first model."""
@@ -204,7 +206,10 @@ class Translator:
     @property
     def is_native(self) -> bool:
         """Whether the native library decodes all models, and not PyTorch."""
-        return all(map(self._decodes_natively, self._checkpoints))
+        return all(
+            decodes_natively(each, self.device, self.precision)
+            for each in self._checkpoints
+        )
 
     @property
     def num_processes(self) -> int:
@@ -265,7 +270,10 @@ class Translator:
     @cached_property
     def models(self) -> list[DecodingModel]:
         """Models prepared for decoding, loaded at the first use."""
-        return [self._prepare(each) for each in self._checkpoints]
+        return [
+            prepare_for_decoding(each, self.device, self.precision)
+            for each in self._checkpoints
+        ]
 
     @cached_property
     def torch_model(self) -> "transduce.decoding.torch_model.TorchModel":
@@ -274,11 +282,12 @@ class Translator:
         It is loaded at the first use. Raises `RequestError` if PyTorch is not
         installed.
         """
-        if not self._decodes_natively(self._checkpoints[0]):
+        first = self._checkpoints[0]
+        if not decodes_natively(first, self.device, self.precision):
             return cast(Any, self.models[0])
         with packages_for("A look into the model"):
             from transduce.decoding.torch_model import prepare
-        return prepare(self._checkpoints[0], self.precision, self.device)
+        return prepare(first, self.precision, self.device)
 
     @property
     def cross_attention(self) -> Attention | None:
@@ -431,14 +440,13 @@ class Translator:
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self._checkpoints)} are loaded."
             )
-        task = partial(
-            self._task,
+        search = _PartSearch(
             start=partial(_start_search, config=config),
             group_size=config.beam_size,
             min_steps=config.min_length + 1,
+            bad_words=config.bad_words,
         )
-        pairs = pair_up(sources, prefixes)
-        found = self._in_windows(pairs, pace or Pace(), task, config.bad_words)
+        found = self._in_windows(pair_up(sources, prefixes), search, pace or Pace())
         return (with_best(each, config.num_best) for each in found)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -501,12 +509,10 @@ class Translator:
         require_lists(sources)
         _require_config(config, SamplingConfig)
         self._require_memory_for(config.number)
-        task = partial(
-            self._task,
-            start=partial(_start_sampling, config=config),
-            group_size=config.number,
+        search = _PartSearch(
+            start=partial(_start_sampling, config=config), group_size=config.number
         )
-        return self._in_windows(pair_up(sources, None), pace or Pace(), task)
+        return self._in_windows(pair_up(sources, None), search, pace or Pace())
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -639,59 +645,6 @@ class Translator:
             return search_in_batches(task, self.models, on_step)
         return self._pool.search(task, on_step)
 
-    def _choose_precision(self, precision: PrecisionChoice) -> DecodingPrecision:
-        """Return the precision for "auto": int8 if it rounds no weights."""
-        if precision != "auto":
-            return precision
-        can_multiply = self.device == "cpu" and api() is not None
-        return (
-            "int8" if can_multiply and all(map(_is_int8, self._checkpoints)) else "fp32"
-        )
-
-    def _decodes_natively(
-        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
-    ) -> bool:
-        """Return whether the native library decodes a model."""
-        return (
-            self.device == "cpu"
-            and self.precision != "bf16"
-            and isinstance(checkpoint.config, ModelConfig)
-            and api() is not None
-        )
-
-    def _prepare(
-        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
-    ) -> DecodingModel:
-        """Prepare a model for decoding, in the native library if that can decode it."""
-        if not self._decodes_natively(checkpoint):
-            with packages_for(self._need_of_torch(checkpoint)):
-                from transduce.decoding.torch_model import prepare
-            return prepare(checkpoint, self.precision, self.device)
-        # Unlike the paper: int8, for speed on processors that multiply 8-bit integers
-        # faster. Off by default: `--precision int8`, or a quantized model.
-        precision = cast(NativePrecision, self.precision)
-        return NativeModel(
-            cast(ModelConfig, checkpoint.config),
-            checkpoint.arrays.mapped(in_fp32=precision == "fp32")
-            if isinstance(checkpoint, ModelFolder)
-            else checkpoint.arrays,
-            precision,
-            checkpoint.shortlist,
-        )
-
-    def _need_of_torch(
-        self, checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint"
-    ) -> str:
-        """Return why PyTorch is needed to decode with a model."""
-        if self.device != "cpu":
-            return f"Device {self.device}"
-        if self.precision == "bf16":
-            return f"Precision {self.precision}"
-        if not isinstance(checkpoint.config, ModelConfig):
-            architecture = architecture_of(checkpoint.config)
-            return f'Decoding with the architecture "{architecture}"'
-        return "Decoding without the native library, which a C compiler builds,"
-
     def _with_known_shortlist(
         self, config: SearchConfig, *, has_prefixes: bool
     ) -> SearchConfig:
@@ -720,11 +673,7 @@ class Translator:
             )
 
     def _in_windows(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        pace: Pace,
-        task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
-        bad_words: Sequence[Sequence[int]] = (),
+        self, pairs: Iterable[tuple[str, str]], search: "_PartSearch", pace: Pace
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
         numbered = zip(
@@ -736,22 +685,22 @@ class Translator:
                 window, self.tokenizer, self.source_language, self.corpus_tag
             )
             parts = list(chain.from_iterable(lines))
-            found = self._translated_parts(parts, task, pace.on_step, bad_words)
+            found = self._translated_parts(parts, search, pace.on_step)
             yield from join_lines(lines, found, pace.on_line)
 
     def _translated_parts(
         self,
         parts: Sequence[Part],
-        task: Callable[[list[Part]], SearchTask[Sequence[DecodingModel], Part]],
+        search: "_PartSearch",
         on_step: Callable[[], object] | None,
-        bad_words: Sequence[Sequence[int]],
     ) -> Iterator[tuple[int, Translation]]:
         """Yield the number and the translation of each part as soon as it is done."""
-        filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
-        for found in self._run(task([parts[i] for i in filled]), on_step):
+        filled = [i for i, part in enumerate(parts) if part.source]
+        task = self._task([parts[i] for i in filled], search)
+        for found in self._run(task, on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
-            replaced = self._texts_without_unknown(several, bad_words)
+            replaced = self._texts_without_unknown(several, search.bad_words)
             for (i, hypotheses), texts in zip(found, replaced, strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 
@@ -778,21 +727,31 @@ class Translator:
         return replaced_texts(found, self.tokenizer, dictionary, attention, bad_words)
 
     def _task(
-        self,
-        parts: list[Part],
-        start: Callable[[Sequence[DecodingModel], list[Part]], Decoding],
-        group_size: int,
-        min_steps: int = 0,
+        self, parts: list[Part], search: "_PartSearch"
     ) -> SearchTask[Sequence[DecodingModel], Part]:
-        """Return the search for parts with `group_size` hypotheses each."""
+        """Return a search as a task for processes."""
         return SearchTask(
             sentences=parts,
             lengths=[len(part.source) + 1 for part in parts],
-            capacity=self.batch_positions // group_size,
-            start=start,
-            step_rows=StepRows(group_size, self.models[0].step_overhead),
-            min_steps=min_steps,
+            capacity=self.batch_positions // search.group_size,
+            start=search.start,
+            step_rows=StepRows(search.group_size, self.models[0].step_overhead),
+            min_steps=search.min_steps,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartSearch:
+    """How the parts of lines are searched for: by beam search or by sampling."""
+
+    start: Callable[[Sequence[DecodingModel], list[Part]], Decoding]
+    """Function that encodes parts and starts their search."""
+    group_size: int
+    """Number of hypotheses of each part."""
+    min_steps: int = 0
+    """Minimum number of steps of a part."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """Tokens of words that must not replace an unknown one."""
 
 
 def _require_config(config: object, kind: type) -> None:
@@ -837,55 +796,17 @@ def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
     return 1 if translator.is_native and is_exact else WINDOW_LINES
 
 
-def _is_int8(checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint") -> bool:
-    """Return whether a model is quantized."""
-    return isinstance(checkpoint, ModelFolder) and checkpoint.is_quantized
-
-
-def _require_ensemble(
-    checkpoint: "ModelFolder | transduce.checkpoint.Checkpoint",
-    others: "Sequence[ModelFolder | transduce.checkpoint.Checkpoint]",
-) -> None:
-    """Raise `RequestError` if the models cannot form an ensemble."""
-    if any(other.tokenizer != checkpoint.tokenizer for other in others):
-        raise RequestError(
-            "Models that translate together must have one tokenizer, but have "
-            "different ones; train them on the same text with the same settings."
-        )
-    if any(other.symbols != checkpoint.symbols for other in others):
-        raise RequestError(
-            "Models of an ensemble must have one target vocabulary, but have "
-            "different ones; load models of one task, trained on the same data."
-        )
-    for side in ("source", "target"):
-        if side == "target" and checkpoint.tokenizer.language_tags:
-            continue  # `into` chooses one of several
-        known = getattr(checkpoint, f"{side}_language")
-        for other in others:
-            its = getattr(other, f"{side}_language")
-            if known and its and not best_match(its, [known]):
-                raise RequestError(
-                    "Models that translate together must have the same languages, but "
-                    f"their {side} languages are {known} and {its}; load models of one "
-                    "direction."
-                )
-
-
 def _start_search(
     models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
 ) -> Decoding:
     """Encode sources and start the search for their translations."""
     limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
     prefixes = [part.prefix for part in parts]
-    sums_attention = config.coverage_penalty > 0
-    decoder = _encode(models, parts, sum_attention=sums_attention)
+    decoder = _encode(models, parts, sum_attention=config.coverage_penalty > 0)
     if config.shortlist and models[0].shortlist is not None:
         shortlists = allowed_tokens(models[0].shortlist, parts, config)
         decoder = with_shortlists(decoder, shortlists)
-    coverage: Coverage | None = None
-    if sums_attention:
-        assert isinstance(decoder, CoverageDecoder)
-        coverage = decoder.coverage
+    coverage = coverage_of(decoder, config)
     # Several hypotheses may have the same text, so more than `num_best` are needed.
     most = 1 if config.num_best == 1 else None
     search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
@@ -986,17 +907,3 @@ def load(
     if target_language is not None:
         translator = translator.into(target_language)
     return translator if tag is None else translator.with_tag(tag)
-
-
-def choose_device(name: str) -> str:
-    """Return PyTorch's name of the device for "auto", "cpu" or "cuda".
-
-    PyTorch is imported only if there may be a GPU. Choosing a CPU applies a CPU quota
-    to the number of threads. Raises `RequestError` if the device is not available.
-    """
-    if name == "cpu" or (name == "auto" and not may_have_gpu()):
-        respect_cpu_quota()
-        return "cpu"
-    with packages_for(f"Device {name}"):
-        from transduce.device import choose_hardware
-    return str(choose_hardware(name).device)

@@ -15,7 +15,7 @@ from transduce import native
 from transduce.device import Hardware
 from transduce.machine import describe_processor
 from transduce.native import string
-from transduce.nn.operators import bf16_unit, has_triton
+from transduce.nn.kernels import bf16_unit, has_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

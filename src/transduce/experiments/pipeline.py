@@ -134,16 +134,14 @@ from transduce.training.loss import (
 )
 from transduce.training.memory import MicroBatchSize, require_memory
 from transduce.training.optimizer import require_moments, scheduled_rate
-from transduce.training.trainer import (
+from transduce.training.state import (
     STATE_PROGRESS,
-    DivergedError,
     Progress,
-    StepReport,
-    Trainer,
     TrainingState,
     load_training_state,
     save_training,
 )
+from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 LOG_STEPS = 10
 """Updates between lines of the log."""

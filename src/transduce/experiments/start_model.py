@@ -60,7 +60,7 @@ from transduce.text.vocabulary import (
     find_language_tag,
 )
 from transduce.training.optimizer import require_moments
-from transduce.training.trainer import (
+from transduce.training.state import (
     Progress,
     TrainingState,
     load_training_state,

@@ -15,11 +15,11 @@ from transduce.analysis.cost import (
     SUSTAINED_TFLOPS,
     UTILISATION,
     Cluster,
-    PathLengths,
     estimate_flops,
     forecast,
     utilisation,
 )
+from transduce.analysis.path_lengths import PathLengths
 from transduce.decoding.translator import load
 from transduce.errors import (
     CheckpointError,

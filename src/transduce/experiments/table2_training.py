@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from transduce.analysis.cost import PathLengths, measure_path_lengths
+from transduce.analysis.path_lengths import PathLengths, measure_path_lengths
 from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,

@@ -11,19 +11,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from transduce.native import ffi
-from transduce.nn.operators import (
+from transduce.nn.kernels import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     check,
     has_bf16_products,
     has_triton,
-    in_blocks,
     is_native,
     loaded_nn_api,
-    multiplies_in_blocks,
     packed_once,
     tensor_pointer,
 )
+from transduce.nn.operators import in_blocks, multiplies_in_blocks
 
 MAX_LOGITS = 2**24
 """Largest number of logits in memory at a time: products of many rows are faster."""

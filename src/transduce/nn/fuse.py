@@ -37,6 +37,7 @@ from transduce.model.layers import (
     ResidualConnection,
 )
 from transduce.model.transformer import Memory, Transformer
+from transduce.nn.kernels import has_triton
 from transduce.nn.layers import (
     Heads,
     StackSettings,
@@ -52,7 +53,6 @@ from transduce.nn.operators import (
     RowDropout,
     current_rate,
     has_normalized_sum,
-    has_triton,
     linear,
     normalized_sum,
 )

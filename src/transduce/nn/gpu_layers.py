@@ -37,8 +37,8 @@ from transduce.nn.gpu_kernels import (
     relu_backward_,
     weight_gradient,
 )
+from transduce.nn.kernels import packed_once
 from transduce.nn.layers import StackSettings
-from transduce.nn.operators import packed_once
 
 SUBLAYER_WEIGHTS = {"attention": 8, "feed_forward": 6}
 """Number of weights of each sub-layer, with its norm."""

@@ -17,23 +17,20 @@ from torch.autograd.function import once_differentiable
 
 from transduce.model.transformer import Memory
 from transduce.native import ffi
-from transduce.nn.operators import (
-    MASK_MULTIPLE,
+from transduce.nn.kernels import (
     NUM_DIRECTIONS,
     PANEL_WIDTH,
     ROW_MULTIPLE,
     check,
-    draw_dropout,
-    draw_seeds,
     has_bf16_products,
     has_sgemm,
     is_native,
     loaded_nn_api,
-    native_rate,
     packed_once,
     split_like,
     tensor_pointer,
 )
+from transduce.nn.operators import MASK_MULTIPLE, draw_dropout, draw_seeds, native_rate
 
 MAX_KEYS = 128
 """Largest number of keys without dropout: with more, PyTorch's fused kernel is about as

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from transduce.decoding.parser import Parse, penn_words
+from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace, Translation, listed
 from transduce.decoding.translator import Translator, require_translation
 from transduce.errors import (
@@ -25,6 +25,7 @@ from transduce.errors import (
     in_seconds,
 )
 from transduce.search_config import SearchConfig
+from transduce.trees.penn_words import penn_words
 
 Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)

@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from transduce.errors import ConfigError, TransduceError
-from transduce.nn.operators import split_like
+from transduce.nn.kernels import split_like
 
 TIMEOUT = timedelta(days=1)
 """Timeout of collectives: the others wait while the first process scores and saves."""

@@ -1,7 +1,4 @@
-"""Gradients of an update (section 5.2): micro-batches, threads and CUDA graphs.
-
-The settings determine the pairs of an update. It is split into micro-batches that fit
-in memory, and each process computes some of them.
+"""Gradients of an update (section 5.2): threads, CUDA graphs and compiled layers.
 
 The native library computes a batch on all cores, but PyTorch and Python need one for a
 while between its calls. In training a small model that is a third of an update's time,
@@ -13,13 +10,11 @@ an update together. Where they do not exist, PyTorch's compiler fuses the small
 operators of a layer.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from threading import Barrier
@@ -27,121 +22,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
-from transduce.data.batches import Batcher, Update
-from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
+from transduce.data.batches import Batcher
+from transduce.data.tensors import PackedBatch
 from transduce.device import Hardware
 from transduce.errors import TransduceWarning
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
-from transduce.nn.operators import (
-    FusedSSRU,
-    nn_api,
-    own_generator,
-    unchanged_weights,
-)
+from transduce.nn.kernels import nn_api, unchanged_weights
+from transduce.nn.operators import FusedSSRU, own_generator
 from transduce.training.data_parallel import ALONE, Processes, no_sync
 from transduce.training.loss import (
-    MORE_TOKENS,
     BatchLoss,
     RewardLoss,
-    Samples,
     as_tensor,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """Pairs of an update for one backward pass: a batch, or a part of one."""
-
-    number: int
-    """Number within the update."""
-    indices: Integer[np.ndarray, " pairs"]
-    is_counted: bool
-    """Whether its gradient belongs to the update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedMicroBatch:
-    """A micro-batch with its data."""
-
-    update: Update
-    micro_batch: MicroBatch
-    batch: Batch | PackedBatch
-    is_last: bool
-    """Whether it is the last one of this process in the update."""
-    is_alone: bool
-    """Whether it is the only one."""
-    samples: Samples | None = None
-    """Samples of the batch, if the update is by reward."""
-
-
-MIN_TOKEN_SHARE = 1 / (1 + 1 / SOURCE_BUCKETS)
-"""Smallest share of tokens in a batch that is padded to a bucket."""
-
-
-def padded_parts(
-    update: Update, max_positions: int | None, num_samples: int = 0
-) -> list[Integer[np.ndarray, " _"]]:
-    """Split each batch of an update into parts of at most `max_positions`.
-
-    In updates by reward, each pair has `num_samples` samples beside it.
-    """
-    if max_positions is None:
-        return list(update.batches)
-    parts: list[Integer[np.ndarray, " _"]] = []
-    for batch in update.batches:
-        width = update.dataset.num_positions(batch) // len(batch)
-        width += num_samples * (width + MORE_TOKENS)
-        num_pairs = max(max_positions // width, 1)
-        parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
-    return parts
-
-
-def packed_parts(
-    update: Update, max_positions: int | None, num_processes: int
-) -> list[Integer[np.ndarray, " _"]]:
-    """Join the batches of an update, and split it into parts to compute as packed.
-
-    Products of many rows are faster, and without padding lengths may differ. A part has
-    at most `max_positions` if no pair is longer. All processes have equally many parts
-    if there are enough pairs.
-    """
-    pairs = np.concatenate(update.batches)
-    lengths = update.source_lengths + update.target_lengths
-    tokens, count = np.cumsum(lengths), 1
-    if max_positions is not None:
-        # A part has whole pairs, and is padded to a bucket.
-        bound = max(max_positions * MIN_TOKEN_SHARE - lengths.max(), 1)
-        count = math.ceil(tokens[-1] / bound)
-    count = -(-count // num_processes) * num_processes
-    ends = np.linspace(0, tokens[-1], count + 1)[1:-1]
-    parts = np.split(pairs, np.searchsorted(tokens, ends))
-    return [part for part in parts if len(part) > 0]
-
-
-def own_micro_batches(
-    batches: Sequence[Integer[np.ndarray, " _"]], processes: Processes
-) -> list[MicroBatch]:
-    """Return this process's micro-batches of an update, at least one.
-
-    A batch is split only if there are fewer batches than processes. Each part has
-    dropout masks of its own.
-    """
-    parts = list(batches)
-    while len(parts) < processes.count and max(map(len, parts)) > 1:
-        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        parts[largest : largest + 1] = np.array_split(parts[largest], 2)
-    every = [
-        MicroBatch(number=number, indices=indices, is_counted=True)
-        for number, indices in enumerate(parts)
-    ]
-    # All processes take part in every all-reduce, also one without pairs.
-    idle = replace(every[0], is_counted=False)
-    return every[processes.rank :: processes.count] or [idle]
-
+from transduce.training.micro_batches import LoadedMicroBatch
 
 AT_ONCE = 2
 """Number of batches that are computed at once; Python code runs in one at a time."""

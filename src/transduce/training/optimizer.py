@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
 from transduce.errors import CheckpointError
-from transduce.nn.operators import (
-    has_native_muon,
-    matrix_size,
-    native_muon,
-    orthogonalized,
-)
+from transduce.nn.muon import has_native_muon, matrix_size, native_muon, orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
 

@@ -1,33 +1,26 @@
-"""The training loop (sections 5.1 to 5.3), and its state beside a saved model.
+"""The training loop (sections 5.1 to 5.3).
 
 `Trainer.train` makes one update after the other (`_step`). A thread reads their pairs
-ahead, as micro-batches of this process (`_micro_batches`).
+ahead, as micro-batches of this process (`MicroBatchReader`).
 """
 
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import add, attrgetter
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from transduce.architectures.interface import TransductionModel
-from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.data.batches import Batcher, Update, read_ahead
-from transduce.data.tensors import Batch, PackedBatch
+from transduce.data.tensors import Batch
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, TransduceError
-from transduce.files import atomic_directory, read_json
+from transduce.errors import TransduceError
 from transduce.metrics.scores import perplexity
-from transduce.model_folder import current_name
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
@@ -35,14 +28,9 @@ from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.gradients import (
     AT_ONCE,
     GradientAccumulator,
-    LoadedMicroBatch,
-    MicroBatch,
     compile_layers,
     is_worth_compiling,
     num_at_once,
-    own_micro_batches,
-    packed_parts,
-    padded_parts,
 )
 from transduce.training.loss import (
     BatchLoss,
@@ -54,58 +42,28 @@ from transduce.training.loss import (
     without_dropout,
 )
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
+from transduce.training.micro_batches import (
+    LoadedMicroBatch,
+    MemoryLimits,
+    MicroBatchReader,
+)
 from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
     scheduled_rate,
 )
+from transduce.training.state import Progress, TrainingState
 
 RECENT = 0.02
 """Weight of an update in the recent loss, a moving average of about fifty updates."""
 DIVERGENCE = 1.0
 """Rise of the recent loss above its minimum that ends training, in nats a token."""
-RISE = 0.2
-"""Rise of the recent loss that may be the beginning of divergence."""
 REWARD_SHARE = 0.5
 """Share of the safe memory for a micro-batch with its samples, whose memory a trial
 predicts less exactly than that of a batch."""
 MAX_REWARD_BATCHES = 2
 """Largest micro-batch of an update by reward, as a multiple of a full batch with all
 its samples. It is above 1 because samples can be longer than references."""
-STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Position in training."""
-
-    step: int = 0
-    """Number of updates made."""
-    epoch: int = 0
-    update: int = 0
-    """Number of updates made in this epoch."""
-    recent_loss: float = math.inf
-    """Moving average of the loss over about fifty updates."""
-    lowest_loss: float = math.inf
-    """Minimum of the recent loss."""
-    flops: int = 0
-    """FLOPs of the updates made, without padding and without lost updates. Those of
-    updates by reward include their samples."""
-    earlier_updates: int = 0
-    """Number of updates of the optimizer before the run, whose moments it continues."""
-    rate_factor: float = 1.0
-    """Factor on the learning rate, lowered when training has diverged."""
-    plateau_factor: float = 1.0
-    """Factor on the learning rate, lowered when the dev loss has not fallen."""
-    lowest_dev_loss: float = math.inf
-    """Lowest dev loss of a checkpoint, by the schedule plateau."""
-    corpus_pairs: tuple[int, ...] = ()
-    """Number of pairs of each corpus of a mixture in this stage; empty without one."""
-
-    @property
-    def is_rising(self) -> bool:
-        """Whether the loss may have begun to diverge."""
-        return self.recent_loss > self.lowest_loss + RISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +107,6 @@ class Validation:
     """Smoothed cross-entropy in nats a target token."""
     perplexity: float
     """Exponential of the mean negative log-likelihood of a target token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingState:
-    """State from which training continues bit for bit, beside the weights."""
-
-    progress: Progress
-    tensors: dict[str, Tensor]
 
 
 class TrainingStoppedError(TransduceError):
@@ -210,12 +160,7 @@ class Trainer:
         after each update whether to stop."""
         self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
-        self._max_positions: int | None = None
-        self._reward_positions: int | None = None
-        self._fits_beside_another = True
-        """Whether there is memory for two batches at once."""
-        self._is_packed_epoch = False
-        """Value of `is_packed` at the start of the epoch."""
+        self._reader = MicroBatchReader(batcher, config, hardware, processes)
 
     def find_micro_batch(
         self, max_positions: int | None = None, reward_positions: int | None = None
@@ -242,17 +187,22 @@ class Trainer:
         free_bytes = self._hardware.free_bytes(sharing)
         del moments
         num_fitting = SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
-        self._fits_beside_another = num_fitting >= AT_ONCE
         bounds = [found.max_positions] if found.was_cut else []
         bounds += [] if max_positions is None else [max_positions]
-        self._max_positions = self._smallest(min(bounds, default=None))
-        if self._max_positions is not None:
-            found = replace(found, max_positions=self._max_positions, was_cut=True)
+        limits = MemoryLimits(
+            max_positions=self._smallest(min(bounds, default=None)),
+            fits_beside_another=num_fitting >= AT_ONCE,
+        )
+        if limits.max_positions is not None:
+            found = replace(found, max_positions=limits.max_positions, was_cut=True)
         if self._config.reward != "none":
             fitting = self._positions_by_reward(found, num_fitting, reward_positions)
-            self._reward_positions = self._smallest(fitting)
+            limits = replace(limits, reward_positions=self._smallest(fitting))
+        self._reader.limits = limits
         return replace(
-            found, compile_error=compile_error, reward_positions=self._reward_positions
+            found,
+            compile_error=compile_error,
+            reward_positions=limits.reward_positions,
         )
 
     def _smallest(self, max_positions: int | None) -> int | None:
@@ -273,7 +223,7 @@ class Trainer:
         `found` that fit in the safe memory. The number of an `earlier` start is kept if
         it fits; a new one takes at most `REWARD_SHARE` of that memory.
         """
-        config, batch = self._config, self._longest_positions
+        config, batch = self._config, self._reader.longest_positions
         # The trial had `num_passes` passes, and an update by reward has one.
         num_batches = max(num_fitting * config.num_passes, 1.0)
         fitting = found.max_positions if found.was_cut else num_batches * batch
@@ -447,8 +397,8 @@ class Trainer:
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
-            self._is_packed_epoch = self.is_packed
-            with closing(read_ahead(self._micro_batches(start), AT_ONCE)) as batches:
+            self._reader.is_packed = self.is_packed
+            with closing(read_ahead(self._reader.epoch(start), AT_ONCE)) as batches:
                 for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
@@ -459,29 +409,6 @@ class Trainer:
                     if self.progress.step == self._config.steps:
                         return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
-
-    def _micro_batches(self, start: Progress) -> Iterator[LoadedMicroBatch]:
-        """Load this process's part of the remaining updates of an epoch."""
-        updates = self._batcher.epoch(
-            start.epoch, first=start.update, first_step=start.step - start.update
-        )
-        for step, update in enumerate(updates, start.step + 1):
-            packs = self._packs(step)
-            most = self._positions_at_a_time(step)
-            parts = (
-                packed_parts(update, most, self._processes.count)
-                if packs
-                else padded_parts(update, most, self._num_samples(step))
-            )
-            own = own_micro_batches(parts, self._processes)
-            for each in own:
-                yield LoadedMicroBatch(
-                    update=update,
-                    micro_batch=each,
-                    batch=self._load(update, each, packs),
-                    is_last=each is own[-1],
-                    is_alone=len(own) == 1,
-                )
 
     def _step(
         self, update: Update, loaded: Iterator[LoadedMicroBatch]
@@ -522,7 +449,7 @@ class Trainer:
 
         The next update may have started by then.
         """
-        present, is_packed = self.progress, self._packs(self.progress.step)
+        present, is_packed = self.progress, self._reader.packs(self.progress.step)
         shares, stage = self._shares_of_corpora(), self._stage()
         is_by_reward = self._config.is_by_reward(present.step)
 
@@ -574,7 +501,8 @@ class Trainer:
     def _num_at_once(self, update: Update, flops: int) -> int:
         """Return how many micro-batches to compute at once in an update of `flops`."""
         # They are whole batches unless these are split because little memory is free.
-        has_memory = self._fits_beside_another and self._max_positions is None
+        limits = self._reader.limits
+        has_memory = limits.fits_beside_another and limits.max_positions is None
         if not has_memory or self._config.is_by_reward(self.progress.step):
             return 1
         each = flops / len(update.batches)
@@ -626,40 +554,6 @@ class Trainer:
                 flops += sample_flops(self.model, sources, targets.reshape(-1, number))
         on_device = torch.tensor(flops, device=self._hardware.device)
         return int(self._processes.all_reduce_sum(on_device))
-
-    def _packs(self, step: int) -> bool:
-        """Whether an update computes its sentences without padding."""
-        return self._is_packed_epoch and not self._config.is_by_reward(step)
-
-    def _load(
-        self, update: Update, micro_batch: MicroBatch, packs: bool
-    ) -> Batch | PackedBatch:
-        dataset, pairs = update.dataset, micro_batch.indices
-        batch: Batch | PackedBatch
-        if packs:
-            batch = dataset.load_packed(pairs).padded_to_bucket()
-        else:
-            batch = dataset.load(pairs)
-        return batch.pinned() if self._hardware.device.type == "cuda" else batch
-
-    def _positions_at_a_time(self, step: int) -> int | None:
-        """Return how many positions fit in memory at a time; None if whole batches do.
-
-        In an update by reward each pair has its samples beside it.
-        """
-        if not self._config.is_by_reward(step):
-            return self._max_positions
-        return self._reward_positions or self._longest_positions
-
-    def _num_samples(self, step: int) -> int:
-        """Return the number of samples of each pair in an update."""
-        is_by_reward = self._config.is_by_reward(step)
-        return self._config.reward_samples if is_by_reward else 0
-
-    @cached_property
-    def _longest_positions(self) -> int:
-        batcher = self._batcher.longest_possible()
-        return batcher.dataset.num_positions(batcher.longest_batch())
 
     def _watch_loss(self, report: StepReport) -> None:
         """Update the recent loss; raise `DivergedError` if the loss diverges."""
@@ -721,42 +615,3 @@ def _padding(update: Update) -> float:
     """Return the share of positions that are padding in the batches of an update."""
     num_tokens = update.num_source_tokens + update.num_target_tokens
     return 1 - num_tokens / update.num_positions
-
-
-def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
-    """Write a model and its training state into a folder, atomically."""
-    with atomic_directory(folder) as new:
-        write_model(checkpoint, new)
-        save_tensors(state.tensors, new / STATE_TENSORS)
-        text = json.dumps(asdict(state.progress)) + "\n"
-        (new / STATE_PROGRESS).write_text(text, encoding="utf-8")
-
-
-def load_training_state(folder: Path) -> TrainingState:
-    """Read the training state beside a model; raise `CheckpointError` if damaged."""
-    content = read_json(folder / STATE_PROGRESS)
-    try:
-        pairs = tuple(content.pop("corpus_pairs", ()))
-        progress = Progress(**content, corpus_pairs=pairs)
-        _require_numbers(progress)
-    except TypeError:
-        raise CheckpointError(
-            f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
-            "use another checkpoint."
-        ) from None
-    tensors = load_tensors(folder / STATE_TENSORS)
-    return TrainingState(
-        progress=progress, tensors={current_name(n): t for n, t in tensors.items()}
-    )
-
-
-def _require_numbers(progress: Progress) -> None:
-    """Raise `TypeError` unless all values are numbers of their types, 0 or above."""
-    default = Progress()
-    for field in fields(Progress):
-        value, usual = getattr(progress, field.name), getattr(default, field.name)
-        is_several = isinstance(usual, tuple)
-        numbers, kind = (value, int) if is_several else ([value], type(usual))
-        # NaN fails every comparison.
-        if not all(type(number) is kind and number >= 0 for number in numbers):
-            raise TypeError

@@ -5,13 +5,12 @@ import pytest
 import torch
 
 from transduce.analysis.attention_maps import AttentionMaps
-from transduce.analysis.heads import (
+from transduce.analysis.grammar_heads import (
     grammar_sentences,
-    maps_of,
     survey_annotated,
-    survey_heads,
     translator_and_pair,
 )
+from transduce.analysis.heads import maps_of, survey_heads
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import EncodedPair
 from transduce.decoding.translator import Translator
@@ -170,7 +169,7 @@ def test_a_model_of_several_languages_is_surveyed_in_that_of_the_corpus(
         read.extend(pairs)
         return maps_of(model, pairs)
 
-    monkeypatch.setattr("transduce.analysis.heads.maps_of", maps)
+    monkeypatch.setattr("transduce.analysis.grammar_heads.maps_of", maps)
     survey_annotated(translator, sentences)
     tag = tokenizer.tag_id(">>zh<<")
     assert [pair.source[0] for pair in read] == [tag] * 4

@@ -7,20 +7,22 @@ import pytest
 import torch
 
 from transduce.analysis.attention_maps import AttentionMaps
-from transduce.analysis.heads import (
+from transduce.analysis.grammar_heads import (
     AnnotatedMaps,
-    HeadName,
-    HeadStatistics,
     alignment_errors,
     annotate,
     dependencies,
-    head_statistics,
-    head_sums,
     links,
     links_by,
+    survey_links,
+)
+from transduce.analysis.heads import (
+    HeadName,
+    HeadStatistics,
+    head_statistics,
+    head_sums,
     preferred_offsets,
     statistics_table,
-    survey_links,
 )
 from transduce.grammar.corpus import Grammar, GrammarSentence
 from transduce.trees.trees import parse_tree

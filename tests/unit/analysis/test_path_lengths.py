@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.analysis.cost import (
+from transduce.analysis.path_lengths import (
     PathLengths,
     SteppedRecurrence,
     measure_path_lengths,

@@ -13,7 +13,8 @@ from beam_kinds import (
     beam_search,
     kind_of_beam,  # noqa: F401
 )
-from transduce.decoding.search import Hypothesis, find_candidates
+from transduce.decoding.candidates import CandidateQuery, find_candidates
+from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig
 
@@ -375,7 +376,8 @@ def test_the_best_candidates_equal_those_of_a_full_sort(
     so_far = np.array([[0.0, -0.5], [-1.0, -1.1], [-2.0, -math.inf]])
     totals = logits.double().log_softmax(-1) + torch.from_numpy(so_far)[..., None]
     expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
-    found = find_candidates(logits.clone(), so_far, count)
+    query = CandidateQuery(log_probabilities=so_far, count=count)
+    found = find_candidates(logits.clone(), query)
     known = min(count, 2 * min(count, vocab_size))
     found_totals = found.log_probabilities
     assert found_totals.shape == (3, count)

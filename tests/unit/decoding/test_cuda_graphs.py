@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from transduce.decoding import torch_decoder
-from transduce.decoding.torch_decoder import CudaGraphs
+from transduce.decoding import graphed_decoder
+from transduce.decoding.graphed_decoder import CudaGraphs
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None, reason="what is stood in for is there"
@@ -66,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "CUDAGraph": lambda: Graph(f"graph {next(numbers)}", asked),
     }
     for name, stand_in in gpu.items():
-        monkeypatch.setattr(torch_decoder.torch.cuda, name, stand_in)
+        monkeypatch.setattr(graphed_decoder.torch.cuda, name, stand_in)
     return asked
 
 
@@ -102,7 +102,7 @@ def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
 
 
 def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(asked, monkeypatch):
-    monkeypatch.setattr(torch_decoder.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(graphed_decoder.torch.cuda, "empty_cache", lambda: None)
     is_collecting: list[bool] = []
 
     def too_large() -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.decoding.sampling import draw as draw_tokens
 from transduce.decoding.sampling import sample
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.torch_model import draw_by_torch
+from transduce.decoding.torch_candidates import draw_by_torch
 from transduce.errors import ConfigError
 from transduce.search_config import SamplingConfig
 

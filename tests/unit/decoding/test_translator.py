@@ -12,7 +12,7 @@ import torch
 
 from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import translator as translator_module
+from transduce.decoding import backend
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines, load
@@ -420,7 +420,7 @@ def test_pytorch_chooses_the_device_where_there_may_be_a_gpu(
         asked.append(device)
         return Hardware(device=CPU, dtype=torch.float32)
 
-    monkeypatch.setattr(translator_module, "may_have_gpu", lambda: may_have_gpu)
+    monkeypatch.setattr(backend, "may_have_gpu", lambda: may_have_gpu)
     monkeypatch.setattr("transduce.device.choose_hardware", choose)
     assert load(tmp_path / "model", device="cpu").device == "cpu"
     assert not asked
@@ -477,7 +477,7 @@ def test_lines_are_independent_only_where_the_native_library_decodes(
     assert found("fp32") == [1, 1]
     assert found("int8") == [1, WINDOW_LINES]
     assert found("bf16") == [WINDOW_LINES, WINDOW_LINES]
-    monkeypatch.setattr("transduce.decoding.translator.api", lambda: None)
+    monkeypatch.setattr("transduce.decoding.backend.api", lambda: None)
     assert found("fp32") == [WINDOW_LINES, WINDOW_LINES]
 
 

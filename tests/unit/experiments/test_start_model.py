@@ -27,7 +27,7 @@ from transduce.settings import flattened
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.vocabulary import BOS, SPECIAL_PIECES
-from transduce.training.trainer import Progress, TrainingState
+from transduce.training.state import Progress, TrainingState
 from transduce.trees.linearization import STYLES, SymbolVocabulary
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.analysis.cost import PathLengths
+from transduce.analysis.path_lengths import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.checkpoint import build
 from transduce.data.batches import EncodedPair, write_dataset

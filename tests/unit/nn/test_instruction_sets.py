@@ -14,7 +14,8 @@ from transduce.model.layers import DecoderLayer, DecoderStack
 from transduce.nn.cross_entropy import smoothed_cross_entropy
 from transduce.nn.fuse import fuse
 from transduce.nn.layers import Heads, native_attention
-from transduce.nn.operators import Dropout, native_muon, normalized_sum
+from transduce.nn.muon import native_muon
+from transduce.nn.operators import Dropout, normalized_sum
 
 pytestmark = pytest.mark.skipif(
     len(runnable_isas()) < 2, reason="there are no two instruction sets to compare"

@@ -21,10 +21,10 @@ from transduce.model.layers import (
     EncoderStack,
 )
 from transduce.model.transformer import Transformer
-from transduce.nn import operators
+from transduce.nn import kernels
 from transduce.nn.fuse import fuse
+from transduce.nn.kernels import has_sgemm
 from transduce.nn.layers import MAX_PARTS
-from transduce.nn.operators import has_sgemm
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 
@@ -552,6 +552,6 @@ def test_the_kernel_is_used_only_for_a_short_memory():
 
 
 def test_without_pytorchs_sgemm_layers_run_one_by_one(monkeypatch):
-    monkeypatch.setattr(operators, "sgemm_of_torch", lambda: None)
+    monkeypatch.setattr(kernels, "sgemm_of_torch", lambda: None)
     encoder, _ = stacks()
     assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))

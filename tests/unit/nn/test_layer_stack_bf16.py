@@ -19,7 +19,7 @@ from transduce.model.layers import (
 )
 from transduce.nn import layers
 from transduce.nn.fuse import fuse
-from transduce.nn.operators import has_sgemm, unchanged_weights
+from transduce.nn.kernels import has_sgemm, unchanged_weights
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 

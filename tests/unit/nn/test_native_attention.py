@@ -9,13 +9,13 @@ from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.nn.fuse import fuse
+from transduce.nn.kernels import nn_api
 from transduce.nn.layers import (
     MAX_KEYS,
     Heads,
     has_native_attention,
     native_attention,
 )
-from transduce.nn.operators import nn_api
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 

@@ -16,7 +16,7 @@ from transduce.nn.cross_entropy import (
     native_loss,
     smoothed_cross_entropy,
 )
-from transduce.nn.operators import nn_api, unchanged_weights
+from transduce.nn.kernels import nn_api, unchanged_weights
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.nn.operators import orthogonalized
+from transduce.nn.muon import orthogonalized
 
 SHAPES = [(3, 8, 8), (2, 12, 5), (2, 5, 12), (1, 16, 80), (5, 128, 128)]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.nn.operators import packed_once, unchanged_weights
+from transduce.nn.kernels import packed_once, unchanged_weights
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.layers import SSRU, DecoderStack, RecurrentDecoderLayer
 from transduce.nn import operators
 from transduce.nn.fuse import fuse
-from transduce.nn.operators import FusedSSRU, has_sgemm, scan
+from transduce.nn.kernels import has_sgemm
+from transduce.nn.operators import FusedSSRU, scan
 
 NATIVE = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 CONFIG = ModelConfig(

@@ -10,7 +10,8 @@ from torch.nn import functional
 from instruction_sets import chosen_isa
 from transduce.model.layers import ResidualConnection
 from transduce.nn.fuse import fuse
-from transduce.nn.operators import Dropout, has_normalized_sum, nn_api, normalized_sum
+from transduce.nn.kernels import nn_api
+from transduce.nn.operators import Dropout, has_normalized_sum, normalized_sum
 
 pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 

@@ -7,14 +7,8 @@ import torch
 from torch import nn
 
 from instruction_sets import chosen_isa
-from transduce.nn import operators
-from transduce.nn.operators import (
-    MAX_CACHED_COLUMNS,
-    MAX_CACHED_ROWS,
-    has_bf16_products,
-    has_native_muon,
-    nn_api,
-)
+from transduce.nn.kernels import has_bf16_products, nn_api
+from transduce.nn.muon import MAX_CACHED_COLUMNS, MAX_CACHED_ROWS, has_native_muon
 from transduce.training.data_parallel import Processes
 from transduce.training.optimizer import Muon
 
@@ -31,7 +25,7 @@ needs_kernels = pytest.mark.skipif(
 )
 def test_muon_makes_the_updates_of_torchs_muon(dtype, tolerance, monkeypatch):
     """PyTorch's Muon multiplies in bf16, so the tolerance is wide."""
-    monkeypatch.setattr(operators, "POLYNOMIALS", (CONVERGING,) * MANY)
+    monkeypatch.setattr("transduce.nn.muon.POLYNOMIALS", (CONVERGING,) * MANY)
     ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
     ours.append(nn.Parameter(torch.randn(3, 7)))
     ours.append(nn.Parameter(torch.randn(32, 16)))
@@ -198,7 +192,9 @@ def test_the_native_update_equals_that_by_products(shape, count, dtype):
     ids=lambda each: str(tuple(each.shape) if isinstance(each, torch.Tensor) else each),
 )
 def test_unsupported_weights_are_updated_by_products(weight, count, dtype, monkeypatch):
-    monkeypatch.setattr(operators, "loaded_nn_api", lambda: pytest.fail("was asked"))
+    monkeypatch.setattr(
+        "transduce.nn.muon.loaded_nn_api", lambda: pytest.fail("was asked")
+    )
     assert not has_native_muon([weight], count, dtype)
     gradient = torch.ones_like(weight, dtype=weight.dtype)
     changed, _ = updated(weight[None], gradient[None, None], dtype, count)
@@ -209,7 +205,7 @@ def test_unsupported_weights_are_updated_by_products(weight, count, dtype, monke
 def test_processors_that_do_not_multiply_bf16_use_the_native_update_in_fp32_only(
     monkeypatch,
 ):
-    monkeypatch.setattr(operators, "has_bf16_products", lambda: False)
+    monkeypatch.setattr("transduce.nn.muon.has_bf16_products", lambda: False)
     weights = [torch.zeros(32, 32)]
     assert has_native_muon(weights, 1, torch.float32)
     assert not has_native_muon(weights, 1, torch.bfloat16)

@@ -9,7 +9,7 @@ import torch
 from transduce.checkpoint import load_model, save_tensors
 from transduce.errors import CheckpointError
 from transduce.training import trainer
-from transduce.training.trainer import (
+from transduce.training.state import (
     Progress,
     TrainingState,
     load_training_state,

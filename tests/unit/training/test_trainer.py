@@ -21,9 +21,9 @@ from transduce.training import memory
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.loss import BatchLoss
+from transduce.training.state import Progress
 from transduce.training.trainer import (
     DivergedError,
-    Progress,
     StepReport,
     Trainer,
     TrainingStoppedError,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from transduce.decoding.parser import penn_words
+from transduce.trees.penn_words import penn_words
 
 
 @pytest.mark.parametrize(

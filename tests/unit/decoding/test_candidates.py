@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.search import find_candidates, native_logits
-from transduce.decoding.torch_model import find_by_torch
+from transduce.decoding.candidates import CandidateQuery, find_candidates, native_logits
+from transduce.decoding.torch_candidates import find_by_torch
 from transduce.native import api
 
 pytestmark = pytest.mark.skipif(api() is None, reason="there is no native library")
@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(api() is None, reason="there is no native librar
 
 def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
     totals = np.zeros(logits.shape[:2])
-    return list(find_candidates(logits.numpy(), totals, count, excluded))
+    query = CandidateQuery(log_probabilities=totals, count=count, excluded=excluded)
+    return list(find_candidates(logits.numpy(), query))
 
 
 @given(
@@ -41,15 +42,15 @@ def test_native_candidates_equal_pytorchs(
         else list(range(0, vocab, 7))
     )
     forced = np.array([-1, vocab // 2, -1]) if is_forced else None
-    found = find_candidates(
-        logits.numpy(),
-        totals,
-        count,
-        (lambda: excluded) if masked else excluded,
-        forced,
-        diversity,
+    query = CandidateQuery(
+        log_probabilities=totals,
+        count=count,
+        excluded=excluded,
+        forced=forced,
+        diversity=diversity,
     )
-    expected = find_by_torch(logits, totals, count, excluded, forced, diversity)
+    found = find_candidates(logits.numpy(), query)
+    expected = find_by_torch(logits, query)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -73,8 +74,11 @@ def test_the_best_tokens_are_found_among_many_equals(
     never = logits[0, 0].topk(min(num_never, vocab - 1)).indices
     count = min(count, vocab - len(never))
     totals = np.array([[0.0, -np.inf]] * 2)
-    natively = find_candidates(logits.numpy(), totals, count, never.tolist())
-    by_torch = find_by_torch(logits, totals, count, never.tolist(), None, 0.0)
+    query = CandidateQuery(
+        log_probabilities=totals, count=count, excluded=never.tolist()
+    )
+    natively = find_candidates(logits.numpy(), query)
+    by_torch = find_by_torch(logits, query)
     logits[..., never] = -torch.inf
     order = np.argsort(-logits[:, 0].numpy(), axis=1, kind="stable")
     for found in (natively, by_torch):
@@ -93,7 +97,10 @@ def test_log_probabilities_equal_pytorchs():
 def test_equal_tokens_are_ordered_by_id_in_pytorch(vocab):
     logits = torch.zeros(1, 2, vocab)
     logits[..., 70:] = 1.0  # the best begin within a block
-    found = find_by_torch(logits, np.zeros((1, 2)), 4, (0, 71), None, 0.0)
+    query = CandidateQuery(
+        log_probabilities=np.zeros((1, 2)), count=4, excluded=(0, 71)
+    )
+    found = find_by_torch(logits, query)
     assert found.tokens.tolist() == [[70, 72, 73, 74]]
     assert found.parents.tolist() == [[0, 0, 0, 0]]
 
@@ -169,7 +176,10 @@ def test_a_batch_without_sentences_has_no_candidates():
 def test_a_forced_token_outside_the_vocabulary_is_refused(token):
     logits, forced = np.zeros((1, 1, 9), np.float32), np.array([token])
     with pytest.raises(IndexError, match="token id is outside the vocabulary"):
-        find_candidates(logits, np.zeros((1, 1)), 2, forced=forced)
+        find_candidates(
+            logits,
+            CandidateQuery(log_probabilities=np.zeros((1, 1)), count=2, forced=forced),
+        )
 
 
 def test_only_logits_in_fp32_on_a_cpu_are_searched_natively():

@@ -1,0 +1,136 @@
+"""Choice of the device, the precision and the back end that decode models.
+
+On a CPU the native library decodes. PyTorch is imported only where the library cannot
+decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
+compiler at installation.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from transduce.architectures.config import architecture_of
+from transduce.decoding.native_decoder import (
+    DecodingPrecision,
+    NativeModel,
+    NativePrecision,
+    PrecisionChoice,
+)
+from transduce.decoding.search import DecodingModel
+from transduce.errors import RequestError, packages_for
+from transduce.machine import may_have_gpu, respect_cpu_quota
+from transduce.model.config import ModelConfig
+from transduce.model_folder import ModelFolder
+from transduce.native import api
+from transduce.text.languages import best_match
+
+if TYPE_CHECKING:
+    import transduce.checkpoint
+
+StoredModel: TypeAlias = "ModelFolder | transduce.checkpoint.Checkpoint"
+"""A model with its tokenizer and settings: in a folder, or loaded by PyTorch."""
+
+
+def choose_device(name: str) -> str:
+    """Return PyTorch's name of the device for "auto", "cpu" or "cuda".
+
+    PyTorch is imported only if there may be a GPU. Choosing a CPU applies a CPU quota
+    to the number of threads. Raises `RequestError` if the device is not available.
+    """
+    if name == "cpu" or (name == "auto" and not may_have_gpu()):
+        respect_cpu_quota()
+        return "cpu"
+    with packages_for(f"Device {name}"):
+        from transduce.device import choose_hardware
+    return str(choose_hardware(name).device)
+
+
+def choose_precision(
+    precision: PrecisionChoice, device: str, checkpoints: Sequence[StoredModel]
+) -> DecodingPrecision:
+    """Return the precision for "auto": int8 if it rounds no weights."""
+    if precision != "auto":
+        return precision
+    are_rounded = all(
+        isinstance(each, ModelFolder) and each.is_quantized for each in checkpoints
+    )
+    return "int8" if device == "cpu" and api() is not None and are_rounded else "fp32"
+
+
+def decodes_natively(
+    checkpoint: StoredModel, device: str, precision: DecodingPrecision
+) -> bool:
+    """Return whether the native library decodes a model."""
+    return (
+        device == "cpu"
+        and precision != "bf16"
+        and isinstance(checkpoint.config, ModelConfig)
+        and api() is not None
+    )
+
+
+def prepare_for_decoding(
+    checkpoint: StoredModel, device: str, precision: DecodingPrecision
+) -> DecodingModel:
+    """Prepare a model for decoding, in the native library if that can decode it.
+
+    Raises `RequestError` if PyTorch is needed and missing, or cannot compute in this
+    precision on the device, and `CheckpointError` if the weights are of another model.
+    """
+    if not decodes_natively(checkpoint, device, precision):
+        with packages_for(_need_of_torch(checkpoint, device, precision)):
+            from transduce.decoding.torch_model import prepare
+        return prepare(checkpoint, precision, device)
+    # Unlike the paper: int8, for speed on processors that multiply 8-bit integers
+    # faster. Off by default: `--precision int8`, or a quantized model.
+    native_precision = cast(NativePrecision, precision)
+    return NativeModel(
+        cast(ModelConfig, checkpoint.config),
+        checkpoint.arrays.mapped(in_fp32=native_precision == "fp32")
+        if isinstance(checkpoint, ModelFolder)
+        else checkpoint.arrays,
+        native_precision,
+        checkpoint.shortlist,
+    )
+
+
+def _need_of_torch(
+    checkpoint: StoredModel, device: str, precision: DecodingPrecision
+) -> str:
+    """Return why PyTorch is needed to decode with a model."""
+    if device != "cpu":
+        return f"Device {device}"
+    if precision == "bf16":
+        return f"Precision {precision}"
+    if not isinstance(checkpoint.config, ModelConfig):
+        architecture = architecture_of(checkpoint.config)
+        return f'Decoding with the architecture "{architecture}"'
+    return "Decoding without the native library, which a C compiler builds,"
+
+
+def require_ensemble(
+    checkpoint: StoredModel,
+    others: Sequence[StoredModel],
+) -> None:
+    """Raise `RequestError` if the models cannot form an ensemble."""
+    if any(other.tokenizer != checkpoint.tokenizer for other in others):
+        raise RequestError(
+            "Models that translate together must have one tokenizer, but have "
+            "different ones; train them on the same text with the same settings."
+        )
+    if any(other.symbols != checkpoint.symbols for other in others):
+        raise RequestError(
+            "Models of an ensemble must have one target vocabulary, but have "
+            "different ones; load models of one task, trained on the same data."
+        )
+    for side in ("source", "target"):
+        if side == "target" and checkpoint.tokenizer.language_tags:
+            continue  # `into` chooses one of several
+        known = getattr(checkpoint, f"{side}_language")
+        for other in others:
+            its = getattr(other, f"{side}_language")
+            if known and its and not best_match(its, [known]):
+                raise RequestError(
+                    "Models that translate together must have the same languages, but "
+                    f"their {side} languages are {known} and {its}; load models of one "
+                    "direction."
+                )
