@@ -183,7 +183,7 @@ static const Parameter model_parameters[] = {
     {NULL, 0, ONE, ONE, 0, 0},
 };
 
-static const float **numbers_of(void *owner, const Parameter *parameter)
+static const float **floats_of(void *owner, const Parameter *parameter)
 {
     return (const float **)((char *)owner + parameter->offset);
 }
@@ -194,31 +194,31 @@ static Affine *affine_of(void *owner, const Parameter *parameter)
     return (Affine *)((char *)owner + parameter->offset);
 }
 
-/* Numbers of a parameter: floats, or values in int8 and their scales. */
+/* Values of a parameter that the caller gives: floats, or int8 and their scales. */
 typedef struct {
-    const float *numbers; /* NULL in int8 */
-    const int8_t *values;
+    const float *floats; /* NULL in int8 */
+    const int8_t *int8;
     const float *scales;
     int64_t rows, columns;
-} Numbers;
+} Values;
 
 /* Set the parameter of a table that has this name, if the model has it. */
 static td_status set_parameter(const Parameter *table, const td_model_config *config,
                                int conditions, void *owner, const char *name,
-                               const Numbers *numbers)
+                               const Values *given)
 {
     for (const Parameter *parameter = table; parameter->name; parameter++) {
         if (strcmp(parameter->name, name) != 0)
             continue;
         if (parameter->conditions & ~conditions ||
-            numbers->rows != size_of(config, parameter->rows) ||
-            numbers->columns != size_of(config, parameter->columns) ||
-            (numbers->values && !parameter->may_be_int8))
+            given->rows != size_of(config, parameter->rows) ||
+            given->columns != size_of(config, parameter->columns) ||
+            (given->int8 && !parameter->may_be_int8))
             return TD_BAD_ARGUMENT;
-        *numbers_of(owner, parameter) = numbers->numbers;
+        *floats_of(owner, parameter) = given->floats;
         if (parameter->may_be_int8) {
-            affine_of(owner, parameter)->values = numbers->values;
-            affine_of(owner, parameter)->scales = numbers->scales;
+            affine_of(owner, parameter)->values = given->int8;
+            affine_of(owner, parameter)->scales = given->scales;
         }
         return TD_OK;
     }
@@ -227,7 +227,7 @@ static td_status set_parameter(const Parameter *table, const td_model_config *co
 
 static int is_set(const Parameter *parameter, void *owner)
 {
-    return *numbers_of(owner, parameter) ||
+    return *floats_of(owner, parameter) ||
            (parameter->may_be_int8 && affine_of(owner, parameter)->values);
 }
 
@@ -397,7 +397,7 @@ static td_status model_new(const td_model_config *config, td_model **model)
     return TD_OK;
 }
 
-static td_status set_numbers(td_model *model, const char *name, const Numbers *numbers)
+static td_status set_values(td_model *model, const char *name, const Values *given)
 {
     if (!model || !model->loading || !name)
         return TD_BAD_ARGUMENT;
@@ -407,30 +407,30 @@ static td_status set_numbers(td_model *model, const char *name, const Numbers *n
     const char *rest = after_number(name, "encoder_layers.", &layer);
     if (rest && layer < config->encoder_layers)
         return set_parameter(layer_parameters, config, layer_conditions(config, 0),
-                             loading->encoder_layers + layer, rest, numbers);
+                             loading->encoder_layers + layer, rest, given);
     rest = after_number(name, "decoder_layers.", &layer);
     if (rest && layer < config->decoder_layers)
         return set_parameter(layer_parameters, config, layer_conditions(config, 1),
-                             loading->decoder_layers + layer, rest, numbers);
+                             loading->decoder_layers + layer, rest, given);
     return set_parameter(model_parameters, config, conditions_of(config), loading, name,
-                         numbers);
+                         given);
 }
 
 static td_status model_set(td_model *model, const char *name, const float *values,
                            int64_t rows, int64_t columns)
 {
-    const Numbers numbers = {.numbers = values, .rows = rows, .columns = columns};
-    return values ? set_numbers(model, name, &numbers) : TD_BAD_ARGUMENT;
+    const Values given = {.floats = values, .rows = rows, .columns = columns};
+    return values ? set_values(model, name, &given) : TD_BAD_ARGUMENT;
 }
 
 static td_status model_set_int8(td_model *model, const char *name, const int8_t *values,
                                 const float *scales, int64_t rows, int64_t columns)
 {
-    const Numbers numbers = {
-        .values = values, .scales = scales, .rows = rows, .columns = columns};
+    const Values given = {
+        .int8 = values, .scales = scales, .rows = rows, .columns = columns};
     if (!model || model->config.precision != TD_INT8 || !values || !scales)
         return TD_BAD_ARGUMENT;
-    return set_numbers(model, name, &numbers);
+    return set_values(model, name, &given);
 }
 
 /* ---- Packing ------------------------------------------------------------------ */

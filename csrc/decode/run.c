@@ -1,6 +1,6 @@
 /* Steps of a search together with a decoder, several in one call.
  *
- * The logits of a step are computed and searched piece by piece, so that they stay in a
+ * The logits of a step are computed and searched part by part, so that they stay in a
  * cache. Products by AMX search all logits but the first in registers.
  */
 #include "decode/run.h"
@@ -23,7 +23,7 @@
 #define FIRST_LOGITS 512
 
 _Static_assert(SOFTMAX_BLOCK % BLOCK_OUTPUTS == 0 && FIRST_LOGITS % BLOCK_OUTPUTS == 0,
-               "pieces of logits begin with a block of outputs");
+               "parts of the logits begin with a block of outputs");
 
 static td_candidates candidates_of(const td_search *search, int64_t vocab)
 {
@@ -76,13 +76,14 @@ typedef struct {
     int num_threads;
     td_candidates query;
     CandidateWorkspace workspace;
-    Matrix logits; /* of one piece, for all rows; with shortlists, of all of them */
+    Matrix logits; /* of one part, for all rows; with shortlists, of all of them */
     double logits_bytes; /* of the buffer of `logits` */
     FusedSoftmax *fused; /* of each row */
 } Run;
 
-/* Columns of a piece of logits: as many as stay in a cache, at least SOFTMAX_BLOCK. */
-static int64_t piece_width(int64_t rows)
+/* Columns of a part of the logits: as many as stay in a cache, at least SOFTMAX_BLOCK.
+ */
+static int64_t part_width(int64_t rows)
 {
     return max_i64(CACHED_LOGITS / rows / SOFTMAX_BLOCK, 1) * SOFTMAX_BLOCK;
 }
@@ -90,7 +91,7 @@ static int64_t piece_width(int64_t rows)
 static td_status begin_run(Run *run)
 {
     const int64_t rows = run->search->num_live * run->search->group;
-    const int64_t stride = padded_stride(piece_width(rows) * run->num_threads);
+    const int64_t stride = padded_stride(part_width(rows) * run->num_threads);
     run->logits_bytes = (double)(rows * stride) * (double)sizeof(float);
     run->logits = (Matrix){allocate_lines(run->logits_bytes), stride};
     run->fused = allocate_lines((double)rows * (double)sizeof(FusedSoftmax));
@@ -243,11 +244,11 @@ static td_status grow_both(Run *run)
 }
 
 static td_status take_steps(Run *run, const int64_t *tokens, int64_t max_steps,
-                            int64_t few, int64_t *num_steps)
+                            int64_t max_live, int64_t *num_steps)
 {
     td_search *search = run->search;
     td_status status = begin_run(run);
-    while (status == TD_OK && *num_steps < max_steps && search->num_live > few) {
+    while (status == TD_OK && *num_steps < max_steps && search->num_live > max_live) {
         status = read_and_find(run, *num_steps ? search->tokens : tokens);
         if (status != TD_OK)
             return *num_steps ? TD_OK : status;
@@ -258,16 +259,16 @@ static td_status take_steps(Run *run, const int64_t *tokens, int64_t max_steps,
 }
 
 TD_INTERNAL td_status search_run(td_search *search, td_decoder *decoder,
-                                 const int64_t *tokens, int64_t max_steps, int64_t few,
-                                 int num_threads, int64_t *num_steps)
+                                 const int64_t *tokens, int64_t max_steps,
+                                 int64_t max_live, int num_threads, int64_t *num_steps)
 {
     if (!num_steps)
         return TD_BAD_ARGUMENT;
     *num_steps = 0;
-    if (!search || !decoder || !tokens || max_steps < 0 || few < 0 ||
+    if (!search || !decoder || !tokens || max_steps < 0 || max_live < 0 ||
         !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
-    if (search->num_live <= few)
+    if (search->num_live <= max_live)
         return TD_OK;
     if (decoder->state.sentences != search->num_live ||
         decoder->state.group != search->group ||
@@ -275,7 +276,7 @@ TD_INTERNAL td_status search_run(td_search *search, td_decoder *decoder,
         (needs_coverage(search) && decoder->state.summed_layers != 1))
         return TD_BAD_ARGUMENT;
     Run run = {.search = search, .decoder = decoder, .num_threads = num_threads};
-    const td_status status = take_steps(&run, tokens, max_steps, few, num_steps);
+    const td_status status = take_steps(&run, tokens, max_steps, max_live, num_steps);
     end_run(&run);
     return status;
 }

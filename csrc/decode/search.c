@@ -96,6 +96,9 @@ static int enlarge(void **array, int64_t used, int64_t rows, int64_t columns,
     return 1;
 }
 
+#define ENLARGE(array, used, rows, columns)                                            \
+    enlarge((void **)&(array), used, rows, columns, sizeof *(array))
+
 /* Allocate arrays for `capacity` live sentences. After a failure, all stay usable. */
 static td_status reserve_live(td_search *search, int64_t capacity)
 {
@@ -103,22 +106,22 @@ static td_status reserve_live(td_search *search, int64_t capacity)
         return TD_OK;
     const int64_t used = search->num_live, size = search->config.beam_size;
     const int64_t count = search->num_candidates;
-    const int64_t group = search->group;
     /* Before the first step, rows and tokens have nothing to copy. */
-    const int64_t used_rows = group == size ? used : 0;
-    if (!enlarge((void **)&search->live, used, capacity, 1, sizeof(Sentence *)) ||
-        !enlarge((void **)&search->forced_tokens, used, capacity, 1, sizeof(int64_t)) ||
-        !enlarge((void **)&search->log_probs, used_rows, capacity, size,
-                 sizeof(double)) ||
-        !enlarge((void **)&search->rows, used_rows, capacity, size, sizeof(int64_t)) ||
-        !enlarge((void **)&search->tokens, used_rows, capacity, size,
-                 sizeof(int64_t)) ||
-        !enlarge((void **)&search->coverage, 0, capacity, size, sizeof(double)) ||
-        !enlarge((void **)&search->found_log_probs, 0, capacity, count,
-                 sizeof(double)) ||
-        !enlarge((void **)&search->found_parents, 0, capacity, count,
-                 sizeof(int64_t)) ||
-        !enlarge((void **)&search->found_tokens, 0, capacity, count, sizeof(int64_t)))
+    const int64_t used_rows = search->group == size ? used : 0;
+    const int are_enlarged =
+        /* Of each sentence. */
+        ENLARGE(search->live, used, capacity, 1) &&
+        ENLARGE(search->forced_tokens, used, capacity, 1) &&
+        /* Of each hypothesis. */
+        ENLARGE(search->log_probs, used_rows, capacity, size) &&
+        ENLARGE(search->rows, used_rows, capacity, size) &&
+        ENLARGE(search->tokens, used_rows, capacity, size) &&
+        /* Written anew in each step. */
+        ENLARGE(search->coverage, 0, capacity, size) &&
+        ENLARGE(search->found_log_probs, 0, capacity, count) &&
+        ENLARGE(search->found_parents, 0, capacity, count) &&
+        ENLARGE(search->found_tokens, 0, capacity, count);
+    if (!are_enlarged)
         return TD_OUT_OF_MEMORY;
     search->live_capacity = capacity;
     return TD_OK;
@@ -131,8 +134,7 @@ static td_status reserve_sentences(td_search *search, int64_t capacity)
         return TD_OK;
     if (search->sentence_capacity)
         capacity = max_i64(capacity, 2 * search->sentence_capacity);
-    if (!enlarge((void **)&search->sentences, search->num_sentences, capacity, 1,
-                 sizeof(Sentence *)))
+    if (!ENLARGE(search->sentences, search->num_sentences, capacity, 1))
         return TD_OUT_OF_MEMORY;
     search->sentence_capacity = capacity;
     return TD_OK;
@@ -143,8 +145,8 @@ static td_status reserve_trace(td_search *search, int64_t num_steps)
     if (num_steps < search->trace_capacity)
         return TD_OK;
     const int64_t capacity = 2 * num_steps + 1;
-    if (!enlarge((void **)&search->trace_tokens, 0, capacity, 1, sizeof(int64_t)) ||
-        !enlarge((void **)&search->trace_log_probs, 0, capacity, 1, sizeof(double)))
+    if (!ENLARGE(search->trace_tokens, 0, capacity, 1) ||
+        !ENLARGE(search->trace_log_probs, 0, capacity, 1))
         return TD_OUT_OF_MEMORY;
     search->trace_capacity = capacity;
     return TD_OK;

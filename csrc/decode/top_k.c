@@ -91,38 +91,38 @@ typedef struct {
     const float *values;
     int64_t count, first_token;
     const int32_t *tokens; /* rising; NULL: from first_token on */
-} Piece;
+} LogitBlock;
 
-static int64_t token_at(const Piece *piece, int64_t place)
+static int64_t token_at(const LogitBlock *block, int64_t place)
 {
-    return piece->tokens ? piece->tokens[place] : piece->first_token + place;
+    return block->tokens ? block->tokens[place] : block->first_token + place;
 }
 
-/* Place of a token in a piece, or -1. */
-static int64_t place_of_token(const Piece *piece, int64_t token)
+/* Place of a token in a block, or -1. */
+static int64_t place_of_token(const LogitBlock *block, int64_t token)
 {
-    int64_t low = 0, high = piece->count;
-    if (!piece->tokens) {
-        const int64_t place = token - piece->first_token;
-        return place >= 0 && place < piece->count ? place : -1;
+    int64_t low = 0, high = block->count;
+    if (!block->tokens) {
+        const int64_t place = token - block->first_token;
+        return place >= 0 && place < block->count ? place : -1;
     }
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (piece->tokens[middle] < token)
+        if (block->tokens[middle] < token)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < piece->count && piece->tokens[low] == token ? low : -1;
+    return low < block->count && block->tokens[low] == token ? low : -1;
 }
 
-/* Load LANES logits of a piece, with minus infinity behind its end. */
-static inline vec load_logits(const Piece *piece, int64_t i)
+/* Load LANES logits of a block, with minus infinity behind its end. */
+static inline vec load_logits(const LogitBlock *block, int64_t i)
 {
-    const float *from = piece->values + i;
-    if (piece->count - i >= LANES)
+    const float *from = block->values + i;
+    if (block->count - i >= LANES)
         return vec_load(from);
-    const vec_mask mask = vec_first(piece->count - i);
+    const vec_mask mask = vec_first(block->count - i);
     return vec_select(mask, vec_load_masked(mask, from), vec_set1(-INFINITY));
 }
 
@@ -139,15 +139,15 @@ static inline vec max_of_strip(const float *values)
                    vec_max(vec_load(values + 3 * LANES), second));
 }
 
-/* Maximum of each lane over a piece. */
-static vec max_of_piece(const Piece *piece)
+/* Maximum of each lane over a block. */
+static vec max_of_block(const LogitBlock *block)
 {
     vec max = vec_set1(-INFINITY);
     int64_t i = 0;
-    for (; i + STRIP <= piece->count; i += STRIP)
-        max = vec_max(max_of_strip(piece->values + i), max);
-    for (; i < piece->count; i += LANES)
-        max = vec_max(load_logits(piece, i), max);
+    for (; i + STRIP <= block->count; i += STRIP)
+        max = vec_max(max_of_strip(block->values + i), max);
+    for (; i < block->count; i += LANES)
+        max = vec_max(load_logits(block, i), max);
     return max;
 }
 
@@ -166,7 +166,7 @@ static float nth_largest_lane(vec x, int64_t place)
     return numbers[place - 1];
 }
 
-/* A lower bound of the best logits of a piece, given the maximum of each lane: the n-th
+/* A lower bound of the best logits of a block, given the maximum of each lane: the n-th
  * largest maximum, where n is the number of wanted and of excluded tokens. At least n
  * logits reach it, so all that are wanted do. Minus infinity if fewer than n lanes have
  * a logit that can be inserted. */
@@ -180,58 +180,58 @@ static float lower_bound_of_best(const TopK *top, vec max, const Excluded *exclu
 }
 
 /* Insert the logits of a vector that reach the bound, from left to right. */
-static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bound,
+static void insert_lanes(TopK *top, const LogitBlock *block, int64_t first, float bound,
                          const Excluded *excluded)
 {
-    const vec values = load_logits(piece, first);
+    const vec values = load_logits(block, first);
     const uint32_t below = vec_gt_bits(vec_set1(bound), values);
     uint32_t better = vec_gt_bits(values, vec_set1(smallest_of(top))) & ~below;
     for (; better; better &= better - 1) {
         const int64_t i = first + __builtin_ctz(better);
-        const int64_t token = token_at(piece, i);
-        const float value = piece->values[i];
+        const int64_t token = token_at(block, i);
+        const float value = block->values[i];
         if (value > smallest_of(top) && !is_excluded(excluded, token))
             insert(top, value, token);
     }
 }
 
-/* Insert the best logits of a piece, given the maximum of each lane. Strips whose
+/* Insert the best logits of a block, given the maximum of each lane. Strips whose
  * maximum is below a bound of the best are skipped. */
-static void insert_best(TopK *top, const Piece *piece, vec max,
+static void insert_best(TopK *top, const LogitBlock *block, vec max,
                         const Excluded *excluded)
 {
     if (!vec_gt_bits(max, vec_set1(smallest_of(top))))
         return;
     const float bound = lower_bound_of_best(top, max, excluded);
     int64_t i = 0;
-    for (; i + STRIP <= piece->count; i += STRIP) {
-        const vec strip = max_of_strip(piece->values + i);
+    for (; i + STRIP <= block->count; i += STRIP) {
+        const vec strip = max_of_strip(block->values + i);
         const uint32_t below = vec_gt_bits(vec_set1(bound), strip);
         if (vec_gt_bits(strip, vec_set1(smallest_of(top))) & ~below)
             for (int64_t k = i; k < i + STRIP; k += LANES)
-                insert_lanes(top, piece, k, bound, excluded);
+                insert_lanes(top, block, k, bound, excluded);
     }
-    for (; i < piece->count; i += LANES)
-        insert_lanes(top, piece, i, bound, excluded);
+    for (; i < block->count; i += LANES)
+        insert_lanes(top, block, i, bound, excluded);
 }
 
 /* ---- OnlineSoftmax ----------------------------------------------------------- */
 
-/* Sum of exp(logit - offset) over a piece. The relative error of each exponential is
+/* Sum of exp(logit - offset) over a block. The relative error of each exponential is
  * about 1e-7. */
-static float sum_exp(const Piece *piece, float offset)
+static float sum_exp(const LogitBlock *block, float offset)
 {
     const vec offsets = vec_set1(offset), per_log2 = vec_set1(PER_LOG2);
     vec sum = vec_set1(0.0f);
     int64_t i = 0;
-    for (; i + LANES <= piece->count; i += LANES)
-        sum += vec_exp2((vec_load(piece->values + i) - offsets) * per_log2);
-    if (i < piece->count)
-        sum += vec_exp2((load_logits(piece, i) - offsets) * per_log2);
+    for (; i + LANES <= block->count; i += LANES)
+        sum += vec_exp2((vec_load(block->values + i) - offsets) * per_log2);
+    if (i < block->count)
+        sum += vec_exp2((load_logits(block, i) - offsets) * per_log2);
     return vec_reduce_add(sum);
 }
 
-static void add_to_softmax(OnlineSoftmax *softmax, const Piece *piece, float max)
+static void add_to_softmax(OnlineSoftmax *softmax, const LogitBlock *block, float max)
 {
     if (max > softmax->max) {
         /* The factor is 0 if the maximum was minus infinity; then the sum is 0 or NaN.
@@ -239,7 +239,7 @@ static void add_to_softmax(OnlineSoftmax *softmax, const Piece *piece, float max
         softmax->sum *= expf(softmax->max - max);
         softmax->max = max;
     }
-    softmax->sum += sum_exp(piece, softmax->max > -INFINITY ? softmax->max : 0.0f);
+    softmax->sum += sum_exp(block, softmax->max > -INFINITY ? softmax->max : 0.0f);
 }
 
 /* Logarithm of the sum of all exponentials; NaN if no logit is above minus infinity, as
@@ -302,22 +302,22 @@ static TopK top_of(const CandidateWorkspace *workspace, int64_t row)
                   workspace->tokens + row * workspace->stride};
 }
 
-static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
-                      int64_t row, const Piece *piece)
+static void add_block(const td_candidates *query, CandidateWorkspace *workspace,
+                      int64_t row, const LogitBlock *block)
 {
-    const vec max = max_of_piece(piece);
+    const vec max = max_of_block(block);
     const Excluded excluded = excluded_after(query, row);
     const int64_t forced = forced_after(query, row);
     TopK top = top_of(workspace, row);
-    insert_best(&top, piece, max, &excluded);
-    add_to_softmax(&workspace->rows[row].softmax, piece, vec_reduce_max(max));
-    const int64_t place = place_of_token(piece, forced);
+    insert_best(&top, block, max, &excluded);
+    add_to_softmax(&workspace->rows[row].softmax, block, vec_reduce_max(max));
+    const int64_t place = place_of_token(block, forced);
     if (place >= 0)
-        workspace->rows[row].forced_logit = piece->values[place];
+        workspace->rows[row].forced_logit = block->values[place];
     for (int64_t i = 0; i < excluded.repeated.count; i++) {
-        const int64_t found = place_of_token(piece, excluded.repeated.tokens[i]);
+        const int64_t found = place_of_token(block, excluded.repeated.tokens[i]);
         if (found >= 0)
-            repeated_logits_of(query, workspace, row)[i] = piece->values[found];
+            repeated_logits_of(query, workspace, row)[i] = block->values[found];
     }
 }
 
@@ -485,11 +485,11 @@ static td_status reserve_candidates(const td_candidates *query,
                                &bytes))
         return TD_OUT_OF_MEMORY;
     if (!workspace->num_taken || bytes > workspace->capacity) {
-        void *block = allocate_lines((double)bytes);
-        if (!block)
+        void *buffers = allocate_lines((double)bytes);
+        if (!buffers)
             return TD_OUT_OF_MEMORY;
         free(workspace->num_taken);
-        workspace->num_taken = block;
+        workspace->num_taken = buffers;
         workspace->capacity = bytes;
     }
     workspace->rows = (CandidateRow *)(workspace->num_taken + group);
@@ -528,9 +528,10 @@ TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *work
 {
     for (int64_t row = 0; row < rows_of(query); row++)
         for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
-            const Piece piece = {logits + row * stride + i,
-                                 min_i64(count - i, SOFTMAX_BLOCK), first + i, NULL};
-            add_piece(query, workspace, row, &piece);
+            const LogitBlock block = {logits + row * stride + i,
+                                      min_i64(count - i, SOFTMAX_BLOCK), first + i,
+                                      NULL};
+            add_block(query, workspace, row, &block);
         }
 }
 
@@ -540,9 +541,9 @@ TD_INTERNAL void add_row_logits(const td_candidates *query,
                                 int64_t count)
 {
     for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
-        const Piece piece = {logits + i, min_i64(count - i, SOFTMAX_BLOCK), i,
-                             tokens ? tokens + i : NULL};
-        add_piece(query, workspace, row, &piece);
+        const LogitBlock block = {logits + i, min_i64(count - i, SOFTMAX_BLOCK), i,
+                                  tokens ? tokens + i : NULL};
+        add_block(query, workspace, row, &block);
     }
 }
 
@@ -604,10 +605,10 @@ TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *wo
     vec_store_first(values, LANES, first);
     vec_store_first(values + LANES, LANES, second);
     TopK top = top_of(workspace, row);
-    const Piece piece = {values, 2 * LANES, token, NULL};
+    const LogitBlock block = {values, 2 * LANES, token, NULL};
     const Excluded excluded = excluded_after(query, row);
-    insert_lanes(&top, &piece, 0, -INFINITY, &excluded);
-    insert_lanes(&top, &piece, LANES, -INFINITY, &excluded);
+    insert_lanes(&top, &block, 0, -INFINITY, &excluded);
+    insert_lanes(&top, &block, LANES, -INFINITY, &excluded);
     fused[row].threshold = fused_threshold(&top);
 }
 

@@ -13,8 +13,8 @@
 #include "simd/vec.h"
 #include "transduce.h"
 
-/* Logits of a row whose exponentials are summed together. Pieces of a row are multiples
- * of this, so that the sum does not depend on the pieces. */
+/* Logits of a row whose exponentials are summed together. All blocks of a row but the
+ * last have as many, so that the sum does not depend on how the logits arrive. */
 #define SOFTMAX_BLOCK 1024
 
 /* Id of a token, whose bits can be in the lane of a vector. */
@@ -58,8 +58,8 @@ typedef struct {
 /* Implementation of td_decode_api.find_candidates. */
 TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *logits);
 
-/* The same for logits that are computed piece by piece: begin, add pieces of columns
- * from left to right, finish. All pieces but the last have a multiple of SOFTMAX_BLOCK
+/* The same for logits that are computed part by part: begin, add parts of the columns
+ * from left to right, finish. All parts but the last have a multiple of SOFTMAX_BLOCK
  * columns. */
 TD_INTERNAL td_status begin_candidates(const td_candidates *query,
                                        CandidateWorkspace *workspace);

@@ -577,8 +577,8 @@ typedef struct td_decode_api {
                              const double *log_probs, const int64_t *parents,
                              const int64_t *tokens, const double *coverage);
 
-    /* Take steps of a decoder and a search together, until `few` sentences or fewer are
-     * live or `max_steps` steps are taken. The decoder must have the search's live
+    /* Take steps of a decoder and a search together, until at most `max_live` sentences
+     * are live or `max_steps` steps are taken. The decoder must have the search's live
      * sentences with groups of beam_size, and sum attention if there is a coverage
      * penalty. `tokens` [live, group] are read first. Writes the number of steps to
      * `num_steps`. With AMX in int8, log-probabilities may differ in their last digits
@@ -588,7 +588,7 @@ typedef struct td_decode_api {
      * the failure. If the decoder cannot be reordered after a step, both handles can
      * only be freed. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*search_run)(td_search *search, td_decoder *decoder,
-                            const int64_t *tokens, int64_t max_steps, int64_t few,
+                            const int64_t *tokens, int64_t max_steps, int64_t max_live,
                             int num_threads, int64_t *num_steps);
 
     /* Move the sentences of another search with the same configuration to the end of

@@ -140,12 +140,16 @@ static void differentiate_map(const td_stack *s, const StackWorkspace *work,
     linear_backward(backward, s->num_threads);
 }
 
-/* Write the gradient of x to grad_x. Write the gradient of the memory to grad_memory,
- * or add it there if `accumulates`. */
+/* Gradients of what an attention sub-layer reads and puts out. */
+typedef struct {
+    const float *y;    /* read */
+    float *x, *memory; /* written; one array in self-attention */
+    int adds_memory;   /* that of the memory is added to what is there */
+} AttentionGrads;
+
 static void attend_backward(const td_stack *s, const AttentionWeights *w,
                             const AttentionWeights *grad, AttentionInputs in,
-                            AttentionStates states, const float *grad_y, float *grad_x,
-                            float *grad_memory, int accumulates,
+                            AttentionStates states, AttentionGrads grads,
                             const StackWorkspace *work)
 {
     const int threads = s->num_threads;
@@ -153,7 +157,7 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     const int is_self_attention = in.memory.fp32 == in.x.fp32;
     Activations grad_key_value = work->grad_key_value;
     grad_key_value.bf16.rows = memory_rows;
-    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
+    add_and_normalize_backward(s, states.norm, w->gain, grads.y, grads.x,
                                work->grad_addend, grad->gain, grad->bias, work);
     differentiate_map(s, work,
                       (LinearBackward){.linear = w->output,
@@ -175,7 +179,7 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
                                        .rows = rows,
                                        .x = in.x,
                                        .grad_y = work->grad_query,
-                                       .grad_x = only_fp32(grad_x),
+                                       .grad_x = only_fp32(grads.x),
                                        .accumulates = 1});
     differentiate_map(s, work,
                       (LinearBackward){.linear = w->key_value,
@@ -183,8 +187,8 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
                                        .rows = memory_rows,
                                        .x = in.memory,
                                        .grad_y = grad_key_value,
-                                       .grad_x = only_fp32(grad_memory),
-                                       .accumulates = accumulates,
+                                       .grad_x = only_fp32(grads.memory),
+                                       .accumulates = grads.adds_memory,
                                        .is_x_packed = is_self_attention});
 }
 
@@ -349,19 +353,22 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
         grad_y = grad_x;
         grad_x = other_buffer(work, grad_y);
         /* The last layer, which is the first here, writes grad_memory; others add. */
+        const AttentionGrads grads = {grad_y, grad_x, s->grad_memory, !is_last};
         attend_backward(s, &w.cross_attention, &grad.cross_attention,
                         cross_attention_inputs(s, first, layer), states.cross_attention,
-                        grad_y, grad_x, s->grad_memory, !is_last, work);
+                        grads, work);
     }
     grad_y = grad_x;
     grad_x = is_first ? s->grad_x : other_buffer(work, grad_y);
-    if (s->is_recurrent)
+    if (s->is_recurrent) {
         recur_backward(s, &w.recurrence, &grad.recurrence, x, states.recurrence, grad_y,
                        grad_x, work);
-    else
+    } else {
+        const AttentionGrads grads = {grad_y, grad_x, grad_x, 1};
         attend_backward(s, &w.self_attention, &grad.self_attention,
                         self_attention_inputs(s, x, layer), states.self_attention,
-                        grad_y, grad_x, grad_x, 1, work);
+                        grads, work);
+    }
     return grad_x;
 }
 

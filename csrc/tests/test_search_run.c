@@ -154,11 +154,11 @@ static void advance(Decoding *decoding)
             TD_OK);
 }
 
-static int64_t run(Decoding *decoding, int64_t max_steps, int64_t few)
+static int64_t run(Decoding *decoding, int64_t max_steps, int64_t max_live)
 {
     int64_t steps = -1;
     CHECK_STATUS(decoding->decode->search_run(decoding->search, decoding->decoder,
-                                              decoding->tokens, max_steps, few, 1,
+                                              decoding->tokens, max_steps, max_live, 1,
                                               &steps),
                  TD_OK);
     CHECK_STATUS(
