@@ -10,12 +10,12 @@ In training the gates may depend on the batch (`batchwise`, appendix F) or on no
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,6 +35,19 @@ class _Block:
     """Numbers of the groups; None for all groups in their order."""
     num_groups: int
     rows: slice
+
+
+def _groups_of_similar_size(
+    sizes: Int64[np.ndarray, " groups"],
+) -> Iterator[Int64[np.ndarray, " members"]]:
+    """Yield the groups with rows from one power of two to the next, small ones first.
+
+    Groups without rows are left out.
+    """
+    # Exponent of the power of two that is above the number of rows.
+    exponents = np.frexp(sizes)[1]
+    for exponent in np.unique(exponents[sizes > 0]):
+        yield np.flatnonzero(exponents == exponent)
 
 
 class GroupedRows:
@@ -58,28 +71,36 @@ class GroupedRows:
         device = groups.device
         sizes_on_device = torch.bincount(groups, minlength=num_groups)
         sizes = sizes_on_device.cpu().numpy()
-        # Exponent of the power of two that is above the number of rows.
-        exponents = np.frexp(sizes)[1]
-        starts = np.zeros(num_groups, dtype=np.int64)
+        starts = np.zeros(num_groups, dtype=np.int64)  # of the groups in the buffer
         self._blocks: list[_Block] = []
         self._num_rows = 0
-        for exponent in np.unique(exponents[sizes > 0]):
-            [members] = np.nonzero(exponents == exponent)
+        for members in _groups_of_similar_size(sizes):
             width = int(sizes[members].max())
             starts[members] = self._num_rows + width * np.arange(len(members))
-            end = self._num_rows + width * len(members)
-            is_all = len(members) == num_groups
-            self._blocks.append(
-                _Block(
-                    groups=None if is_all else torch.from_numpy(members).to(device),
-                    num_groups=len(members),
-                    rows=slice(self._num_rows, end),
-                )
-            )
-            self._num_rows = end
+            self._add_block(members, width, num_groups, device)
         first = sizes_on_device.cumsum(0) - sizes_on_device
         shift = torch.from_numpy(starts).to(device) - first
         self._places = torch.arange(len(groups), device=device) + shift[groups]
+        """Row of the buffer for each row."""
+
+    def _add_block(
+        self,
+        members: Int64[np.ndarray, " members"],
+        width: int,
+        num_groups: int,
+        device: torch.device,
+    ) -> None:
+        """Append a block of some groups, with `width` rows each."""
+        begin, count = self._num_rows, len(members)
+        self._num_rows += width * count
+        is_all = count == num_groups
+        self._blocks.append(
+            _Block(
+                groups=None if is_all else torch.from_numpy(members).to(device),
+                num_groups=count,
+                rows=slice(begin, self._num_rows),
+            )
+        )
 
     def pad(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "padded width"]:
         """Copy the rows into a buffer, whose other rows are zero."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
@@ -91,7 +91,7 @@ class SentenceArrays:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name)[is_kept])
 
-    def join(self, other: Self) -> None:
+    def join(self, other: "SentenceArrays") -> None:
         """Append the sentences of arrays of the same shapes."""
         for field in fields(self):
             both = getattr(self, field.name), getattr(other, field.name)

@@ -92,41 +92,47 @@ class SearchTask(Generic[Searcher, Input]):
             lengths=[self.lengths[i] for i in numbers],
         )
 
-    def shares(self, num_processes: int) -> list[list[int]]:
-        """Return sentences' numbers in shares, to begin one after the other.
 
-        The first ones, at most one for each process, have about equal cost. A large
-        task has further, small shares of short sentences: processes that are done first
-        take them over, so that a process whose core is busy with another program holds
-        nobody up.
-        """
-        number = max(min(num_processes, len(self.sentences) // MIN_SHARE), 1)
-        if number == 1:
-            return [list(range(len(self.sentences)))]
-        steps = [max(length, self.min_steps, 1) for length in self.lengths]
-        if sum(self.lengths) <= self.capacity * number:
-            shares = similar_shares(steps, self.step_rows, number)
-            if all(map(self._is_one_batch, shares)):
-                return shares
-        late = self._late_shares(number)
-        taken = set(chain.from_iterable(late))
-        first = [i for i in range(len(steps)) if i not in taken]
-        shares = mixed_shares([steps[i] for i in first], self.step_rows, number)
-        return [*([first[i] for i in share] for share in shares if share), *late]
+def shares_of(task: SearchTask[Any, Any], num_processes: int) -> list[list[int]]:
+    """Return the sentences' numbers in shares, to begin one after the other.
 
-    def _late_shares(self, number: int) -> list[list[int]]:
-        """Return shares of the shortest sentences, each of at least about a batch."""
-        max_tokens = LATE_FRACTION * sum(self.lengths)
-        batches = int(max_tokens / max(self.capacity, 1))
-        count = min(batches, MAX_LATE_SHARES * number)
-        order = _longest_first(self.lengths)
-        sizes = accumulate(self.lengths[i] for i in reversed(order))
-        late = order[len(order) - sum(size <= max_tokens for size in sizes) :]
-        bounds = [len(late) * k // max(count, 1) for k in range(count + 1)]
-        return [late[a:b] for a, b in pairwise(bounds) if a < b]
+    The first ones, at most one for each process, have about equal cost. A large task
+    has further, small shares of short sentences: processes that are done first take
+    them over, so that a process whose core is busy with another program holds nobody
+    up.
+    """
+    number = max(min(num_processes, len(task.sentences) // MIN_SHARE), 1)
+    if number == 1:
+        return [list(range(len(task.sentences)))]
+    steps = [max(length, task.min_steps, 1) for length in task.lengths]
+    if sum(task.lengths) <= task.capacity * number:
+        shares = similar_shares(steps, task.step_rows, number)
+        if all(_is_one_batch(task, share) for share in shares):
+            return shares
+    late = _late_shares(task, number)
+    taken = set(chain.from_iterable(late))
+    first = [i for i in range(len(steps)) if i not in taken]
+    shares = mixed_shares([steps[i] for i in first], task.step_rows, number)
+    return [*([first[i] for i in share] for share in shares if share), *late]
 
-    def _is_one_batch(self, numbers: Sequence[int]) -> bool:
-        return len(numbers) * max(self.lengths[i] for i in numbers) <= self.capacity
+
+def _is_one_batch(task: SearchTask[Any, Any], share: Sequence[int]) -> bool:
+    return len(share) * max(task.lengths[i] for i in share) <= task.capacity
+
+
+def _late_shares(task: SearchTask[Any, Any], number: int) -> list[list[int]]:
+    """Return shares of the shortest sentences, each of at least about a batch."""
+    max_tokens = LATE_FRACTION * sum(task.lengths)
+    num_batches = int(max_tokens / max(task.capacity, 1))
+    num_shares = min(num_batches, MAX_LATE_SHARES * number)
+    if num_shares == 0:
+        return []
+    order = _longest_first(task.lengths)
+    sizes = accumulate(task.lengths[i] for i in reversed(order))
+    num_late = sum(size <= max_tokens for size in sizes)
+    late = order[len(order) - num_late :]
+    bounds = [num_late * k // num_shares for k in range(num_shares + 1)]
+    return [late[a:b] for a, b in pairwise(bounds) if a < b]
 
 
 def mixed_shares(steps: Sequence[int], rows: StepRows, number: int) -> list[list[int]]:
@@ -220,23 +226,29 @@ def search_in_batches(
         size = _batch_size(task, live.values(), waiting)
         refill_at = int((1 - REFILL_SHARE) * size)  # number of live sentences
         may_join = len(live) < size and len(live) <= refill_at
-        if running is not None and not may_join:
-            running.step_until_some_are_done(refill_at, on_step)
-        else:
+        if running is None or may_join:
             count = min(max(size - len(live), 1), len(waiting))
             joining = [waiting.popleft() for _ in range(count)]
             new = task.start(searcher, [task.sentences[i] for i in joining])
             live |= zip(new.search.live, joining, strict=True)
-            new.step()  # as `join` needs
-            if running is None:
-                running = new
-            elif new.search.live:
-                running.join(new)
+            running = _joined(running, new)
+        else:
+            running.step_until_some_are_done(refill_at, on_step)
         still_live = set(running.search.live)
         done = [each for each in live if each not in still_live]
         yield [(live.pop(each), each.hypotheses) for each in done]
         if not live:
             running = None
+
+
+def _joined(running: Decoding | None, new: Decoding) -> Decoding:
+    """Take the first step of new sentences, and let them join a running search."""
+    new.step()  # as `join` needs
+    if running is None:
+        return new
+    if new.search.live:
+        running.join(new)
+    return running
 
 
 def _batch_size(
@@ -362,7 +374,7 @@ class WorkerPool(Generic[Searcher]):
         with another task. It also searches for what a killed worker leaves undone, with
         a `TransduceWarning`. An exception of `on_step` or of a worker ends the search.
         """
-        shares = task.shares(self.number)
+        shares = shares_of(task, self.number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
             yield from search_in_batches(task, self._searcher, on_step)
             return

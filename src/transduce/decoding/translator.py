@@ -826,9 +826,9 @@ def allowed_tokens(
     # some hundred tokens. Off by default: `search.shortlist`.
     base = shortlist.base()
     found = (shortlist.candidates(part.source, base) for part in parts)
-    few = config.min_length + len(config.bad_words) + 1
+    too_few = config.min_length + len(config.bad_words) + 1
     return [
-        None if part.prefix or len(own) <= few else own
+        None if part.prefix or len(own) <= too_few else own
         for part, own in zip(parts, found, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -187,13 +187,20 @@ def _in_chunks(
     rows = GPU_LOGIT_ROWS if states.is_cuda else MIN_LOGIT_ROWS * multiple
     if num_passes == 1:
         return zip(states.split(rows), target_out.split(rows), strict=True)
-    passes = [each.split(rows // num_passes) for each in states.chunk(num_passes)]
-    targets = [each.split(rows // num_passes) for each in target_out.chunk(num_passes)]
+    size = rows // num_passes
     return zip(
-        map(torch.cat, zip(*passes, strict=True)),
-        map(torch.cat, zip(*targets, strict=True)),
+        _parts_of_passes(states, num_passes, size),
+        _parts_of_passes(target_out, num_passes, size),
         strict=True,
     )
+
+
+def _parts_of_passes(
+    rows: Shaped[Tensor, "rows ..."], num_passes: int, size: int
+) -> Iterator[Tensor]:
+    """Yield parts with `size` rows of each pass; the rows are pass by pass."""
+    passes = [each.split(size) for each in rows.chunk(num_passes)]
+    return map(torch.cat, zip(*passes, strict=True))
 
 
 def _differentiate(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -442,31 +443,29 @@ class RequestQueue:
                         return
                     self._changed.wait()
                 request = next(iter(self._requests))
-                batch: list[_Assigned[Any]] = []
-                if isinstance(request, _Slices):
-                    self._begin_slice(request)
-                else:
-                    batch = self._begin_batch(request.task)
-                running = self._running
-                assert running is not None
+                run = self._begin(request)
                 self._changed.notify_all()  # wake the watch for the new deadline
-            if isinstance(request, _Slices):
-                _run_slice(request)
-            else:
-                self._run_batch(batch, running)
+            run()
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
                 if isinstance(request, _Slices) and not request.future.done():
                     self._requests[request] = None
 
-    def _begin_slice(self, request: _Slices) -> None:
-        """Take a request out of the queue for its turn."""
-        del self._requests[request]
-        request.has_begun = True
-        self._running = _Running(deadlines={request.future: request.deadline})
+    def _begin(self, request: _Sentences | _Slices) -> Callable[[], None]:
+        """Take the next work out of the queue; return a function that does it."""
+        if isinstance(request, _Slices):
+            del self._requests[request]
+            request.has_begun = True
+            self._running = _Running(deadlines={request.future: request.deadline})
+            return partial(_run_slice, request)
+        batch = self._take_batch(request.task)
+        self._running = _Running(
+            deadlines={each.future: each.request.deadline for each in batch}
+        )
+        return partial(self._run_batch, batch, self._running)
 
-    def _begin_batch(self, task: _Task[Found]) -> list[_Assigned[Found]]:
+    def _take_batch(self, task: _Task[Found]) -> list[_Assigned[Found]]:
         """Take a batch of sentences for a task out of the queue.
 
         Each request has an equal share; room that some leave is filled in their order.
@@ -488,9 +487,6 @@ class RequestQueue:
             if request.waiting:
                 self._requests[request] = None
         self._num_waiting -= len(batch)
-        self._running = _Running(
-            deadlines={each.future: each.request.deadline for each in batch}
-        )
         return batch
 
     def _run_batch(self, batch: list[_Assigned[Any]], running: _Running) -> None:

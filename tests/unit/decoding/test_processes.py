@@ -33,6 +33,7 @@ from transduce.decoding.processes import (
     WorkerPool,
     batch_messages,
     default_processes,
+    shares_of,
 )
 from transduce.decoding.search import Hypothesis, Sentence
 from transduce.decoding.translator import Translator, load
@@ -358,7 +359,7 @@ def test_shares_hold_sentences_of_similar_length_if_each_fits_one_batch(
         step_rows=ROWS,
         start=partial(_fail),
     )
-    long = [sum(lengths[i] == 60 for i in share) for share in task.shares(2)]
+    long = [sum(lengths[i] == 60 for i in share) for share in shares_of(task, 2)]
     assert sorted(long) == ([0, 4] if are_alike else [2, 2])
 
 
@@ -371,8 +372,8 @@ def test_a_minimum_length_makes_sentences_equally_long() -> None:
         start=partial(_fail),
         min_steps=60,
     )
-    assert list(map(len, task.shares(2))) == [12, 12]
-    assert list(map(len, task.subset(range(20)).shares(2))) == [10, 10]
+    assert list(map(len, shares_of(task, 2))) == [12, 12]
+    assert list(map(len, shares_of(task.subset(range(20)), 2))) == [10, 10]
 
 
 @pytest.mark.usefixtures("shared")

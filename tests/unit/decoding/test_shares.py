@@ -18,6 +18,7 @@ from transduce.decoding.processes import (
     StepRows,
     batch_positions,
     mixed_shares,
+    shares_of,
     similar_shares,
 )
 from transduce.decoding.search import Decoding
@@ -105,7 +106,7 @@ def test_no_share_is_smaller_than_the_minimum(sentences: int, number: int) -> No
         capacity=2_048,
         start=_unused,
     )
-    shares = task.shares(4)
+    shares = shares_of(task, 4)
     assert len(shares) == number
     assert sorted(chain.from_iterable(shares)) == list(range(sentences))
 
@@ -115,7 +116,7 @@ def test_short_sentences_of_a_large_task_wait_for_the_first_free_process() -> No
     task = SearchTask(
         sentences=range(2_000), lengths=lengths, capacity=512, start=_unused
     )
-    shares = task.shares(2)
+    shares = shares_of(task, 2)
     assert sorted(chain.from_iterable(shares)) == list(range(2_000))
     sizes = [sum(lengths[i] for i in share) for share in shares]
     assert len(shares) == 2 + 2 * MAX_LATE_SHARES
@@ -141,7 +142,7 @@ def test_each_sentence_is_in_one_share_of_a_task(
         capacity=capacity,
         start=_unused,
     )
-    shares = task.shares(number)
+    shares = shares_of(task, number)
     assert sorted(chain.from_iterable(shares)) == list(range(len(lengths)))
     assert all(shares)
 
