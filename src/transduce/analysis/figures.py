@@ -93,9 +93,10 @@ def draw_lines(
     num_columns = max(len(above), len(below))
     width = max(TOKEN_INCHES * num_columns, 2.5) + 0.4
     top, bottom = _inches(above), _inches(below)
-    legend_rows = -(-len(heads) // max(int(width / LEGEND_INCHES), 1))
-    legend = 0.25 * (legend_rows + 1)
-    height = legend + top + LINES_INCHES + bottom
+    legend_columns = max(int(width / LEGEND_INCHES), 1)
+    legend_rows = -(-len(heads) // legend_columns)
+    legend_height = 0.25 * (legend_rows + 1)
+    height = legend_height + top + LINES_INCHES + bottom
     with matplotlib.rc_context(STYLE), drawn_in(fonts_for((*above, *below))):
         figure = new_figure(min(width, MAX_INCHES), height)
         figure.set_layout_engine("none")
@@ -104,30 +105,32 @@ def draw_lines(
         )
         axes.set(xlim=(-0.6, max(num_columns, 2) - 0.4), ylim=(0, 1))
         axes.set_axis_off()
-        for place, head in enumerate(heads):
-            shift = (place - (len(heads) - 1) / 2) / len(heads)
+        for number, head in enumerate(heads):
+            shift = (number - (len(heads) - 1) / 2) / len(heads)
             _draw_head(axes, labelled, layer, head, queries, shift)
-        places = [_places(len(side), num_columns) for side in (above, below)]
-        _write_tokens(
-            axes, list(zip(places[0], above, strict=True)), 1.02, "bottom", queries
-        )
-        _write_tokens(
-            axes, list(zip(places[1], below, strict=True)), -0.02, "top", None
-        )
-        figure.legend(
-            handles=[
-                Line2D([], [], color=_colour(head), linewidth=3) for head in heads
-            ],
-            labels=[f"head {head}" for head in heads],
-            title=f"layer {layer}",
-            loc="upper center",
-            ncols=max(int(width / LEGEND_INCHES), 1),
-            frameon=False,
-            fontsize="small",
-            title_fontsize="small",
-            handlelength=1.2,
-        )
+        above_at, below_at = (_places(len(s), num_columns) for s in (above, below))
+        placed_above = list(zip(above_at, above, strict=True))
+        placed_below = list(zip(below_at, below, strict=True))
+        _write_tokens(axes, placed_above, 1.02, "bottom", queries)
+        _write_tokens(axes, placed_below, -0.02, "top", None)
+        _write_legend(figure, layer, heads, legend_columns)
     return figure
+
+
+def _write_legend(
+    figure: Figure, layer: int, heads: Sequence[int], num_columns: int
+) -> None:
+    figure.legend(
+        handles=[Line2D([], [], color=_colour(head), linewidth=3) for head in heads],
+        labels=[f"head {head}" for head in heads],
+        title=f"layer {layer}",
+        loc="upper center",
+        ncols=num_columns,
+        frameon=False,
+        fontsize="small",
+        title_fontsize="small",
+        handlelength=1.2,
+    )
 
 
 def _colour(head: int) -> str:

@@ -173,6 +173,7 @@ class Connection(H11Protocol):
         self._waiting = shared.waiting
         self.timeout_keep_alive = self._limits.idle_timeout_s  # type: ignore[assignment] # it may be a fraction
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        """Timer of each method that is scheduled."""
         self._is_refused = False
         self._has_sent_all = False
         """Whether the client has ended its side of the connection."""
@@ -192,10 +193,8 @@ class Connection(H11Protocol):
                     f"All {self._limits.max_connections:,} connections of this server "
                     "are in use; try again later.",
                 )
-                if (
-                    len(self.connections)
-                    > self._limits.max_connections + self._overflow
-                ):
+                most = self._limits.max_connections + self._overflow
+                if len(self.connections) > most:
                     self._close()
                 return
             next(iter(self._waiting)).give_up()
@@ -216,7 +215,7 @@ class Connection(H11Protocol):
             self._await_head()
         super().data_received(data)
         if self._is_answering:
-            self._take_up()
+            self._stop_waiting()
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
         """Keep the connection open while there is something to answer."""
@@ -228,16 +227,16 @@ class Connection(H11Protocol):
                 HTTPStatus.BAD_REQUEST, "The body must be sent whole, but ends early."
             )
             return True
-        self._in(LEFT_AFTER_S, self._probe)
+        self._schedule(LEFT_AFTER_S, self._probe)
         return True
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_answering:
             return  # the next request has already arrived
-        self._stop(self._probe)
+        self._cancel(self._probe)
         if self.transport.is_closing():
-            self._in(self._limits.write_timeout_s, self._abort)
+            self._schedule(self._limits.write_timeout_s, self._abort)
             return
         if self._has_sent_all:
             self._close()
@@ -259,15 +258,15 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._in(self._limits.write_timeout_s, self._abort)
+        self._schedule(self._limits.write_timeout_s, self._abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop(self._abort)
+        self._cancel(self._abort)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._in(self._limits.write_timeout_s, self._abort)
+        self._schedule(self._limits.write_timeout_s, self._abort)
 
     def give_up(self) -> None:
         """Close at once to make room for another connection."""
@@ -275,15 +274,17 @@ class Connection(H11Protocol):
         self._abort()
 
     def _await_head(self) -> None:
+        """Wait for a request, whose head must come in time."""
         self._waiting.setdefault(self)
-        if self._head_did_not_come not in self._timers:
-            self._in(self._limits.header_timeout_s, self._head_did_not_come)
+        if self._time_out_head not in self._timers:
+            self._schedule(self._limits.header_timeout_s, self._time_out_head)
 
-    def _take_up(self) -> None:
+    def _stop_waiting(self) -> None:
+        """Note that a request has come, or is refused."""
         self._waiting.pop(self, None)
-        self._stop(self._head_did_not_come)
+        self._cancel(self._time_out_head)
 
-    def _head_did_not_come(self) -> None:
+    def _time_out_head(self) -> None:
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(
                 HTTPStatus.REQUEST_TIMEOUT,
@@ -299,7 +300,7 @@ class Connection(H11Protocol):
             return
         has_begun = self._is_answering and self.cycle.response_started
         self._is_refused = True
-        self._take_up()
+        self._stop_waiting()
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -319,7 +320,7 @@ class Connection(H11Protocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._in(DRAIN_S, self._abort)
+        self._schedule(DRAIN_S, self._abort)
 
     def _probe(self) -> None:
         """Find out whether a half-closed client has left, and look again later.
@@ -334,32 +335,34 @@ class Connection(H11Protocol):
                 status_code=100, headers=[], reason="Continue"
             )
             self.transport.write(self.conn.send(proceed))
-        self._in(ECHO_S, self._hear)
-        self._in(PROBE_EVERY_S, self._probe)
+        self._schedule(ECHO_S, self._abort_if_reset)
+        self._schedule(PROBE_EVERY_S, self._probe)
 
-    def _hear(self) -> None:
+    def _abort_if_reset(self) -> None:
+        """Abort if the client's system has answered a probe with a reset."""
         there = self.transport.get_extra_info("socket")
         if there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._abort()
 
     def _close(self) -> None:
         self.transport.close()
-        self._in(self._limits.write_timeout_s, self._abort)
+        self._schedule(self._limits.write_timeout_s, self._abort)
 
     def _abort(self) -> None:
         self.transport.abort()
 
-    def _in(self, seconds: float, do: Callable[[], None]) -> None:
-        self._stop(do)
+    def _schedule(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call a method later, instead of when it was scheduled before."""
+        self._cancel(action)
 
-        def done() -> None:
-            self._timers.pop(do, None)
-            do()
+        def run() -> None:
+            self._timers.pop(action, None)
+            action()
 
-        self._timers[do] = self.loop.call_later(seconds, done)
+        self._timers[action] = self.loop.call_later(seconds, run)
 
-    def _stop(self, do: Callable[[], None]) -> None:
-        if timer := self._timers.pop(do, None):
+    def _cancel(self, action: Callable[[], None]) -> None:
+        if timer := self._timers.pop(action, None):
             timer.cancel()
 
 
