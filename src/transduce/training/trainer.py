@@ -261,16 +261,21 @@ class Trainer:
         returns whether training ends early. Raises `TrainingStoppedError` after a step
         at which `should_stop` returns true, and `DivergedError` if the loss diverges.
         """
-        unread: deque[Callable[[], StepReport]] = deque()
-        with self._reporting_before_failure(unread, on_step):
+
+        def on_report(report: StepReport) -> None:
+            self._watch_loss(report)
+            on_step(report)
+
+        reports = _PendingReports(on_report)
+        with reports.delivered_before_failure():
             for update, loaded in self._updates():
-                unread.append(self._step(update, loaded))
-                self._report(unread, on_step, is_pausing=False)
+                reports.add(self._step(update, loaded))
+                reports.deliver(num_pending=1 if self.runs_ahead else 0)
                 is_last = self.progress.step == self._config.steps
                 is_stopping = self._any(should_stop()) and not is_last
                 self.is_checkpoint_due = is_last or self._is_checkpoint_due()
                 if is_stopping or self.is_checkpoint_due:
-                    self._report(unread, on_step, is_pausing=True)
+                    reports.deliver()
                     self._require_finite_weights()
                     save()
                 if is_stopping:
@@ -284,35 +289,6 @@ class Trainer:
                     self._checkpointed_at = time.monotonic()
                     if is_over:
                         return
-
-    @contextmanager
-    def _reporting_before_failure(
-        self,
-        unread: deque[Callable[[], StepReport]],
-        on_step: Callable[[StepReport], None],
-    ) -> Iterator[None]:
-        """Report what is unread if an update fails."""
-        try:
-            yield
-        except DivergedError:
-            raise  # by a report
-        except Exception:
-            self._report(unread, on_step, is_pausing=True)
-            raise
-
-    def _report(
-        self,
-        unread: deque[Callable[[], StepReport]],
-        on_step: Callable[[StepReport], None],
-        *,
-        is_pausing: bool,
-    ) -> None:
-        """Report updates; if training runs ahead without a pause, all but the last."""
-        most_unread = 1 if self.runs_ahead and not is_pausing else 0
-        while len(unread) > most_unread:
-            report = unread.popleft()()
-            self._watch_loss(report)
-            on_step(report)
 
     @property
     def is_packed(self) -> bool:
@@ -609,6 +585,35 @@ class Trainer:
 
     def _any(self, is_so: bool) -> bool:
         return self._processes.all_reduce_any(is_so, self._hardware.device)
+
+
+class _PendingReports:
+    """Reports of updates that a GPU may still compute, in the order of the updates."""
+
+    def __init__(self, on_report: Callable[[StepReport], None]) -> None:
+        self._on_report = on_report
+        self._pending: deque[Callable[[], StepReport]] = deque()
+
+    def add(self, report: Callable[[], StepReport]) -> None:
+        """Append a function that waits for an update and reports it."""
+        self._pending.append(report)
+
+    def deliver(self, num_pending: int = 0) -> None:
+        """Deliver reports until at most `num_pending` are left."""
+        while len(self._pending) > num_pending:
+            report = self._pending.popleft()
+            self._on_report(report())
+
+    @contextmanager
+    def delivered_before_failure(self) -> Iterator[None]:
+        """Deliver what is pending if an update fails."""
+        try:
+            yield
+        except DivergedError:
+            raise  # by a report
+        except Exception:
+            self.deliver()
+            raise
 
 
 def _padding(update: Update) -> float:

@@ -8,7 +8,7 @@ import torch
 
 from transduce.checkpoint import load_model, save_tensors
 from transduce.errors import CheckpointError
-from transduce.training import trainer
+from transduce.training import state as training_state
 from transduce.training.state import (
     Progress,
     TrainingState,
@@ -78,7 +78,7 @@ def test_model_and_state_are_saved_together_or_not_at_all(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trainer, "save_tensors", refuse)
+    monkeypatch.setattr(training_state, "save_tensors", refuse)
     later = replace(state, progress=Progress(step=90))
     with pytest.raises(CheckpointError, match="free some space"):
         save_training(trained_checkpoint, later, folder)
