@@ -231,7 +231,11 @@ def search_in_batches(
             joining = [waiting.popleft() for _ in range(count)]
             new = task.start(searcher, [task.sentences[i] for i in joining])
             live |= zip(new.search.live, joining, strict=True)
-            running = _joined(running, new)
+            new.step()  # as `join` needs
+            if running is None:
+                running = new
+            elif new.search.live:
+                running.join(new)
         else:
             running.step_until_some_are_done(refill_at, on_step)
         still_live = set(running.search.live)
@@ -239,16 +243,6 @@ def search_in_batches(
         yield [(live.pop(each), each.hypotheses) for each in done]
         if not live:
             running = None
-
-
-def _joined(running: Decoding | None, new: Decoding) -> Decoding:
-    """Take the first step of new sentences, and let them join a running search."""
-    new.step()  # as `join` needs
-    if running is None:
-        return new
-    if new.search.live:
-        running.join(new)
-    return running
 
 
 def _batch_size(
