@@ -109,6 +109,7 @@ def test_a_survey_keeps_no_maps_in_memory(
             kept.append(sum(each() is not None for each in seen))
 
     monkeypatch.setattr("transduce.analysis.heads.maps_of", maps)
+    monkeypatch.setattr("transduce.analysis.grammar_heads.maps_of", maps)
     survey_heads(translator, pairs[:9], silent)
     survey_annotated(translator, grammar_sentences(9, "en-de"))
     assert len(kept) == 18
