@@ -37,7 +37,7 @@ from transduce.architectures.mixture_of_experts import (
 )
 from transduce.architectures.recurrent import RecurrentModel
 from transduce.errors import CheckpointError, RequestError, TransduceWarning
-from transduce.files import atomic_directory, is_utf8, require_file
+from transduce.files import access_errors, atomic_directory, is_utf8, require_file
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
@@ -265,10 +265,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read safetensors; raise `CheckpointError` if the file is missing or damaged."""
     try:
         require_file(path)
-        if not is_utf8(str(path)):  # PyTorch cannot map a file of such a name
-            return load(path.read_bytes())
-        # Copies, because the library maps the file, which may be overwritten.
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        with access_errors(path):
+            if not is_utf8(str(path)):  # PyTorch cannot map a file of such a name
+                return load(path.read_bytes())
+            # Copies, because the library maps the file, which may be overwritten.
+            return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise damaged(path, error) from None
 

@@ -5,6 +5,7 @@ TransduceError
   DataError            a file cannot be used; the message names file and line
   CheckpointError      a checkpoint is missing or damaged
     VersionError         it is intact, but saved by another version of transduce
+  AccessError          a file cannot be opened now; it may be intact
   RequestError         the model or the machine cannot do what was requested
     BusyError            not now, because of other requests (HTTP 429)
       OverdueError         the request waited for too long (HTTP 503)
@@ -52,6 +53,10 @@ class CheckpointError(TransduceError):
 
 class VersionError(CheckpointError):
     """A checkpoint is intact, but was saved by another version of transduce."""
+
+
+class AccessError(TransduceError):
+    """A file cannot be opened by this process; whether it is intact is unknown."""
 
 
 class RequestError(TransduceError):

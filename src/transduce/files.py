@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import CheckpointError, ConfigError, TransduceError
+from transduce.errors import AccessError, CheckpointError, ConfigError, TransduceError
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
@@ -31,13 +31,25 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 LEFTOVERS = ".*.transduce-*"
 """Pattern of the names of files and folders that are being written or removed."""
 
+MORE_FILES = "raise the limit of open files (ulimit -n)"
+"""Remedy for too many open files."""
+REMEDIES = {
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: MORE_FILES,
+    errno.ENOMEM: "free some memory",
+    errno.EACCES: "allow this user to read it",
+    errno.EPERM: "allow this user to read it",
+}
+"""Remedies for errors that say nothing about the content of a file."""
+
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read a JSON object from an untrusted file.
 
-    Raises `CheckpointError` if the file is missing, damaged or too large.
+    Raises `CheckpointError` if the file is missing, damaged or too large, and
+    `AccessError` if it cannot be opened.
     """
     try:
         content = parse_json(read_bounded(path, max_bytes))
@@ -77,7 +89,7 @@ def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     larger.
     """
     require_file(path)
-    with path.open("rb") as file:
+    with access_errors(path), path.open("rb") as file:
         # A read of `max_bytes` would allocate as much, however small the file is.
         size = min(os.fstat(file.fileno()).st_size, max_bytes)
         content = file.read(size + 1)
@@ -114,14 +126,36 @@ def is_utf8(text: str) -> bool:
 
 def require_file(path: Path) -> None:
     """Raise `OSError` if there is no file or it cannot be read, `ValueError` if it is a
-    pipe or a device.
+    pipe or a device, and `AccessError` as `access_errors` does.
 
     Opening a pipe that has no writer would block forever.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a regular file")
-    with path.open("rb"):  # libraries take an unreadable file for a missing one
-        pass
+    with access_errors(path):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is not a regular file")
+        with path.open("rb"):  # libraries take an unreadable file for a missing one
+            pass
+
+
+@contextmanager
+def access_errors(path: Path) -> Iterator[None]:
+    """Raise `AccessError` for an error that says nothing about the content of a file.
+
+    These are missing rights, and limits of the process or the machine. Callers take
+    other errors for damage, and may then set the file aside.
+    """
+    try:
+        yield
+    except TransduceError:
+        raise
+    except Exception as error:
+        system = error if isinstance(error, OSError) else hidden_system_error(error)
+        if system is None or system.errno not in REMEDIES:
+            raise
+        raise AccessError(
+            f"{path}: cannot be read ({os.strerror(system.errno)}); "
+            f"{REMEDIES[system.errno]} and try again."
+        ) from None
 
 
 def parse_json(text: str) -> Any:
@@ -301,6 +335,11 @@ def named_errors(path: Path, new: Path | None = None) -> Iterator[None]:
         if error.filename is None or str(error.filename) == str(new):
             error.filename = str(path)
         raise
+
+
+def are_too_many_open(error: OSError) -> bool:
+    """Return whether the process or the machine has too many open files."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -36,6 +36,7 @@ from transduce.architectures.config import (
 )
 from transduce.errors import CheckpointError, ConfigError, RequestError, VersionError
 from transduce.files import (
+    access_errors,
     atomic_directory,
     atomic_file,
     hidden_system_error,
@@ -142,9 +143,10 @@ class StoredWeights(Mapping[str, Array]):
         try:
             require_file(path)
             self._kept = _identity(path)
-            tensors = _checked_tensors(path)
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with access_errors(path):
+                tensors = _checked_tensors(path)
+                with path.open("rb") as file:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._arrays = {
                 current_name(name): array for name, array in _mapped(self._map).items()
             }
@@ -527,7 +529,8 @@ def model_sum(path: Path) -> str:
                 name.encode() + blake2b((folder / name).read_bytes()).digest()
             )
     try:
-        weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
+        with access_errors(folder / WEIGHTS):
+            weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:  # NumPy cannot map an empty file
         raise damaged(folder / WEIGHTS, error) from None
     whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize

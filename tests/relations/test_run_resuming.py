@@ -1,5 +1,6 @@
 """A resumed run equals an uninterrupted run, bit for bit."""
 
+import errno
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from transduce.checkpoint import load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import AccessError, CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -311,6 +313,69 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert warning.endswith("Continuing from the previous checkpoint.")
     assert_same_weights(tmp_path / "run", uninterrupted)
     assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("file", "steps"),
+    [
+        ("config.json", None),
+        ("model.safetensors", None),
+        ("training.safetensors", None),
+        ("training.json", None),
+        ("training.json", STEPS + 5),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_opened_is_not_set_aside(
+    files: CorpusFiles,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    steps: int | None,
+) -> None:
+    run, opened = tmp_path / "run", Path.open
+    start_and_stop(files, run, 12)
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == file and path.parent.name == "stopped":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return opened(path, *args, **kwargs)
+
+    with monkeypatch.context() as limited:
+        limited.setattr(Path, "open", refuse)
+        with pytest.raises(AccessError, match=f"stopped/{file}: .*Too many open files"):
+            resume(run, CPU, SendsSignal(), steps=steps)
+    assert not list(run.glob("checkpoints/damaged-*"))
+    observer = SendsSignal()
+    resume(run, CPU, observer)
+    assert observer.first_step == 12
+    assert observer.warnings == []
+    assert_same_weights(run, uninterrupted)
+
+
+def test_a_model_that_cannot_be_opened_at_the_end_does_not_change_the_result(
+    files: CorpusFiles,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, opened = tmp_path / "run", Path.open
+    name = "checkpoints/step-00000015"
+    start_and_stop(files, run, 17)
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        is_end = (run / "checkpoints" / "step-00000020").exists()
+        if is_end and path == run / name / "model.safetensors" and args == ("rb",):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *args, **kwargs)
+
+    with monkeypatch.context() as limited:
+        limited.setattr(Path, "open", refuse)
+        with pytest.raises(AccessError, match=f"{name}/model.safetensors: .*allow"):
+            resume(run, CPU, SendsSignal())
+    resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+    assert_logs_agree(run, uninterrupted)
 
 
 def test_a_state_that_lacks_tensors_is_skipped_with_a_warning(

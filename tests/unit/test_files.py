@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import sys
@@ -13,14 +14,17 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import AccessError, CheckpointError, ConfigError
 from transduce.files import (
+    access_errors,
     atomic_directory,
     atomic_file,
     clear_leftovers,
     parse_json,
     read_bounded,
+    read_json,
     remove_folder,
     require_file,
     require_new_folder,
@@ -411,15 +415,36 @@ def test_a_file_that_another_command_wrote_meanwhile_is_replaced_by_force_only(
     assert contents(tmp_path) == {"file": b"ours"}
 
 
-def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "Permission denied); allow this user to read it"),
+        (errno.EMFILE, "Too many open files); raise the limit of open files"),
+        (errno.ENOMEM, "Cannot allocate memory); free some memory"),
+    ],
+)
+@pytest.mark.parametrize("read", [require_file, read_bounded, read_json])
+def test_a_file_that_cannot_be_opened_is_not_called_missing_or_damaged(
+    tmp_path, monkeypatch, read, number, said
+):
+    (tmp_path / "file").write_text("{}", encoding="utf-8")
 
     def refuse(path: Path, _mode: str) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(PermissionError):
-        require_file(tmp_path / "file")
+    message = f"{tmp_path / 'file'}: cannot be read ({said}"
+    with pytest.raises(AccessError, match=f"^{re.escape(message)}.* and try again.$"):
+        read(tmp_path / "file")
+
+
+def test_an_error_that_a_library_hides_in_its_text_is_told_from_damage(tmp_path):
+    hidden = SafetensorError("I/O error: Too many open files (os error 24)")
+    message = f"^{tmp_path}: .*Too many open files"
+    with pytest.raises(AccessError, match=message), access_errors(tmp_path):
+        raise hidden
+    with pytest.raises(SafetensorError, match="header"), access_errors(tmp_path):
+        raise SafetensorError("invalid header")
 
 
 @pytest.mark.parametrize("is_old", [False, True])

@@ -51,7 +51,7 @@ from transduce.errors import (
     missing_package,
     shortened,
 )
-from transduce.files import is_disk_full, is_utf8
+from transduce.files import MORE_FILES, are_too_many_open, is_disk_full, is_utf8
 from transduce.machine import respect_cpu_quota
 from transduce.processes import signals_after_imports, unwound_on_termination
 
@@ -420,9 +420,16 @@ def _run(arguments: Sequence[str] | None) -> None:
         sys.exit(0)
     except OSError as error:
         discard_output()
-        what = error.filename or "The output"
-        remedy = "; free some space and try again" if is_disk_full(error) else ""
-        _fail(f"{what}: cannot be read or written ({error.strerror or error}){remedy}.")
+        _fail(system_error_sentence(error))
+
+
+def system_error_sentence(error: OSError) -> str:
+    """Return the sentence for an error of the system that ends a command."""
+    if are_too_many_open(error):  # the next file, whichever it is, is not at fault
+        return f"Too many files are open; {MORE_FILES} and try again."
+    what = error.filename or "The output"
+    remedy = "; free some space and try again" if is_disk_full(error) else ""
+    return f"{what}: cannot be read or written ({error.strerror or error}){remedy}."
 
 
 def _require_current_folder() -> None:

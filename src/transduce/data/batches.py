@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Integer
 
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.errors import DataError
-from transduce.files import require_file
+from transduce.files import access_errors, require_file
 from transduce.settings import require_between
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -236,7 +236,7 @@ def _open_side(folder: Path, side: str) -> EncodedSide:
     try:
         require_file(ids_path)
         require_file(offsets_path)
-        offsets = np.memmap(offsets_path, dtype=OFFSET_TYPE, mode="r")
+        offsets = _mapped(offsets_path, OFFSET_TYPE)
         num_bytes, whole = ids_path.stat().st_size, int(offsets[-1]) * ID_TYPE.itemsize
     except (OSError, ValueError) as error:
         raise _damaged(folder, side, str(error)) from None
@@ -247,8 +247,12 @@ def _open_side(folder: Path, side: str) -> EncodedSide:
     # An empty file, as of a side of empty sentences, cannot be mapped.
     if num_bytes == 0:
         return EncodedSide(ids=np.empty(0, dtype=ID_TYPE), offsets=offsets)
-    ids = np.memmap(ids_path, dtype=ID_TYPE, mode="r")
-    return EncodedSide(ids=ids, offsets=offsets)
+    return EncodedSide(ids=_mapped(ids_path, ID_TYPE), offsets=offsets)
+
+
+def _mapped(path: Path, kind: np.dtype[Any]) -> np.ndarray:
+    with access_errors(path):
+        return np.memmap(path, dtype=kind, mode="r")
 
 
 def _damaged(folder: Path, side: str, fault: str) -> DataError:

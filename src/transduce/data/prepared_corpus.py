@@ -36,6 +36,7 @@ from transduce.data.corpus_files import (
 )
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import (
+    AccessError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -623,8 +624,8 @@ def _key_of(folder: Path) -> str | None:
     try:
         record = json.loads(read_bounded(folder / PREPARATION))
         return str(record["key"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # not prepared, or by another version
+    except (OSError, ValueError, LookupError, TypeError, AccessError):
+        return None  # not prepared, by another version, or not ours to read
 
 
 def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import MarianMTModel
 
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
-from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.errors import AccessError, CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.foreign_models import describe_origin, is_ours
 from transduce.interop.export import Proof, prove, require_short
@@ -490,6 +490,8 @@ def _own(path: Path) -> SubwordTokenizer:
     try:
         require_file(path)
         portable = tokenizers.Tokenizer.from_file(str(path))
+    except AccessError:
+        raise
     except Exception as error:  # the library raises bare exceptions
         raise CheckpointError(
             f"{path}: the tokenizer is missing or damaged ({error}); fetch it again."

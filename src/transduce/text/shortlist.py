@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from transduce.errors import CheckpointError, DataError, VersionError
-from transduce.files import parse_json, reason, require_file
+from transduce.files import access_errors, parse_json, reason, require_file
 from transduce.native import library
 from transduce.settings import require_between, shown
 from transduce.text.alignment import (
@@ -151,7 +151,7 @@ class Shortlist:
         """
         try:
             require_file(path)
-            with safe_open(path, framework="np") as file:
+            with access_errors(path), safe_open(path, framework="np") as file:
                 about = parse_json((file.metadata() or {}).get("shortlist", "{}"))
                 if (number := about.get("format")) != SHORTLIST_FORMAT:
                     raise VersionError(

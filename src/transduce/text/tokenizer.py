@@ -18,7 +18,7 @@ from typing import Literal
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import AccessError, CheckpointError, ConfigError
 from transduce.files import parse_json, read_bounded, reason
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
@@ -415,13 +415,16 @@ def require_possible_bad_words(config: SearchConfig, tokenizer: Tokenizer) -> No
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a saved tokenizer; `CheckpointError` if it is missing or damaged."""
+    """Read a saved tokenizer; `CheckpointError` if it is missing or damaged.
+
+    Raises `AccessError` if the file cannot be opened.
+    """
     try:
         text = read_bounded(path, MAX_TOKENIZER_BYTES)
         tokenizer = _from_text(text)
         tokenizer.encode_sources(TRIED)
         tokenizer.pieces(range(len(SPECIAL_PIECES)))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, AccessError):
         raise
     except BaseException as error:  # the library raises bare exceptions, or panics
         raise CheckpointError(

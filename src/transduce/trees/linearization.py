@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from transduce.errors import (
+    AccessError,
     CheckpointError,
     DataError,
     RequestError,
@@ -529,6 +530,8 @@ class SymbolVocabulary:
                 is_sound = len(set(spellings)) == len(spellings)
                 if is_sound and len(vocabulary.symbols) == len(spellings):
                     return vocabulary
+        except AccessError:
+            raise
         except (OSError, ValueError, LookupError, TypeError, TransduceError):
             pass  # the error below covers these
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """The end of a command's process."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.cli import system_error_sentence
 from transduce.cli.terminal import discard_output, lasting_streams
 
 pytestmark = pytest.mark.slow
@@ -179,3 +181,11 @@ def test_modules_truncated_by_a_full_disk_are_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("transduce: Python's compiled modules are cut short")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_is_not_blamed_for_the_number_of_open_files() -> None:
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "PIL/BmpImagePlugin.py")
+    assert system_error_sentence(error) == (
+        "Too many files are open; raise the limit of open files (ulimit -n) and try "
+        "again."
+    )

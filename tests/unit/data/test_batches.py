@@ -1,5 +1,7 @@
 """An encoded corpus is read as written; an epoch's batches hold each pair once."""
 
+import errno
+import os
 import threading
 from itertools import pairwise
 
@@ -20,7 +22,7 @@ from transduce.data.batches import (
     write_dataset,
 )
 from transduce.data.tensors import Batch, pad_rows
-from transduce.errors import ConfigError, DataError
+from transduce.errors import AccessError, ConfigError, DataError
 
 LARGEST_ID = 2**32 - 1
 SENTENCES = st.lists(st.integers(0, LARGEST_ID), max_size=5)
@@ -104,6 +106,23 @@ def test_a_damaged_dataset_is_refused(tmp_path, side, kind, left):
         path.write_bytes(content)
     message = f"{tmp_path}: the encoded corpus is missing or damaged \\({side}: .*new"
     with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ids", "offsets"])
+def test_a_dataset_that_cannot_be_mapped_is_not_called_damaged(
+    tmp_path, monkeypatch, kind
+):
+    write_dataset(encoded([([3, 4], [5]), ([9], [6, 7, 8])]), tmp_path)
+    memmap = np.memmap
+
+    def refuse(path, *args, **kwargs):
+        if path.suffix == f".{kind}":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return memmap(path, *args, **kwargs)
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    with pytest.raises(AccessError, match=f"^{tmp_path}/source.{kind}: cannot be read"):
         open_dataset(tmp_path)
 
 

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -198,6 +200,23 @@ def test_the_prepared_corpus_of_a_sibling_run_is_shared(
     assert content(second) == content(folder)
     ids = "corpus/training/source.ids"
     assert (second / ids).samefile(folder / ids)
+
+
+def test_a_sibling_run_that_may_not_be_read_is_left_alone(
+    files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    (second := tmp_path / "second").mkdir()
+    opened = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.is_relative_to(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
+    assert prepared.shared_with is None
 
 
 def test_files_are_copied_if_links_are_not_supported(
