@@ -6,6 +6,7 @@ All keep their nesting, and each is written exactly once.
 """
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,13 @@ UNIT = re.compile(
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
+
+JOINERS = "\u1039\u17d2\u200d"
+"""Characters that join the next one to the one before: stackers of Burmese and Khmer,
+and the zero-width joiner."""
+JOINED = "\u0e33\u0eb3\u200d"
+"""Characters that are written in one with the one before, but are no marks by their
+category: a vowel of Thai and of Lao, and the zero-width joiner."""
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Piece that stands for a byte."""
@@ -71,8 +79,23 @@ class WordLinks:
 
 
 def units(text: str) -> tuple[Span, ...]:
-    """Return the spans of the words, numbers and marks of a text."""
-    return tuple(match.span() for match in UNIT.finditer(text))
+    """Return the spans of the words, numbers and marks of a text.
+
+    A character and the combining marks on it are never in two of them.
+    """
+    spans: list[Span] = []
+    for match in UNIT.finditer(text):
+        start, end = match.span()
+        if spans and spans[-1][1] == start and _continues(text, start):
+            start, _ = spans.pop()
+        spans.append((start, end))
+    return tuple(spans)
+
+
+def _continues(text: str, at: int) -> bool:
+    """Return whether a character is a part of the one before it, as a vowel sign is."""
+    is_mark = unicodedata.category(text[at])[0] == "M"
+    return is_mark or text[at] in JOINED or text[at - 1] in JOINERS
 
 
 def links_by_place(source: str, target: str) -> WordLinks:

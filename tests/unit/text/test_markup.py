@@ -80,6 +80,27 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ครูซื้อ ทำ", ["ค", "รู", "ซื้", "อ", "ทำ"]),  # Thai
+        ("ខ្មែរ", ["ខ្មែ", "រ"]),  # Khmer
+        ("က္ကမ", ["က္က", "မ"]),  # Burmese
+        ("か\u309aき葛\U000e0100城", ["か\u309a", "き", "葛\U000e0100", "城"]),
+        ("1\ufe0f\u20e32!\ufe0f?", ["1\ufe0f\u20e3", "2", "!\ufe0f", "?"]),
+    ],
+)
+def test_combining_marks_are_in_the_unit_of_their_character(
+    text: str, expected: list[str]
+) -> None:
+    assert [text[slice(*span)] for span in units(text)] == expected
+
+
+def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
+    segments = split_html("<p>a <b>b</b> c</p>", "en")
+    assert join_html(segments, ["ครูซื้อ"]) == "<p>ค<b>รูซื้</b>อ</p>"
+
+
+@pytest.mark.parametrize(
     ("html", "expected"),
     [
         ("<p>A &amp; B</p>", ["A & B"]),
