@@ -134,6 +134,38 @@ def test_dropout_gives_the_same_batch_another_loss_in_each_step_and_run(
     assert len({*one, *other}) == 8
 
 
+class DisturbedHardware(Hardware):
+    """Hardware whose generator another thread draws from right after it is seeded."""
+
+    def seed(self, number: int) -> None:
+        super().seed(number)
+        torch.rand(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_of_other_threads_do_not_change_dropout(
+    tiny: ModelConfig, batcher: Batcher, dtype: torch.dtype
+):
+    torch.manual_seed(1)
+    weights = Transformer(tiny).state_dict()
+
+    def losses(kind: type[Hardware]) -> list[float]:
+        model = Transformer(replace(tiny, dropout=0.4))
+        model.load_state_dict(weights)
+        reports: list[StepReport] = []
+        hardware = kind(device=torch.device("cpu"), dtype=dtype)
+        config = TrainingConfig(steps=3)
+        Trainer(model, batcher, config, hardware).train(
+            on_step=reports.append,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+        return [report.loss for report in reports]
+
+    assert losses(DisturbedHardware) == losses(Hardware)
+
+
 @pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 @pytest.mark.parametrize("changed", [0, 1])
 def test_masks_depend_on_both_of_their_seeds(changed: int):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -759,8 +760,9 @@ class _Run:
         else:
             self._processes.barrier()  # until the first has set damaged ones aside
         found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
-        torch.manual_seed(self._config.training.seed)
-        model, state = found or self._first_model()
+        with SEEDING:
+            torch.manual_seed(self._config.training.seed)
+            model, state = found or self._first_model()
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
             self._folder.forget_log_after(
@@ -1120,6 +1122,10 @@ class _Run:
 
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
         self._drawn_at = time.monotonic()
+
+
+SEEDING = Lock()
+"""Lock of PyTorch's generator, which all threads share, for new weights."""
 
 
 class RunCheckpoints:

@@ -53,19 +53,25 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
     """Return how many batches of that many FLOPs to compute at once.
 
     It is 1, or the number of threads. All random numbers must come from the context's
-    generator (`own_generator`), as they do in a Transformer, whose dropout the native
-    library or ours draws. Guided attention reads weights by hooks, for one batch at a
-    time.
+    generator. Guided attention reads weights by hooks, for one batch at a time.
     """
     is_possible = (
         torch.get_num_threads() == AT_ONCE
         and flops <= MAX_FLOPS_AT_ONCE
-        and hardware.device.type == "cpu"
         and nn_api() is not None
-        and isinstance(batch_loss.model, FusedTransformer)
+        and draws_from_context(batch_loss, hardware)
         and not batch_loss.is_guided
     )
     return AT_ONCE if is_possible else 1
+
+
+def draws_from_context(batch_loss: BatchLoss, hardware: Hardware) -> bool:
+    """Return whether all random numbers come from the generator of `own_generator`.
+
+    They do in a Transformer on a CPU, whose dropout the native library or ours draws.
+    """
+    is_fused = isinstance(batch_loss.model, FusedTransformer)
+    return hardware.device.type == "cpu" and is_fused
 
 
 class SingleThreads:
@@ -160,12 +166,16 @@ class GradientAccumulator:
     def _backward(self, step: int, loaded: LoadedMicroBatch) -> Float[Tensor, "3"]:
         """Add the gradient of a micro-batch; return its sums as `accumulate` does."""
         # Each micro-batch has its own dropout masks, whichever process computes it.
-        self._hardware.seed(self._dropout_seed(step, loaded))
+        seed = self._dropout_seed(step, loaded)
+        self._hardware.seed(seed)
         if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
             weight = 1 / loaded.update.num_target_tokens
             losses = self.graphs.backward(loaded.batch, weight, loaded.is_alone)
             return torch.cat([losses, losses.new_zeros(1)])
-        objective, losses = self._objective(loaded)
+        # PyTorch's generator is that of all threads; another run may draw from it.
+        is_own = draws_from_context(self._batch_loss, self._hardware)
+        with own_generator(seed) if is_own else nullcontext():
+            objective, losses = self._objective(loaded)
         # Backward operators keep the precision of the forward pass.
         with torch.autocast("cpu", enabled=False):
             objective.backward()
