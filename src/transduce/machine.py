@@ -478,6 +478,18 @@ def respect_cpu_quota(proc: Path = PROC) -> None:
         use_threads(min(num_threads(), math.ceil(quota)))
 
 
+def threads_of_each(count: int) -> dict[str, str]:
+    """Return environment variables by which `count` processes share the cores.
+
+    Each gets the same number of threads. If the user sets a number, that is the number
+    of each process, and there are no variables.
+    """
+    if are_threads_chosen():
+        return {}
+    cores = min(filter(None, [num_cores(), num_physical_cores()]))
+    return dict.fromkeys(READ_BY_PYTORCH, str(max(cores // count, 1)))
+
+
 def are_threads_chosen() -> bool:
     """Return whether the user sets a number of threads in the environment."""
     chosen = next(_chosen_threads(os.environ), None)

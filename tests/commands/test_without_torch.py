@@ -46,6 +46,7 @@ class HidingFinder(PathFinder):
 sys.meta_path = [HidingFinder if f is PathFinder else f for f in sys.meta_path]
 """
 OF_TRAINING = {"matplotlib", "sacrebleu", "sacremoses", "torch"}
+OF_PEERS = {"ctranslate2", "google", "sentencepiece", "transformers"}
 OF_SERVING = {"fastapi", "h11", "prometheus_client", "starlette", "uvicorn"}
 TREES = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ runs))))\n"
 SENTENCES = "one two\n\nthree four five\n"
@@ -287,6 +288,21 @@ def test_a_command_names_the_extra_that_it_needs(
         rf"it by pip install '\.\[{EXTRA_OF[line]}\]' in the folder of [^\n]+\.\n",
         done.stderr,
     ), done.stderr
+
+
+def test_training_is_measured_beside_pytorch_alone(tmp_path: Path) -> None:
+    command = ("benchmark", "training", "--preset", "tiny", "--rounds", "1")
+    done = without_extras(tmp_path, *command, "--device", "cpu", hidden=OF_PEERS)
+    assert done.returncode == 0, done.stderr
+    assert "Hugging Face Marian is left out. It needs the package" in done.stdout
+    assert "\ntorch.nn.Transformer " in done.stdout
+
+
+def test_decoding_is_measured_with_the_packages_of_peers(tmp_path: Path) -> None:
+    command = ("benchmark", "decoding", "--length", "9")
+    done = without_extras(tmp_path, *command, hidden=OF_PEERS)
+    assert done.returncode == 2
+    assert "install it by pip install '.[benchmark]'" in done.stderr
 
 
 @pytest.fixture

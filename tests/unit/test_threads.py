@@ -19,9 +19,11 @@ from transduce.machine import (
     cpu_quota,
     describe_threads,
     leave_a_core,
+    num_physical_cores,
     num_threads,
     respect_cpu_quota,
     spins_briefly,
+    threads_of_each,
     usable_cores,
     use_threads,
 )
@@ -29,6 +31,7 @@ from transduce.native import api
 
 PRESENT = os.cpu_count() or 1
 AFFINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else PRESENT
+CORES = min(num_physical_cores() or AFFINE, AFFINE)
 VERSION_2 = "31 23 0:28 / {} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = "32 31 0:29 / {} rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct"
 
@@ -381,7 +384,7 @@ def test_a_number_within_the_quota_stays_the_users_choice(
 
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({}, AFFINE), ({"OMP_NUM_THREADS": ""}, AFFINE), ({"OMP_NUM_THREADS": "1"}, 1)],
+    [({}, CORES), ({"OMP_NUM_THREADS": ""}, CORES), ({"OMP_NUM_THREADS": "1"}, 1)],
 )
 def test_processes_share_the_cores_unless_the_user_sets_their_threads(
     proc, variables, expected
@@ -398,6 +401,19 @@ def test_processes_share_the_cores_unless_the_user_sets_their_threads(
         f"run_processes([sys.executable, '-c', {say!r}], 1)"
     )
     assert told_by(program, **variables) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("physical", "count", "expected"), [(4, 2, "2"), (4, 5, "1"), (None, 2, "4")]
+)
+def test_processes_share_physical_cores(monkeypatch, physical, count, expected):
+    for name in READ_BY_PYTORCH:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("transduce.machine.num_cores", lambda: 8)
+    monkeypatch.setattr("transduce.machine.num_physical_cores", lambda: physical)
+    assert threads_of_each(count) == dict.fromkeys(READ_BY_PYTORCH, expected)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_of_each(count) == {}
 
 
 @pytest.mark.parametrize(

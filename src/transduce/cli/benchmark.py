@@ -7,12 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.benchmark.decoding import (
-    decoding_table,
-    measure_decoding,
-    random_checkpoint,
-)
-from transduce.benchmark.peers import Setting
 from transduce.benchmark.training import (
     WARM_UP_ROUNDS,
     measure_training,
@@ -152,6 +146,14 @@ def decoding(
     json_output
         Print one JSON object.
     """
+    # Imported late: unlike training, it needs all packages of the other libraries.
+    from transduce.benchmark.decoding import (
+        decoding_table,
+        measure_decoding,
+        random_checkpoint,
+    )
+    from transduce.benchmark.peers import Setting
+
     if model is None and length is None:
         raise ConfigError(
             "--length must be given without a model, as random weights end no "

@@ -18,7 +18,7 @@ from typing import IO
 from transduce.cli import USER_ERROR
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
-from transduce.machine import READ_BY_PYTORCH, are_threads_chosen, num_cores
+from transduce.machine import num_cores, threads_of_each
 from transduce.processes import (
     end_with_parent,
     environment_of_python,
@@ -138,11 +138,9 @@ def _start(
         "MASTER_PORT": str(port),
         LAUNCHER: str(os.getpid()),
     }
-    share = str(max(num_cores() // count, 1))
-    threads = {} if are_threads_chosen() else dict.fromkeys(READ_BY_PYTORCH, share)
     process = subprocess.Popen(
         command,
-        env={**environment_of_python(), **threads, **variables},
+        env={**environment_of_python(), **threads_of_each(count), **variables},
         stderr=None if rank == 0 else errors,
     )
     return _Worker(process=process, errors=errors)

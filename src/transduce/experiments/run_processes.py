@@ -28,7 +28,7 @@ from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
 from transduce.files import LEFTOVERS, atomic_file, path_lock
-from transduce.machine import READ_BY_PYTORCH, Precision, num_cores
+from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.settings import flattened, require_between
 
@@ -421,8 +421,7 @@ def make_slots(device: str, parallel: int | None) -> list[Slot]:
         return [{VISIBLE: gpus[number % len(gpus)]} for number in range(count)]
     if count == 1:
         return [{}]
-    share = str(max(num_cores() // count, 1))
-    return [dict.fromkeys(READ_BY_PYTORCH, share)] * count
+    return [threads_of_each(count)] * count
 
 
 def _gpus() -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from transduce import machine
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments import run_processes
@@ -202,12 +203,23 @@ def test_the_processor_has_one_slot_by_default() -> None:
 
 
 def test_the_slots_share_the_processors_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "num_physical_cores", lambda: None)
+    for name in machine.READ_BY_PYTORCH:
+        monkeypatch.delenv(name, raising=False)
     two, one = (
         {"MKL_NUM_THREADS": each, "OMP_NUM_THREADS": each} for each in ("2", "1")
     )
     assert make_slots("cpu", 3) == [two] * 3
     assert make_slots("cpu", 20) == [one] * 20
+
+
+def test_slots_keep_the_users_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert make_slots("cpu", 2) == [{}, {}]
 
 
 @pytest.mark.parametrize(
