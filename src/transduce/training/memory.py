@@ -70,10 +70,12 @@ def require_memory(
     count = num_parameters(config)
     needed, present = bytes_per_parameter * count, hardware.memory_bytes()
     if needed > present:
+        # Rounded apart, so that they differ in the message, too.
+        least, most = math.ceil(needed / 1e8) / 10, math.floor(present / 1e8) / 10
         raise ConfigError(
-            f"{task} must fit in the {present / 1e9:,.0f} GB of memory, but a model "
-            f"of {count:,} parameters takes {needed / 1e9:,.0f} GB; make "
-            f"{_sizes(config)} smaller."
+            f"{task} must fit in the {most:,.1f} GB of memory, but a model of "
+            f"{count:,} parameters takes {least:,.1f} GB; make {_sizes(config)} "
+            "smaller."
         )
 
 

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig, Dataset
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.device import Hardware
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.pipeline import refinement_of
-from transduce.model.config import update_flops
+from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import memory
 from transduce.training.config import TrainingConfig
@@ -802,6 +803,18 @@ def test_the_micro_batch_fits_in_the_memory_of_a_cpu(
 def test_a_resumed_run_keeps_its_cut_micro_batch(make_trainer):
     fit = make_trainer().find_micro_batch(max_positions=30)
     assert (fit.max_positions, fit.was_cut) == (30, True)
+
+
+@pytest.mark.parametrize(
+    ("present", "sizes"),
+    [(0.7, "0.7 GB of memory, .* takes 1.1 GB"), (1.009, "1.0 GB .* 1.1 GB")],
+)
+def test_a_model_that_does_not_fit_in_memory_is_reported(
+    monkeypatch, cpu, present, sizes
+):
+    monkeypatch.setattr(Hardware, "memory_bytes", lambda _: int(present * 1e9))
+    with pytest.raises(ConfigError, match=sizes):
+        memory.require_memory(ModelConfig(vocab_size=37_000), cpu)
 
 
 def test_a_pair_that_does_not_fit_in_memory_is_reported(make_trainer, monkeypatch):
