@@ -485,18 +485,27 @@ class Batcher:
             float(target.sum()) / self._config.target_tokens,
         )
 
-    def update_tokens(self) -> tuple[int, int]:
+    def update_tokens(self, steps: range = range(1)) -> tuple[int, int]:
         """Return about how many source and target tokens an update has.
 
-        A corpus that is smaller than an update bounds them. A mixture counts as one
-        corpus, with the corpora that a stage does not draw.
+        A corpus that is smaller than an update bounds them. Of a mixture, it is the
+        mean over some updates of the training, by default the first: the stages may
+        draw different corpora.
         """
-        source, target = (
-            len(side.ids) + len(self.dataset)  # with the end tokens
-            for side in (self.dataset.source, self.dataset.target)
-        )
-        config = self._config
-        return min(source, config.source_tokens), min(target, config.target_tokens)
+        sides = self.dataset.source.offsets, self.dataset.target.offsets
+        mixture, config = self.mixture, self._config
+        if mixture is None:
+            numbers = [1]
+            epochs = [tuple(float(each[-1] + len(self.dataset)) for each in sides)]
+        else:
+            stages, numbers = mixture.stages_of(steps)
+            epochs = [
+                tuple(mixture.tokens_drawn(stage, each) for each in sides)
+                for stage in stages
+            ]
+        bounded = np.minimum(epochs, (config.source_tokens, config.target_tokens))
+        source, target = np.average(bounded, axis=0, weights=numbers).tolist()
+        return round(source), round(target)
 
     def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
         """Yield all pairs once, in batches of similar lengths, to measure a loss."""

@@ -266,6 +266,21 @@ class CorpusMixture:
         """Return the stage of the update that follows after `step` updates."""
         return next(each for each in self.stages if each.end is None or step < each.end)
 
+    def stages_of(self, steps: range) -> tuple[list[Stage], list[int]]:
+        """Return the stages of some updates, and how many of them each stage has.
+
+        Without any update, it is the stage of the one that would follow.
+        """
+        found = list[Stage]()
+        numbers = list[int]()
+        for stage in self.stages:
+            end = steps.stop if stage.end is None else min(steps.stop, stage.end)
+            number = end - max(steps.start, stage.first_step)
+            if number > 0:
+                found.append(stage)
+                numbers.append(number)
+        return (found, numbers) if found else ([self.stage_at(steps.start)], [1])
+
     def begins_stage(self, step: int) -> bool:
         """Return whether the update that follows after `step` updates is a stage's
         first."""
@@ -285,6 +300,20 @@ class CorpusMixture:
             )
         ]
         return np.concatenate(parts).astype(np.uint32)
+
+    def tokens_drawn(
+        self, stage: Stage, offsets: Integer[np.ndarray, " pairs_and_one"]
+    ) -> float:
+        """Return about how many tokens, ends included, an epoch of a stage draws.
+
+        `offsets` are those of a side of the dataset: where its sentences begin, and
+        where the last one ends.
+        """
+        bounds = zip(pairwise(self._starts), self._sizes, stage.draws, strict=True)
+        return sum(
+            draws * (int(offsets[end] - offsets[start]) / size + 1)
+            for (start, end), size, draws in bounds
+        )
 
     def count(self, indices: Integer[np.ndarray, " _"]) -> tuple[int, ...]:
         """Return the number of pairs of each corpus among the indices."""

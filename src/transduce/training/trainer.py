@@ -234,8 +234,11 @@ class Trainer:
         return max(int(min(REWARD_SHARE * fitting, most)), 1)
 
     def update_tokens(self) -> tuple[int, int]:
-        """Return about how many source and target tokens an update has."""
-        return self._batcher.update_tokens()
+        """Return about how many source and target tokens an update has, as a mean over
+        those that are left."""
+        return self._batcher.update_tokens(
+            range(self.progress.step, self._config.steps)
+        )
 
     def compile_layers(self) -> str | None:
         """Compile the layers by PyTorch; return the reason if it cannot."""

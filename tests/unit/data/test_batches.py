@@ -21,6 +21,7 @@ from transduce.data.batches import (
     read_ahead,
     write_dataset,
 )
+from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.data.tensors import Batch, pad_rows
 from transduce.errors import AccessError, ConfigError, DataError
 
@@ -317,6 +318,26 @@ def test_an_update_has_no_more_tokens_than_its_corpus(make_dataset):
     assert Batcher(dataset, BatchingConfig(), seed=1).update_tokens() == tokens
     small = BatchingConfig(source_tokens=4, target_tokens=3)
     assert Batcher(dataset, small, seed=1).update_tokens() == (4, 3)
+
+
+def test_the_tokens_of_updates_are_those_that_a_mixture_draws(make_dataset):
+    dataset = make_dataset([([5] * 3, [6])] * 10 + [([5] * 99, [6] * 9)] * 30)
+    corpora = [CorpusConfig(name=n, source=f"{n}.en", target=f"{n}.de") for n in "ab"]
+    stages = [
+        StageConfig(steps=30, weights={"a": 1}), StageConfig(weights={"a": 1, "b": 1}),
+    ]  # fmt: skip
+    mixture = CorpusMixture(corpora, stages, [10, 30])
+    batcher = Batcher(dataset, BatchingConfig(), seed=1, mixture=mixture)
+    first, both = (10 * 4, 10 * 2), (20 * 4 + 20 * 100, 20 * 2 + 20 * 10)
+    for steps, share in (
+        (range(30), 0), (range(30, 60), 1), (range(60), 0.5), (range(25, 35), 0.5),
+        (range(60, 60), 1), (range(90), 2 / 3),
+    ):  # fmt: skip
+        expected = [x + share * (y - x) for x, y in zip(first, both, strict=True)]
+        assert batcher.update_tokens(steps) == tuple(map(round, expected))
+    small = BatchingConfig(source_tokens=100, target_tokens=100)
+    batcher = Batcher(dataset, small, seed=1, mixture=mixture)
+    assert batcher.update_tokens(range(60)) == (70, 60)
 
 
 def test_an_update_counts_its_tokens_and_positions(make_batcher):
