@@ -105,7 +105,8 @@ def check(
         Held-out trees, scored during training.
     corpus
         A corpus of a mixture, as NAME SOURCE TARGET [WEIGHT]; repeat it for each. The
-        report is on all of them together, whatever their weights.
+        report is on all of them together; updates and epochs count what weights
+        and stages draw.
     preset
         Preset of the training; by default the one that fits the size of the corpus.
     config

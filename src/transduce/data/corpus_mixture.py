@@ -301,6 +301,16 @@ class CorpusMixture:
         ]
         return np.concatenate(parts).astype(np.uint32)
 
+    def used_in(self, stages: Sequence[Stage]) -> Integer[np.ndarray, " _"]:
+        """Return the indices of all pairs of the corpora that some stages draw."""
+        return np.concatenate(
+            [
+                np.arange(*bounds)
+                for number, bounds in enumerate(pairwise(self._starts))
+                if any(stage.draws[number] for stage in stages)
+            ]
+        )
+
     def tokens_drawn(
         self, stage: Stage, offsets: Integer[np.ndarray, " pairs_and_one"]
     ) -> float:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Integer, Shaped
 
 from transduce.data.batches import (
     ID_TYPE,
@@ -22,11 +22,13 @@ from transduce.data.batches import (
     open_dataset,
 )
 from transduce.data.corpus_files import CorpusFiles, num_characters
+from transduce.data.corpus_mixture import CorpusMixture
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
     PairEncoder,
     PreparedCorpus,
+    corpus_sizes,
     encoder_of,
     interleaved,
     learning_texts,
@@ -105,7 +107,7 @@ class EpochReport:
     """Updates and padding of the first epoch, batched as in training."""
 
     updates: int
-    """Updates per epoch."""
+    """Updates per epoch; of a mixture with stages, the mean."""
     padding: float
     """Share of positions in all batches that hold no token."""
     steps: int
@@ -224,6 +226,10 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     plain = PairEncoder(tokenizer=tokenizer)
     corpora = zip(files.sides, encoders or [plain], strict=True)
     training = survey_corpora(corpora, max_length)
+    sizes_kept = _pairs_kept(files, training.kept())
+    mixture = None
+    if sizes_kept and all(sizes_kept.values()):
+        mixture = CorpusMixture(files.corpora, config.stages, [*sizes_kept.values()])
     dev = None
     if files.dev_source or files.dev_target:
         sides = files.dev_source, files.dev_target
@@ -235,10 +241,12 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         training=training.report(),
         dev=dev.report() if dev else None,
         overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
-        epoch=_epoch_report(training.kept(), config, "translation"),
+        epoch=_epoch_report(training.kept(), config, "translation", mixture),
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
-        useless_corpora=_useless_corpora(files, training.kept()),
+        useless_corpora=tuple(
+            name for name, number in sizes_kept.items() if not number
+        ),
         missing_package=_missing_package(files, config),
     )
 
@@ -268,16 +276,15 @@ def _size(pairs: Iterable[SentencePair]) -> _Size:
     return _Size(number, characters)
 
 
-def _useless_corpora(files: CorpusFiles, kept: Survey) -> tuple[str, ...]:
-    """Names of the corpora of a mixture of which no pair is kept."""
+def _pairs_kept(files: CorpusFiles, kept: Survey) -> dict[str, int]:
+    """Numbers of pairs kept of the corpora of a mixture, by their names."""
     starts = [file.position for file in kept.files]
     used = np.searchsorted(starts, kept.rows["position"], side="right") - 1
     numbers = np.bincount(used, minlength=len(starts)).tolist()
-    names = list[str]()
-    for corpus in files.corpora:
-        own = [numbers.pop(0) for _ in corpus.source_files]
-        names += [] if any(own) else [corpus.name]
-    return tuple(names)
+    return {
+        corpus.name: sum(numbers.pop(0) for _ in corpus.source_files)
+        for corpus in files.corpora
+    }
 
 
 def preset_for(files: CorpusFiles | TreebankFiles) -> str:
@@ -357,11 +364,16 @@ def check_prepared(
         if counts is not None
     }
     training, dev = splits["training"], splits.get("dev")
+    mixture = None
+    if config.corpora and task == "translation":
+        names = [each.name for each in config.corpora]
+        sizes = corpus_sizes(folder, names, corpus.training.kept)
+        mixture = CorpusMixture(config.corpora, config.stages, sizes)
     return CorpusReport(
         training=training.report(),
         dev=dev.report() if dev else None,
         overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
-        epoch=_epoch_report(training.kept(), config, task),
+        epoch=_epoch_report(training.kept(), config, task, mixture),
         vocab_size=corpus.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
     )
@@ -424,31 +436,64 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     )
 
 
-def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | None:
+def _epoch_report(
+    kept: Survey, config: RunConfig, task: Task, mixture: CorpusMixture | None = None
+) -> EpochReport | None:
+    """Report on epochs; those of a mixture draw what its weights and stages say."""
     if not len(kept.rows):
         return None
-    dataset = Dataset(
-        source=_only_lengths(kept.rows["source_length"]),
-        target=_only_lengths(kept.rows["target_length"]),
+    steps, seed = config.training.steps, config.training.seed
+    rows, drawn, numbers = kept.rows, [kept.rows], [steps]
+    if mixture is not None:
+        stages, numbers = mixture.stages_of(range(steps))
+        drawn = [rows[mixture.draw(0, stage, seed)] for stage in stages]
+        rows = rows[mixture.used_in(stages)]
+    found = [_count_epoch(_only_dataset(each), config) for each in drawn]
+    epochs = [
+        number / each.updates for number, each in zip(numbers, found, strict=True)
+    ]
+    shares = np.array(epochs)
+    tokens = float(shares @ [each.tokens for each in found])
+    positions = float(shares @ [each.positions for each in found])
+    updates = max(round(steps / sum(epochs)), 1)
+    fitting = _fitting_preset(rows, config, task)
+    return EpochReport(
+        updates=updates,
+        padding=1 - tokens / positions,
+        steps=steps,
+        epochs=sum(epochs),
+        fewer_steps=_fewer_steps(config, updates),
+        fitting_preset=fitting,
+        fitting_steps=None
+        if fitting is None
+        else _fitting_steps(_only_dataset(rows), config, fitting, task),
+        is_weighted=bool(config.stages)
+        or any(corpus.weight is not None for corpus in config.corpora),
     )
+
+
+class _EpochCounts(NamedTuple):
+    """Counts of one epoch."""
+
+    updates: int
+    tokens: int
+    positions: int
+
+
+def _count_epoch(dataset: Dataset, config: RunConfig) -> _EpochCounts:
     updates = tokens = positions = 0
     for update in _first_epoch(dataset, config):
         updates += 1
         tokens += update.num_source_tokens + update.num_target_tokens
         positions += update.num_positions
-    fitting = _fitting_preset(kept, config, task)
-    return EpochReport(
-        updates=updates,
-        padding=1 - tokens / positions,
-        steps=config.training.steps,
-        epochs=config.training.steps / updates,
-        fewer_steps=_fewer_steps(config, updates),
-        fitting_preset=fitting,
-        fitting_steps=None
-        if fitting is None
-        else _fitting_steps(dataset, config, fitting, task),
-        is_weighted=bool(config.stages)
-        or any(corpus.weight is not None for corpus in config.corpora),
+    return _EpochCounts(updates, tokens, positions)
+
+
+def _only_dataset(rows: Shaped[np.ndarray, " pairs"]) -> Dataset:
+    """Dataset without ids of some pairs of a survey."""
+    return Dataset(
+        source=_only_lengths(rows["source_length"]),
+        target=_only_lengths(rows["target_length"]),
     )
 
 
@@ -478,9 +523,11 @@ def _num_copies(config: RunConfig, task: Task) -> int:
     return 1 + config.treebank.augmentation.copies if task == "parsing" else 1
 
 
-def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
-    """Preset for a corpus of this size; None if the settings fit it."""
-    num_tokens = int(kept.rows["target_length"].sum()) // _num_copies(config, task)
+def _fitting_preset(
+    rows: Shaped[np.ndarray, " pairs"], config: RunConfig, task: Task
+) -> str | None:
+    """Preset for a corpus of these pairs; None if the settings fit it."""
+    num_tokens = int(rows["target_length"].sum()) // _num_copies(config, task)
     name = fitting_preset(num_tokens, task)
     ours, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
     return name if ours > fitting else None

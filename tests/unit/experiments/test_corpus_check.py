@@ -16,6 +16,7 @@ from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
     REMEDIES,
     CorpusReport,
+    EpochReport,
     advise,
     advise_on_treebank,
     check_corpus,
@@ -116,6 +117,33 @@ def mixture(tmp_path: Path) -> CorpusFiles:
             CorpusConfig(name=name, source=str(path), target=str(path), tag=tag)
         )
     return CorpusFiles.of(corpora)
+
+
+def test_the_epochs_of_a_mixture_are_of_what_its_stages_draw(tmp_path):
+    corpora = []
+    for name, number in (("a", 400), ("b", 4_000)):
+        path = tmp_path / name
+        path.write_text("".join(f"{i} {name}\n" for i in range(number)))
+        corpora.append(CorpusConfig(name=name, source=str(path), target=str(path)))
+    files = CorpusFiles.of(corpora)
+    training = replace(TINY.training, steps=400)
+    batching = replace(TINY.batching, source_tokens=200, target_tokens=200)
+    config = replace(TINY, training=training, batching=batching, corpora=tuple(corpora))
+
+    def epoch_of(*stages: StageConfig) -> EpochReport:
+        return check_corpus(files, replace(config, stages=stages)).epoch
+
+    every, small = epoch_of(), epoch_of(StageConfig(weights={"a": 1}))
+    assert every.updates == pytest.approx(11 * small.updates, rel=0.2)
+    assert small.epochs == pytest.approx(400 / small.updates, rel=0.01)
+    half = epoch_of(StageConfig(steps=200, weights={"a": 1}), StageConfig())
+    assert half.epochs == pytest.approx((every.epochs + small.epochs) / 2, rel=0.01)
+    (tmp_path / "run").mkdir()
+    prepared = prepare(files, config.tokenizer, 100, tmp_path / "run")
+    for stages in ((), (StageConfig(weights={"a": 1}),)):
+        staged = replace(config, stages=stages)
+        found = check_prepared(tmp_path / "run", prepared, staged, "translation").epoch
+        assert found.updates == pytest.approx(epoch_of(*stages).updates, rel=0.1)
 
 
 def test_the_tags_of_a_mixture_count_in_its_lengths(mixture, tmp_path):
