@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,8 +74,24 @@ def test_the_completion_is_installed_once_for_each_shell(
     if startup is not None:
         assert f"~/{startup}" in said
         lines = (home / startup).read_text(encoding="utf-8").splitlines()
-        assert len(lines) == 3
+        assert len(lines) == len(set(lines)) == (4 if shell == "zsh" else 3)
         assert "alias ll='ls -l'" in lines
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize("startup", ["", "autoload -Uz compinit\ncompinit\n"])
+def test_zsh_knows_the_completion_whether_or_not_it_has_others(
+    succeeds: Callable[..., str], home: Path, startup: str
+) -> None:
+    (home / ".zshrc").write_text(startup)
+    succeeds("--install-completion", "--shell", "zsh")
+    done = subprocess.run(
+        ["zsh", "-i", "-c", "print -r -- $_comps[transduce]"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(home), "ZDOTDIR": str(home)},
+    )
+    assert done.stdout.split() == ["_cyclopts_transduce"]
 
 
 def test_the_shell_that_runs_the_command_is_found(

@@ -12,6 +12,11 @@ Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[Shell, ...] = get_args(Shell)
 STARTUP_FILES = {"bash": "~/.bashrc", "zsh": "~/.zshrc"}
 """Startup files that load the completion; fish finds it by itself."""
+LOADED_BY_ZSH = (
+    "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; "
+    "autoload -Uz {function} && compdef {function} transduce"
+)
+"""Line of .zshrc that turns completion on where it is off, and loads ours."""
 
 
 def install_completion(
@@ -41,8 +46,24 @@ def install_completion(
             file.write(app.generate_completion(shell=shell))
         return
     path = app.install_completion(shell=shell)
+    if shell == "zsh":
+        _load_in_zsh(path)
     loaded = f", loaded in {STARTUP_FILES[shell]}" if shell in STARTUP_FILES else ""
     print(f"The completion is in {path}{loaded}; open a new terminal to use it.")
+
+
+def _load_in_zsh(script: Path) -> None:
+    """Load a completion script at the end of .zshrc.
+
+    Its folder is in zsh's path, but zsh searches that only when completion is turned
+    on: never by default, and otherwise often before the folder is added.
+    """
+    startup = Path(STARTUP_FILES["zsh"]).expanduser()
+    lines = startup.read_bytes().splitlines() if startup.exists() else []
+    line = LOADED_BY_ZSH.replace("{function}", script.name)
+    if line.encode() not in lines:
+        with startup.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
 
 def _this_shell() -> Shell:
