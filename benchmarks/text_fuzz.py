@@ -389,6 +389,12 @@ def exponent(taken: Sequence[float]) -> float:
     )
 
 
+def code(text: str) -> str:
+    """Text as code in a cell of a Markdown table."""
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{text!r}{fence}".replace("|", r"\|")
+
+
 def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
     """Measure functions, all by default, and return those whose time grows too fast."""
     lengths = [length for length in LENGTHS if length <= longest]
@@ -412,8 +418,8 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
         slowest = max(taken, key=lambda part: taken[part][-1])
         steepest = max(powers, key=powers.__getitem__)
         print(
-            f"| {name} | {taken[slowest][-1]:.2f} s | {slowest!r} | "
-            f"{powers[steepest]:.2f} | {steepest!r} |",
+            f"| {name} | {taken[slowest][-1]:.2f} s | {code(slowest)} | "
+            f"{powers[steepest]:.2f} | {code(steepest)} |",
             flush=True,
         )
     return failures

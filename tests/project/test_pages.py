@@ -16,6 +16,7 @@ from transduce.serving.server import create_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
 GENERATED = re.compile(r"docs/reference/(?:commands/\S+|[a-z]+)\.md")
 """Pages that only the site has, which tests/commands/test_docs.py looks for."""
 expanded = runpy.run_path(str(ROOT / "scripts" / "docs_source.py"))["expanded"]
@@ -46,6 +47,13 @@ def test_a_page_links_only_files_that_exist(page: Path) -> None:
     ]
     places = [(page.parent / link).resolve().relative_to(ROOT) for link in missing]
     assert [str(each) for each in places if not GENERATED.fullmatch(str(each))] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
+def test_a_table_shows_tags_as_code(page: Path) -> None:
+    rows = re.findall(r"^\|.*", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = "\n".join(re.sub(r"(`+).*?\1", "", row) for row in rows)
+    assert re.findall(r"</?[a-z]+", text) == []
 
 
 @pytest.mark.parametrize(
