@@ -36,6 +36,7 @@ def test_the_lint_passes_sentences_and_noun_phrases(tmp_path: Path) -> None:
         ("HEADS = 8\n", 1, "this module has no docstring"),
         ('"""Sizes."""\n\ndef f() -> None: ...\n', 3, "f has no docstring"),
         ('"""Sizes."""\n\nclass C:\n    x = 1\n', 3, "C has no docstring"),
+        ('"""Sizes."""\n\ndef f() -> None:\n    """ """\n', 3, "f has no docstring"),
     ],
 )
 def test_the_lint_names_place_and_sentence(
