@@ -56,8 +56,7 @@ def import_(
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
-        from transduce.interop import marian_import, marian_npz_import
-        from transduce.interop.generation_settings import differing_settings
+        from transduce.interop import marian_npz_import
 
         if marian_npz_import.is_marian_folder(folder):
             proof = marian_npz_import.import_marian(
@@ -65,6 +64,10 @@ def import_(
             )
             differing = marian_npz_import.differing_options(folder)
         else:
+            # Only here, as it takes seconds.
+            from transduce.interop import marian_import
+            from transduce.interop.generation_settings import differing_settings
+
             found = marian_import.import_model(
                 folder, out, sentences, languages, overwrite=force
             )

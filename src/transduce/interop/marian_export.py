@@ -17,11 +17,9 @@ log-probabilities by length^alpha, this package by ((5 + length) / 6)^alpha (Wu 
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -49,12 +47,18 @@ from transduce.interop.export import (
     require_short,
     require_text,
 )
+from transduce.interop.marian_conventions import (
+    NORM_EPSILON,
+    USUAL_LENGTH,
+    differences,
+    halved,
+)
 from transduce.interop.portable_tokenizer import (
     HuggingFaceTokenizer,
     portable_tokenizer,
 )
 from transduce.model.config import ModelConfig
-from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import (
     SubwordTokenizer,
@@ -65,13 +69,9 @@ from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
-NORM_EPSILON = 1e-5
-"""Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 DEFAULT_TARGET = "default_target_lang"
 """Setting of the tokenizer, of this package: the target language of a model of several
 target languages."""
-USUAL_LENGTH = 25
-"""Length in tokens at which both length penalties grow alike."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
@@ -140,19 +140,6 @@ def _warn_of_lacking(search: SearchConfig) -> None:
         )
 
 
-def differences(search: SearchConfig, written: SearchConfig) -> list[str]:
-    """Return the names of settings in which two searches differ."""
-    unused = {"num_best"}  # a model's own never counts
-    if search.beam_size == 1:
-        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
-    return [
-        field.name
-        for field in fields(SearchConfig)
-        if field.name not in unused
-        and getattr(search, field.name) != getattr(written, field.name)
-    ]
-
-
 def _require_small_epsilon(config: ModelConfig) -> None:
     if config.norm_epsilon > NORM_EPSILON:
         raise RequestError(
@@ -160,11 +147,6 @@ def _require_small_epsilon(config: ModelConfig) -> None:
             f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
             "there."
         )
-
-
-def halved(d_model: int) -> Int64[Tensor, " d_model"]:
-    """Return the permutation to Marian's order: even dimensions first, then odd."""
-    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
 def _model(checkpoint: Checkpoint) -> MarianMTModel:

@@ -36,11 +36,14 @@ from transduce.interop.generation_settings import (
     read_search,
     whole,
 )
+from transduce.interop.marian_conventions import (
+    NORM_EPSILON,
+    halved,
+    require_finite,
+)
 from transduce.interop.marian_export import (
     DEFAULT_TARGET,
-    NORM_EPSILON,
     HuggingFaceModel,
-    halved,
     marian_config,
 )
 from transduce.interop.portable_tokenizer import (
@@ -596,15 +599,6 @@ def _read_finite(path: Path) -> dict[str, Tensor]:
     for name, weight in weights.items():
         require_finite(weight, name, path)
     return weights
-
-
-def require_finite(weight: Tensor, name: str, path: Path) -> None:
-    """Raise `CheckpointError` if numbers of a weight of a file are not finite."""
-    if not torch.isfinite(weight).all():
-        raise CheckpointError(
-            f"{path}: the weights must be finite numbers, but those of `{name}` are "
-            "not; fetch another file."
-        )
 
 
 def _require_names_and_shapes(

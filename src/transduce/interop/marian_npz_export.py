@@ -40,7 +40,7 @@ from transduce.interop.export import (
     require_plain_attention,
     require_text,
 )
-from transduce.interop.marian_export import (
+from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     USUAL_LENGTH,
     differences,

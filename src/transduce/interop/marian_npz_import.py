@@ -33,8 +33,7 @@ from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.interop.export import ProofError
-from transduce.interop.marian_export import halved
-from transduce.interop.marian_import import require_finite
+from transduce.interop.marian_conventions import halved, require_finite
 from transduce.interop.portable_tokenizer import (
     Piece,
     read_proto,

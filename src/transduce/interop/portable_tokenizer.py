@@ -22,7 +22,6 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import AutoTokenizer, MarianTokenizer
 
 from transduce.errors import CheckpointError, RequestError
 from transduce.files import read_bounded_bytes
@@ -66,6 +65,8 @@ class HuggingFaceTokenizer:
     def __init__(
         self, folder: Path, source_ids: Sequence[int], target_ids: Sequence[int]
     ) -> None:
+        from transformers import AutoTokenizer  # takes a second
+
         self._tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -113,6 +114,8 @@ def write_files(
 
     Added tokens follow the pieces, as in a fine-tuned folder of the library.
     """
+    from transformers import MarianTokenizer  # takes a second
+
     (folder / SOURCE).write_bytes(whole_proto(tokenizer.source).SerializeToString())
     (folder / TARGET).write_bytes(whole_proto(tokenizer.target).SerializeToString())
     num_targets = tokenizer.target_vocab_size or tokenizer.vocab_size

@@ -1,6 +1,8 @@
 """Comparison of decoding with small models; the speeds are not tested."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import chain, islice
 from statistics import mean
@@ -238,6 +240,18 @@ def test_only_named_decoders_are_measured_beside_the_reference(trained_checkpoin
     )
     names = [decoder.name for decoder in speed.decoders]
     assert names == ["transduce fp32", "CTranslate2 float32"]
+
+
+def test_a_process_of_a_system_loads_no_library_of_another():
+    """Each would start seconds later, and its peak memory would include the library."""
+    program = (
+        "import sys, transduce.benchmark.decoding\n"
+        "print({'ctranslate2', 'transformers'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_a_turn_has_the_sentences_that_fit(trained_checkpoint, tmp_path):
