@@ -5,6 +5,7 @@ A second report has the systems that `table2_training` trains: quality over thei
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -180,6 +181,7 @@ class Table2:
     """Share of time that the measurement waited for a core; None without one."""
 
 
+@cache  # it builds the model
 def training_cost(name: str) -> TrainingCost:
     """Training cost of a preset, for pairs of `MEAN_LENGTH` sub-words per side.
 
