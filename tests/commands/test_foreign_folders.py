@@ -6,7 +6,6 @@ import json
 import os
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,51 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fork_server import fork_server
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model_folder import MODEL_CONFIG, WEIGHTS
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE
 
-RUNNER = """
-import json, os, resource, shutil, signal, sys
-from pathlib import Path
-import transduce.cli, transduce.cli.translate
-source, work = Path(sys.argv[1]), Path(sys.argv[2])
-
-def translate():
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-        signal.alarm(30)
-        given = os.open(source / "lines.txt", os.O_RDONLY)
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        for old, new in ((given, 0), (nothing, 1), (writing, 2)):
-            os.dup2(old, new)
-        code = 0
-        try:
-            transduce.cli.main(["translate", str(work), "--processes", "1"])
-        except SystemExit as ending:
-            code = ending.code or 0
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            code = 99
-        sys.stderr.flush()
-        os._exit(code)
-    os.close(writing)
-    said = open(reading, encoding="utf-8", errors="replace").read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
-
-for line in sys.stdin:
-    name, text = json.loads(line)
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(source, work)
-    (work / name).write_text(text, encoding="utf-8")
-    print(json.dumps(translate()), flush=True)
-"""
-"""Program that repeatedly translates with a folder in which one file is replaced."""
-
+MEMORY = 6 << 30
+"""Bytes that a command may take."""
 BEYOND_ALL = (2**63 - 1, 2**63, 2**64, 10**30, int("9" * 400))
 """Values that no field may have."""
 VALUES: tuple[object, ...] = (
@@ -69,12 +31,25 @@ VALUES: tuple[object, ...] = (
 """Values to try in each field; most are refused."""
 
 
+Translate = Callable[[Path], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def translate() -> Iterator[Translate]:
+    """Function that translates two lines with a folder, in a process of its own."""
+    with fork_server() as server:
+        yield lambda folder: server.command(
+            *("translate", str(folder), "--processes", "1"),
+            stdin="one two\nthree\n",
+            memory=MEMORY,
+        )
+
+
 @pytest.fixture
 def folder(trained_checkpoint: Checkpoint, tmp_path: Path) -> Path:
     search = SearchConfig(max_length=8)
     saved = replace(trained_checkpoint, search=search, source_language="en", run="r")
     save_model(saved, tmp_path / "model")
-    (tmp_path / "model" / "lines.txt").write_text("one two\nthree\n", encoding="utf-8")
     return tmp_path / "model"
 
 
@@ -103,7 +78,9 @@ def assert_translated_or_refused(code: int, said: str, what: str) -> None:
         assert len(said) < 1_500, what
 
 
-def test_any_value_of_any_field_works_or_is_refused(folder: Path) -> None:
+def test_any_value_of_any_field_works_or_is_refused(
+    folder: Path, translate: Translate
+) -> None:
     content = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
     # Other tests cover the bounds of a search.
     cases = [
@@ -112,36 +89,26 @@ def test_any_value_of_any_field_works_or_is_refused(folder: Path) -> None:
         for value in VALUES
         if field[0] != "search"
     ]
-    with subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(folder), str(folder.parent / "work")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as runner:
-        assert runner.stdin is not None
-        assert runner.stdout is not None
-        for field, value in cases:
-            text = changed(content, field, value)
-            runner.stdin.write(json.dumps([MODEL_CONFIG, text]) + "\n")
-            runner.stdin.flush()
-            code, said = json.loads(runner.stdout.readline())
-            where = f"{'.'.join(field)} = {str(value)[:40]!r}"
-            assert_translated_or_refused(code, said, where)
-            assert code == 2 or value not in BEYOND_ALL, where
+    for field, value in cases:
+        text = changed(content, field, value)
+        (folder / MODEL_CONFIG).write_text(text, encoding="utf-8")
+        done = translate(folder)
+        where = f"{'.'.join(field)} = {str(value)[:40]!r}"
+        assert_translated_or_refused(done.returncode, done.stderr, where)
+        assert done.returncode == 2 or value not in BEYOND_ALL, where
 
 
-def refused(folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "transduce", "translate", str(folder)],
-        input="one two\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert_translated_or_refused(done.returncode, done.stderr, "")
-    assert done.returncode == 2
-    return done.stderr
+@pytest.fixture
+def refused(translate: Translate) -> Callable[[Path], str]:
+    """Function that translates with a folder, which must be refused."""
+
+    def message(folder: Path) -> str:
+        done = translate(folder)
+        assert_translated_or_refused(done.returncode, done.stderr, "")
+        assert done.returncode == 2
+        return done.stderr
+
+    return message
 
 
 def pipe(path: Path) -> None:
@@ -179,7 +146,9 @@ def gigabyte(path: Path) -> None:
         (gigabyte, "bytes); "),
     ],
 )
-def test_a_damaged_file_of_a_model_is_refused(folder, name, change, said) -> None:
+def test_a_damaged_file_of_a_model_is_refused(
+    folder, refused, name, change, said
+) -> None:
     change(folder / name)
     found = refused(folder)
     assert f"{folder / name}: " in found
@@ -187,13 +156,13 @@ def test_a_damaged_file_of_a_model_is_refused(folder, name, change, said) -> Non
 
 
 @pytest.mark.parametrize("change", [pipe, endless, circular, nested, gigabyte])
-def test_a_damaged_file_of_weights_is_refused(folder, change) -> None:
+def test_a_damaged_file_of_weights_is_refused(folder, refused, change) -> None:
     change(folder / WEIGHTS)
     found = refused(folder)
     assert "must be a model or a run, but" in found or "missing or damaged" in found
 
 
-def test_a_repeated_key_is_refused(folder: Path) -> None:
+def test_a_repeated_key_is_refused(folder: Path, refused) -> None:
     text = (folder / MODEL_CONFIG).read_text(encoding="utf-8")
     text = text.replace('"d_ff":', '"d_ff": 1, "d_ff":')
     (folder / MODEL_CONFIG).write_text(text, encoding="utf-8")
@@ -202,7 +171,7 @@ def test_a_repeated_key_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [-1, -100])
-def test_weights_that_are_not_finite_are_refused(folder, value, place) -> None:
+def test_weights_that_are_not_finite_are_refused(folder, refused, value, place) -> None:
     content = bytearray((folder / WEIGHTS).read_bytes())
     numbers = np.frombuffer(content, dtype="<f4", offset=len(content) % 4)
     numbers[place] = value
@@ -234,7 +203,7 @@ def with_too_large_a_shape(header: dict[str, Any]) -> None:
     "lie", [with_overlap, with_too_far_an_end, with_too_large_a_shape, None]
 )
 def test_a_false_header_of_weights_is_refused(
-    folder: Path, lie: Callable[[dict[str, Any]], None] | None
+    folder: Path, refused, lie: Callable[[dict[str, Any]], None] | None
 ) -> None:
     content = (folder / WEIGHTS).read_bytes()
     header, data = header_of(content)
@@ -282,7 +251,9 @@ def token(content: str) -> dict[str, object]:
         ({"model.vocab": {"<pad>": 0, "<s>": 1, "</s>": 5}}, "missing or damaged"),
     ],
 )  # fmt: skip
-def test_a_tokenizer_that_cuts_otherwise_is_refused(folder, change, said) -> None:
+def test_a_tokenizer_that_cuts_otherwise_is_refused(
+    folder, refused, change, said
+) -> None:
     content = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
     for name, value in change.items():
         table = content["model"] if name.startswith("model.") else content
@@ -312,7 +283,9 @@ UNIGRAM: dict[str, Any] = {
     ],
     ids=["no text", "no number", "a word", "half a character", "a map"],
 )
-def test_a_damaged_tokenizer_of_sentence_pieces_is_refused(folder, change) -> None:
+def test_a_damaged_tokenizer_of_sentence_pieces_is_refused(
+    folder, refused, change
+) -> None:
     model = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))["model"]
     others = [f"p{i}" for i in range(model["vocab_size"] - 4)]
     content = {

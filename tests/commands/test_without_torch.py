@@ -13,6 +13,7 @@ from urllib.request import Request
 import pytest
 import torch
 
+from fork_server import ForkServer, fork_server
 from serving_client import Answer, fetch
 from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
 from transduce.checkpoint import Checkpoint, build, save_model
@@ -228,17 +229,24 @@ def environment(folder: Path, hidden: set[str]) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
 def without_extras(
-    folder: Path, *arguments: str, hidden: set[str] = OF_TRAINING
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "transduce", *arguments],
-        input=SENTENCES,
-        capture_output=True,
-        text=True,
-        env=environment(folder / "hiding", hidden),
-        check=False,
-    )
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ForkServer]:
+    """Process that runs commands where no extra is installed."""
+    folder = tmp_path_factory.mktemp("hiding")
+    with fork_server(environment(folder, OF_TRAINING)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def without_serving(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ForkServer]:
+    """Process that runs commands where the extra of servers is missing, too."""
+    folder = tmp_path_factory.mktemp("hiding")
+    with fork_server(environment(folder, OF_TRAINING | OF_SERVING)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -251,10 +259,13 @@ def native(model: Path) -> None:
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("name", WORKING)
 def test_a_command_puts_out_the_same_without_extras(
-    succeeds: Callable[..., str], places: dict[str, Path], tmp_path: Path, name: str
+    succeeds: Callable[..., str],
+    without_extras: ForkServer,
+    places: dict[str, Path],
+    name: str,
 ) -> None:
     arguments = [part.format(**places) for part in WORKING[name]]
-    done = without_extras(tmp_path, *arguments)
+    done = without_extras.command(*arguments, stdin=SENTENCES)
     assert (done.returncode, done.stderr) == (0, "")
     if "--output" in arguments:
         assert (places["tmp"] / "translations").read_text().count("\n") == 3
@@ -265,22 +276,25 @@ def test_a_command_puts_out_the_same_without_extras(
 
 
 def test_a_corpus_is_split_without_extras(
-    places: dict[str, Path], tmp_path: Path
+    without_extras: ForkServer, places: dict[str, Path], tmp_path: Path
 ) -> None:
     files = ("--source", str(places["source"]), "--target", str(places["target"]))
     out = tmp_path / "split"
-    done = without_extras(tmp_path, "split", *files, "--dev", "3", "--out", str(out))
+    done = without_extras.command("split", *files, "--dev", "3", "--out", str(out))
     assert (done.returncode, done.stderr) == (0, "")
     assert any(path.read_text().count("\n") == 3 for path in out.iterdir())
 
 
 @pytest.mark.parametrize("line", EXTRA_OF)
 def test_a_command_names_the_extra_that_it_needs(
-    places: dict[str, Path], tmp_path: Path, line: str
+    without_extras: ForkServer,
+    without_serving: ForkServer,
+    places: dict[str, Path],
+    line: str,
 ) -> None:
     arguments = [part.format(**places) for part in line.split()]
-    hidden = OF_TRAINING | (OF_SERVING if arguments[0] == "serve" else set())
-    done = without_extras(tmp_path, *arguments, hidden=hidden)
+    server = without_serving if arguments[0] == "serve" else without_extras
+    done = server.command(*arguments, stdin=SENTENCES)
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer, Result, fork_server
 from transduce.cli import system_error_sentence
 from transduce.cli.terminal import discard_output, lasting_streams
 
@@ -36,11 +37,21 @@ with exiting_at_once_if_distributed():
 """
 
 
-def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
-    """Run work in a process that aborts during interpreter shutdown."""
-    script = SCRIPT.format(has_joined=has_joined, work=work)
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+Ended = Callable[[bool, str], Result]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with fork_server(modules=("transduce.training.data_parallel",)) as server:
+        yield server
+
+
+@pytest.fixture
+def ended(server: ForkServer) -> Ended:
+    """Function that runs work in a process that aborts during interpreter shutdown."""
+    return lambda has_joined, work: server.run(
+        SCRIPT.format(has_joined=has_joined, work=work)
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,26 +66,26 @@ def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_a_joined_process_ends_before_the_shutdown_can_abort(
-    work: str, code: int, told: str
+    ended: Ended, work: str, code: int, told: str
 ) -> None:
-    result = ended(has_joined=True, work=work)
+    result = ended(True, work)
     assert result.returncode == code
     assert result.stdout == "done written"
     assert told in result.stderr
     assert bool(told) == bool(result.stderr)
 
 
-def test_a_process_that_has_not_joined_ends_as_usual() -> None:
-    result = ended(has_joined=False, work="sys.exit(2)")
+def test_a_process_that_has_not_joined_ends_as_usual(ended: Ended) -> None:
+    result = ended(False, "sys.exit(2)")
     assert result.returncode == -signal.SIGABRT
     assert result.stdout == "done written"
 
 
-def test_a_process_that_joined_before_the_block_continues() -> None:
+def test_a_process_that_joined_before_the_block_continues(ended: Ended) -> None:
     work = "\n    ".join(
         ["with exiting_at_once_if_distributed():", "    pass", "print('on', end=' ')"]
     )
-    result = ended(has_joined=True, work=work)
+    result = ended(True, work)
     assert result.stdout == "done on written"
 
 
