@@ -33,22 +33,47 @@ def test_a_model_is_exported_with_its_proof(
     assert (tmp_path / "out" / "model.bin").is_file()
 
 
+@pytest.fixture(scope="module")
+def exports() -> dict[str, Path]:
+    """Folders of the model's exports, by target."""
+    return {}
+
+
+@pytest.fixture
+def exported(
+    exports: dict[str, Path],
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    """Function that exports the model to a target, once for all tests, into `DIR`."""
+
+    def folder(target: str) -> Path:
+        if target not in exports:
+            out = tmp_path_factory.mktemp("exported") / "DIR"
+            succeeds("export", model, "--to", target, "--force", "--out", out)
+            exports[target] = out
+        return exports[target]
+
+    return folder
+
+
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
 @pytest.mark.filterwarnings("ignore")  # raised by the libraries
 @pytest.mark.parametrize("target", sorted({*get_args(Target)} - {"marian-npz"}))
 def test_only_an_older_export_is_overwritten(
-    succeeds: Callable[..., str],
+    exported: Callable[[str], Path],
     refuses: Callable[..., str],
     model: Path,
     tmp_path: Path,
     target: str,
 ) -> None:
-    call = ("export", model, "--to", target, "--force", "--out")
-    succeeds(*call, tmp_path / "out")
-    assert (tmp_path / "out" / MADE_BY).read_text() == f"export --to {target}\n"
+    out = exported(target)
+    assert (out / MADE_BY).read_text() == f"export --to {target}\n"
     shutil.copytree(model, tmp_path / "model")
     before = (tmp_path / "model" / "config.json").read_bytes()
-    assert "--force overwrites only a folder that" in refuses(*call, tmp_path / "model")
+    call = ("export", model, "--to", target, "--force", "--out", tmp_path / "model")
+    assert "--force overwrites only a folder that" in refuses(*call)
     assert (tmp_path / "model" / "config.json").read_bytes() == before
 
 
@@ -86,6 +111,7 @@ def documented(first_lines: str) -> str:
 
 
 @pytest.mark.usefixtures("unchecked_types")  # traced sizes are not Python integers
+@pytest.mark.filterwarnings("ignore")  # raised by the libraries
 @pytest.mark.parametrize(
     ("target", "first_lines", "options"),
     [
@@ -99,16 +125,15 @@ def documented(first_lines: str) -> str:
     ],
 )
 def test_documented_examples_translate_as_transduce_does(
+    exported: Callable[[str], Path],
     succeeds: Callable[..., str],
     model: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     target: str,
     first_lines: str,
     options: list[object],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    succeeds("export", model, "--to", target, "--out", "DIR")
+    monkeypatch.chdir(exported(target).parent)
     example = documented(first_lines)
     # ONNX Runtime has its own beam search.
     example = example.replace("generate(**batch)", "generate(**batch, num_beams=1)")
@@ -143,6 +168,8 @@ def test_documented_examples_translate_with_an_imported_model(
     monkeypatch.chdir(tmp_path)
     assert command("import", marian_folder, "--out", "model").code == 0
     assert command("export", "model", "--to", target, "--out", "DIR").code == 0
+    names = {path.name for path in Path("DIR").iterdir()}
+    assert {"source.spm", "target.spm", "vocab.json"} <= names
     example = documented(first_lines)
     # As the page says of ONNX.
     for ours, theirs in (
@@ -218,11 +245,14 @@ def test_a_missing_package_is_named(
 
 
 def test_onnx_runtime_neither_reports_nor_keeps_an_identifier(tmp_path: Path) -> None:
-    """It would warn of a home folder that cannot be written, and write into others."""
+    """It would warn of a home folder that cannot be written, and write into others.
+
+    The package of the module that imports it sets what it reads.
+    """
     (tmp_path / "file").touch()
     for home in ("file", "home"):
         done = subprocess.run(
-            [sys.executable, "-c", "import transduce.interop.onnx"],
+            [sys.executable, "-c", "import transduce.interop, onnxruntime"],
             env={**os.environ, "HOME": str(tmp_path / home), "CI": ""},
             capture_output=True,
             text=True,
