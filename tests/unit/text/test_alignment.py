@@ -2,7 +2,7 @@
 
 import threading
 from itertools import product
-from math import log
+from math import log, prod
 
 import numpy as np
 import pytest
@@ -63,17 +63,16 @@ def brute_force(
         for source, target in pairs:
             ways = list(product([NULL, *source], repeat=len(target)))
             weights = [
-                np.prod(
-                    [
-                        probability.get(link, 1 / num_targets)
-                        for link in zip(way, target, strict=True)
-                    ]
+                prod(
+                    probability.get(link, 1 / num_targets)
+                    for link in zip(way, target, strict=True)
                 )
                 for way in ways
             ]
+            total = sum(weights)
             for way, weight in zip(ways, weights, strict=True):
                 for link in zip(way, target, strict=True):
-                    counts[link] = counts.get(link, 0) + weight / sum(weights)
+                    counts[link] = counts.get(link, 0) + weight / total
         totals: dict[int, float] = {}
         for (word, _), count in counts.items():
             totals[word] = totals.get(word, 0) + count

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-SHORT, LONG = 500, 4_000
-LINEAR_S = 0.1
-"""Seconds that 4 kB may take at most; a quadratic scanner takes longer."""
+SHORT, LONG = 250, 2_000
+LINEAR_S = 0.025
+"""Seconds that 2 kB may take at most; a quadratic scanner takes longer."""
 
 
 @pytest.fixture(scope="module")
