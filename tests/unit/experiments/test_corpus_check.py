@@ -613,7 +613,7 @@ def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
     copies: int, tmp_path: Path
 ) -> None:
     treebank = tmp_path / "my.trees"
-    trees = islice(training_trees(seed=1), 1_500)
+    trees = islice(training_trees(seed=1), 500)
     treebank.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
     files = TreebankFiles(trees=(treebank,))
 

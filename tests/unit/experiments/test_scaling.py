@@ -221,6 +221,7 @@ def test_an_infinite_perplexity_stays_infinite(tmp_path, statistics):
     assert names == ["scaling-variance", "scaling-gradient"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_tells_means_if_the_first_row_has_one_seed(tmp_path, statistics):
     scaling = collected(tmp_path, statistics)
     first, *others = scaling.rows

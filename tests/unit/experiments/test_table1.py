@@ -103,6 +103,7 @@ def test_the_report_has_the_machine_and_the_rounds(report: Report) -> None:
     assert "Other programs" not in text(report)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_warns_of_unreliable_figures() -> None:
     scaling = replace(TABLE.scaling, is_steady=False)
     said = text(as_report(replace(TABLE, load=2.25, scaling=scaling)))
@@ -110,6 +111,7 @@ def test_the_report_warns_of_unreliable_figures() -> None:
     assert "Other programs were running (load 2.2); the" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_compares_paths_with_the_formulas(report: Report) -> None:
     assert row(tables(report)[3], "recurrent")[-1] == "equal"
     wrong = replace(TABLE.paths[-1], measured=1)
@@ -118,6 +120,7 @@ def test_the_report_compares_paths_with_the_formulas(report: Report) -> None:
     assert row(tables(other)[3], layer)[-1] == "different"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_counts_that_are_not_linear_are_marked() -> None:
     counted = replace(TABLE.sequential[0], counts=(1, 2, 3, 9))
     table = replace(TABLE, sequential=(counted, *TABLE.sequential[1:]))

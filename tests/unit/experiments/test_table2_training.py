@@ -281,6 +281,7 @@ def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> No
     assert table.results[1].reached(0.1) is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_vocabulary_of_words_has_no_bits_per_character(
     tmp_path: Path, tests: tuple[EvaluationText, ...], table: TrainedTable2
 ) -> None:
@@ -334,12 +335,14 @@ def test_the_report_has_the_papers_figures_beside_ours(table: TrainedTable2) -> 
     assert [plain(cell) for cell in paths.rows[0]] == ["GNMT", "–", "3", "9"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_says_that_sizes_are_not_matched(table: TrainedTable2) -> None:
     for match in ("parameters", "flops"):
         assert "not matched" not in str(trained_report(replace(table, match=match)))
     assert "not matched" in str(trained_report(replace(table, match="none")))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_names_runs_at_a_reduced_learning_rate(
     runs: list[SystemRun], table: TrainedTable2
 ) -> None:
