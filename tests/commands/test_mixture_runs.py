@@ -87,22 +87,21 @@ def test_wrong_experts_are_refused_by_train(
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", SETTINGS)
 def test_two_processes_train_the_same_model_as_one(
-    preset, corpus_files, tmp_path
+    succeeds, preset, corpus_files, tmp_path
 ) -> None:
     # Updates have several batches, so that none is divided: gates of a batch and
     # noise, drawn for each batch, are then the same in any number of processes.
-    for devices in ("1", "2"):
-        line = arguments(preset, corpus_files, tmp_path / devices)
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "transduce", *line, "model.dropout=0.1"),
-                *("training.optimizer=adam", "training.epsilon=0.0001"),
-                *("--devices", devices),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-        )
+    settings = (
+        *("model.dropout=0.1", "training.optimizer=adam", "training.epsilon=0.0001"),
+    )
+    succeeds(*arguments(preset, corpus_files, tmp_path / "1"), *settings)
+    line = arguments(preset, corpus_files, tmp_path / "2")
+    subprocess.run(
+        [sys.executable, "-m", "transduce", *line, *settings, "--devices", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
     alone, both = (dict(load_model(tmp_path / each).weights) for each in "12")
     torch.testing.assert_close(both, alone, atol=1e-5, rtol=1e-4)
 

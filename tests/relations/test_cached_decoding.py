@@ -93,6 +93,8 @@ def test_decoding_can_start_again_from_the_same_memory(model, stepper):
 def test_joining_sentences_keep_their_own_past(
     model, stepper, steps_before, steps_together
 ):
+    if not isinstance(stepper, FusedStep):  # there is no cache that must grow
+        steps_together = min(steps_together, 8)
     length = steps_before + steps_together
     first = torch.randint(1, 23, (2, 2, length))
     late = torch.randint(1, 23, (2, 2, 1 + steps_together))

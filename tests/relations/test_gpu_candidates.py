@@ -64,7 +64,7 @@ def assert_same(found: Candidates, expected: Candidates) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [1, 8, 10])
 @pytest.mark.parametrize("vocab", [SPAN * 10, 1_001, SEVERAL_PARTS])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 4)])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
 def test_candidates_are_those_of_pytorch(both, shape, vocab, count, dtype):
     # Rounded, so that many are equal.
     logits = (4 * torch.randn(*shape, vocab)).round() / 4

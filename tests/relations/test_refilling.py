@@ -21,7 +21,7 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import processes
+from transduce.decoding import native_decoder, processes
 from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
@@ -59,9 +59,8 @@ class RandomModel:
             [(*path, last) for path, last in zip(group, lasts, strict=True)]
             for group, lasts in zip(self.paths, last_ids.tolist(), strict=True)
         ]
-        return torch.stack(
-            [torch.stack([_logits(path) for path in group]) for group in self.paths]
-        )
+        rows = [[_logits(path) for path in group] for group in self.paths]
+        return torch.from_numpy(np.array(rows))
 
     def reorder(self, rows: np.ndarray) -> None:
         flat = [path for group in self.paths for path in group]
@@ -76,10 +75,10 @@ class RandomModel:
 
 
 @cache
-def _logits(path: tuple[int, ...]) -> Tensor:
+def _logits(path: tuple[int, ...]) -> np.ndarray:
     digest = hashlib.sha256(repr(path).encode()).digest()
     random = np.random.default_rng(int.from_bytes(digest[:8]))
-    return torch.from_numpy(3 * random.standard_normal(VOCAB_SIZE))
+    return 3 * random.standard_normal(VOCAB_SIZE)
 
 
 CASES = {
@@ -102,6 +101,13 @@ def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
 
 
 def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
+    return _found_alone(number, length, config, native_decoder.has_native_search())
+
+
+@cache
+def _found_alone(
+    number: int, length: int, config: SearchConfig, _is_native: bool
+) -> list[Hypothesis]:
     kind = greedy_search if config.beam_size == 1 else beam_search
     prefix = [5, 6] if number % 4 == 3 else []
     [found] = kind(
