@@ -608,24 +608,24 @@ def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
     assert epoch.proposal == "--preset multi30k"
 
 
-@pytest.mark.parametrize("copies", [0, 2])
 def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
-    copies: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     treebank = tmp_path / "my.trees"
-    trees = islice(training_trees(seed=1), 500)
+    trees = islice(training_trees(seed=1), 1_500)
     treebank.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
     files = TreebankFiles(trees=(treebank,))
 
     fitting = check_treebank(files, PRESETS["parsing-small"])
     assert "take fewer steps" not in "".join(map(str, advise_on_treebank(fitting)))
     large = PRESETS["parsing-wsj"]
-    augmentation = replace(large.treebank.augmentation, copies=copies)
-    config = replace(
-        large,
-        treebank=replace(large.treebank, augmentation=augmentation),
-        tokenizer=PRESETS["parsing-small"].tokenizer,
-    )
-    epoch = check_treebank(files, config).epoch
-    assert epoch is not None
-    assert epoch.proposal == "--preset parsing-small"
+    for copies in (0, 2):
+        augmentation = replace(large.treebank.augmentation, copies=copies)
+        config = replace(
+            large,
+            treebank=replace(large.treebank, augmentation=augmentation),
+            tokenizer=PRESETS["parsing-small"].tokenizer,
+        )
+        epoch = check_treebank(files, config).epoch
+        assert epoch is not None
+        assert epoch.proposal == "--preset parsing-small"
