@@ -140,7 +140,7 @@ def write_untied_folder(folder: Path, name: str) -> Path:
         **{
             **settings, **UNTIED[name], "vocab_size": vocab_size,
             "decoder_vocab_size": target_vocab_size, "pad_token_id": start,
-            "decoder_start_token_id": start, "encoder_layers": 1, "decoder_layers": 1,
+            "decoder_start_token_id": start,
         }
     )  # fmt: skip
     random_model(config).save_pretrained(folder)
