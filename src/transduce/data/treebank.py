@@ -10,6 +10,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal
@@ -39,6 +40,7 @@ from transduce.trees.linearization import (
 from transduce.trees.trees import (
     ROOT,
     Constituent,
+    Leaf,
     Tree,
     normalized,
     read_parses,
@@ -95,6 +97,8 @@ def augmented(
 
 
 class _Variants:
+    """Random variants of trees, with words and constituents of all trees."""
+
     def __init__(self, trees: Sequence[Tree], config: AugmentationConfig) -> None:
         self._config = config
         self._random = Random(config.seed)
@@ -109,21 +113,22 @@ class _Variants:
                 self._constituents[constituent.label].append((tree, constituent))
 
     def variant(self, tree: Tree) -> Tree:
+        """Return a variant of a tree."""
         inner = tree.constituents[1:]
         if inner and self._happens(self._config.cut):
             tree = _alone(tree, self._random.choice(inner))
         elif inner and self._happens(self._config.replaced_constituents):
-            place = self._random.choice(inner)
-            tree = _with(
-                tree, place, *self._random.choice(self._constituents[place.label])
-            )
-        leaves = [
-            leaf._replace(word=self._random.choice(self._words[leaf.tag]))
-            if self._happens(self._config.replaced_words)
-            else leaf
-            for leaf in tree.leaves
-        ]
+            old = self._random.choice(inner)
+            donor, new = self._random.choice(self._constituents[old.label])
+            tree = _with_replaced(tree, old, donor, new)
+        leaves = [self._varied(leaf) for leaf in tree.leaves]
         return replace(tree, leaves=tuple(leaves))
+
+    def _varied(self, leaf: Leaf) -> Leaf:
+        """Return a leaf, or with some probability another word of the same tag."""
+        if not self._happens(self._config.replaced_words):
+            return leaf
+        return leaf._replace(word=self._random.choice(self._words[leaf.tag]))
 
     def _happens(self, probability: float) -> bool:
         return self._random.random() < probability
@@ -131,56 +136,40 @@ class _Variants:
 
 def _alone(tree: Tree, constituent: Constituent) -> Tree:
     """Return a constituent as a tree of its own."""
-    moved = [
-        Constituent(label, start - constituent.start, end - constituent.start)
-        for label, start, end in _within(tree, constituent)
-    ]
     leaves = tree.leaves[constituent.start : constituent.end]
     root = Constituent(ROOT, 0, len(leaves))
-    return Tree(leaves=leaves, constituents=(root, *moved))
+    inner = [each.moved(-constituent.start) for each in _within(tree, constituent)]
+    return Tree(leaves=leaves, constituents=(root, *inner))
 
 
-def _with(tree: Tree, place: Constituent, donor: Tree, new: Constituent) -> Tree:
-    """Return the tree with one constituent replaced by another tree's."""
-    growth = (new.end - new.start) - (place.end - place.start)
-    gone = _within(tree, place)
-    first = tree.constituents.index(gone[0])
-    before, after = tree.constituents[:first], tree.constituents[first + len(gone) :]
+def _with_replaced(tree: Tree, old: Constituent, donor: Tree, new: Constituent) -> Tree:
+    """Return the tree with a constituent replaced by a new one of the donor."""
+    removed = _within(tree, old)
+    first = tree.constituents.index(removed[0])
+    before = tree.constituents[:first]
+    after = tree.constituents[first + len(removed) :]
+    growth = (new.end - new.start) - (old.end - old.start)
+    around = [
+        each._replace(end=each.end + growth) if each.end >= old.end else each
+        for each in before
+    ]
+    inserted = [each.moved(old.start - new.start) for each in _within(donor, new)]
+    later = [each.moved(growth) for each in after]
     return Tree(
-        leaves=tree.leaves[: place.start]
-        + donor.leaves[new.start : new.end]
-        + tree.leaves[place.end :],
-        constituents=(
-            *[
-                one._replace(end=one.end + growth) if one.end >= place.end else one
-                for one in before
-            ],
-            *[
-                Constituent(
-                    label,
-                    start - new.start + place.start,
-                    end - new.start + place.start,
-                )
-                for label, start, end in _within(donor, new)
-            ],
-            *[
-                Constituent(label, start + growth, end + growth)
-                for label, start, end in after
-            ],
+        leaves=(
+            *tree.leaves[: old.start],
+            *donor.leaves[new.start : new.end],
+            *tree.leaves[old.end :],
         ),
+        constituents=(*around, *inserted, *later),
     )
 
 
 def _within(tree: Tree, constituent: Constituent) -> tuple[Constituent, ...]:
     """Return the constituent and those inside it; of equal ones, the outermost."""
     first = tree.constituents.index(constituent)
-    last = first
-    while (
-        last < len(tree.constituents)
-        and tree.constituents[last].start < constituent.end
-    ):
-        last += 1
-    return tree.constituents[first:last]
+    following = tree.constituents[first:]
+    return tuple(takewhile(lambda each: each.start < constituent.end, following))
 
 
 MAX_GUIDANCE = 1_000

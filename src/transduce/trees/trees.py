@@ -44,6 +44,10 @@ class Constituent(NamedTuple):
     start: int
     end: int
 
+    def moved(self, by: int) -> "Constituent":
+        """Return the constituent over leaves that come later by a number."""
+        return self._replace(start=self.start + by, end=self.end + by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
