@@ -18,7 +18,7 @@ from file_size import limited_file_size
 from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.cli.export import Target
-from transduce.cli.train import TrainingDisplay
+from transduce.cli.training_display import TrainingDisplay
 from transduce.training.trainer import StepReport
 
 TINY = ("train", "--preset", "tiny", "--precision", "fp32")

@@ -40,7 +40,7 @@ def shell(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def is_finished(run: Path) -> bool:
-    return any(entry["kind"] == "final" for entry in RunFolder(run).read_log())
+    return any(entry["kind"] == "final" for entry in RunFolder(run).log.read())
 
 
 WARNING = (
@@ -110,7 +110,7 @@ def test_an_interruption_at_the_end_names_the_command_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transduce.experiments.pipeline.average", interrupt)
+    monkeypatch.setattr("transduce.experiments.final_model.average", interrupt)
     message = refuses(*training[len(TRANSDUCE) :])
     assert message == (
         "Interrupted; the last checkpoint is kept. Continue with: transduce train "

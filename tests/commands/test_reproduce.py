@@ -105,7 +105,7 @@ def test_a_run_in_table_2_translates_with_its_tuned_search(
 def test_the_speed_of_this_machine_is_measured(
     succeeds: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.cli.reproduce.matrix_rate", lambda hardware: 3e11)
+    monkeypatch.setattr("transduce.cli.table2.matrix_rate", lambda hardware: 3e11)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0, 0.0, 0.0))
     options = ("--device", "cpu", "--presets", "tiny")
     printed = succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
@@ -140,7 +140,7 @@ def test_a_run_without_its_log_is_refused(
     assert refusal == sentence
     assert not (tmp_path / "t").exists()
     # Found before another run has translated.
-    monkeypatch.delattr("transduce.cli.reproduce.our_row")
+    monkeypatch.delattr("transduce.cli.table2.our_row")
     assert sentence == refuses(
         *("reproduce", "table2", run, tmp_path / "run", *text), "--out", tmp_path / "t"
     )

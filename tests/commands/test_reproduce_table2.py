@@ -95,7 +95,7 @@ def test_options_are_checked_before_a_download(
     options: Options,
     message: str,
 ) -> None:
-    monkeypatch.delattr("transduce.cli.reproduce.assemble")
+    monkeypatch.delattr("transduce.cli.experiments.assemble")
     out = tmp_path / "trained"
     command = ("reproduce", "table2", "--train", "--corpus", "wmt14-en-de")
     assert message in refuses(*command, "--out", out, *options)

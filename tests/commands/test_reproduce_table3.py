@@ -150,7 +150,7 @@ def test_a_named_corpus_is_fetched_into_the_folder(
         asked.append((corpus, folder))
         raise ConfigError("There is no network, but there must be one.")
 
-    monkeypatch.setattr("transduce.cli.reproduce.assemble", assemble)
+    monkeypatch.setattr("transduce.cli.experiments.assemble", assemble)
     out = tmp_path / "out"
     message = refuses("reproduce", "table3", "--out", out, "--corpus", "wmt14-en-de")
     assert message == "There is no network, but there must be one."

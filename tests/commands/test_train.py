@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
-from transduce.cli.train import TrainingDisplay
+from transduce.cli.training_display import TrainingDisplay
 from transduce.native import api
 from transduce.training.trainer import StepReport
 

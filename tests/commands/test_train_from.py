@@ -107,7 +107,7 @@ def test_tokens_that_are_never_generated_do_not_raise_the_loss(
 ) -> None:
     succeeds("import", marian_folder, "--out", tmp_path / "imported")
     succeeds("train", "--from", tmp_path / "imported", *options)
-    [entry] = RunFolder(options[-1]).entries("step")
+    [entry] = RunFolder(options[-1]).log.entries("step")
     # By label smoothing over 150 tokens, a bias of -10,000 would add 6 nats.
     assert entry["loss"] < math.log(entry["perplexity"]) + 0.2
 

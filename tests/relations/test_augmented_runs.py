@@ -72,7 +72,7 @@ def test_an_augmented_run_resumed_in_an_epoch_equals_an_uninterrupted_one(
         load_model(tmp_path / name).weights for name in ("whole", "stopped")
     )
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    starts = RunFolder(tmp_path / "stopped").entries("start")
+    starts = RunFolder(tmp_path / "stopped").log.entries("start")
     assert [each["augmentation"] for each in starts] == [CONFIG.augmentation.used] * 2
 
 

@@ -15,7 +15,7 @@ from transduce.architectures.recurrent import RecurrentConfig
 from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.device import Hardware
-from transduce.experiments.pipeline import refinement_of
+from transduce.experiments.run_trainer import refinement_of
 from transduce.model.transformer import Transformer
 from transduce.nn.kernels import bf16_unit, nn_api
 from transduce.training import trainer as trainer_module

@@ -95,7 +95,7 @@ def equal(one: Path, other: Path) -> bool:
 
 
 def kinds(run: Path) -> list[str]:
-    return [entry["kind"] for entry in RunFolder(run).read_log()]
+    return [entry["kind"] for entry in RunFolder(run).log.read()]
 
 
 def test_a_finished_run_trained_longer_equals_a_longer_one(files, run, tmp_path):
@@ -115,7 +115,7 @@ def test_a_stopped_run_may_end_where_it_is(files, tmp_path):
     assert load_model(result.model).step == 7
     steps = [path.name for path in RunFolder(tmp_path / "run").checkpoints()]
     assert steps == ["step-00000005", "step-00000007"]
-    scored = [entry["step"] for entry in RunFolder(tmp_path / "run").entries("dev")]
+    scored = [entry["step"] for entry in RunFolder(tmp_path / "run").log.entries("dev")]
     assert scored == [5, 7]
 
 
@@ -141,7 +141,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
         with pytest.raises(TrainingStoppedError, match="before 15 updates"):
             resume(run, CPU, processes=Threads(rank=rank, count=2), steps=15)
 
-    monkeypatch.setattr("transduce.experiments.pipeline.Trainer", trainer)
+    monkeypatch.setattr("transduce.experiments.run_trainer.Trainer", trainer)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(resumed, range(2)))
 
@@ -204,7 +204,7 @@ def test_another_number_of_updates_has_the_type_of_a_number(run: Path) -> None:
 def test_all_scores_at_the_end_are_renamed_when_a_run_is_trained_longer(run) -> None:
     folder = RunFolder(run)
     for kind in ("final dev set", "start model"):
-        folder.log(kind, step=10)
+        folder.log.append(kind, step=10)
     folder.lengthen(10, tiny(), tiny(steps=12))
     assert not {"final", "final dev set", "start model"} & set(kinds(run))
     for kind in ("final", "final dev set", "start model"):
@@ -213,9 +213,9 @@ def test_all_scores_at_the_end_are_renamed_when_a_run_is_trained_longer(run) -> 
 
 def test_scores_at_the_end_that_a_crash_cut_short_are_not_logged_twice(run) -> None:
     folder = RunFolder(run)
-    [final] = folder.entries("final")
-    folder.log("start model", step=0)  # by an older version, before a crash
-    folder.log_results([{"kind": "start model", "step": 0}, final])
+    [final] = folder.log.entries("final")
+    folder.log.append("start model", step=0)  # by an older version, before a crash
+    folder.log.append_results([{"kind": "start model", "step": 0}, final])
     assert kinds(run)[-2:] == ["start model", "final"]
     assert kinds(run).count("start model") == kinds(run).count("final") == 1
 

@@ -151,7 +151,7 @@ def assert_close(run: Path, expected: Path) -> None:
 
 def assert_logs_agree(run: Path, expected: Path) -> None:
     log = [
-        [entry for entry in RunFolder(path).read_log() if entry["kind"] == "step"]
+        [entry for entry in RunFolder(path).log.read() if entry["kind"] == "step"]
         for path in (run, expected)
     ]
     assert [e["step"] for e in log[0]] == [e["step"] for e in log[1]]
@@ -192,7 +192,7 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
     for devices in (1, 2):
         out = tmp_path / str(devices)
         succeed(train(out, devices, *settings))
-        logs.append([e for e in RunFolder(out).read_log() if e["kind"] == "step"])
+        logs.append([e for e in RunFolder(out).log.read() if e["kind"] == "step"])
     assert_close(tmp_path / "2", tmp_path / "1")
     for name in ("loss", "gradient_norm", "learning_rate"):
         assert [e[name] for e in logs[1]] == pytest.approx(
@@ -223,7 +223,7 @@ def test_two_processes_train_mixtures_by_reward(
         )
     )
     assert "expected reward" in output
-    [report] = RunFolder(tmp_path / "run").entries("step", "reward")
+    [report] = RunFolder(tmp_path / "run").log.entries("step", "reward")
     assert 0 <= report["reward"] < 1
 
 

@@ -27,7 +27,8 @@ from transduce.errors import AccessError, CheckpointError, ConfigError, VersionE
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.run_folder import RunFiles, RunFolder
+from transduce.experiments.run_corpus import RunFiles
+from transduce.experiments.run_folder import RunFolder
 from transduce.grammar.corpus import training_trees
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
@@ -130,7 +131,7 @@ def assert_same_weights(model: Path, expected: Path) -> None:
 
 def assert_logs_agree(run: Path, expected: Path) -> None:
     def lines(path: Path) -> list[tuple[str, int, float | None]]:
-        log = [e for e in RunFolder(path).read_log() if e["kind"] != "start"]
+        log = [e for e in RunFolder(path).log.read() if e["kind"] != "start"]
         return [(e["kind"], e["step"], e.get("loss")) for e in log]
 
     assert lines(run) == lines(expected)
@@ -175,7 +176,7 @@ def test_a_run_resumed_with_as_many_threads_gives_no_warning(
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     assert observer.warnings == []
-    log = list(RunFolder(tmp_path / "run").read_log())
+    log = list(RunFolder(tmp_path / "run").log.read())
     starts = [entry["computing"] for entry in log if entry["kind"] == "start"]
     assert [each["num_threads"] for each in starts] == [1, 1]
     waits = [entry["waited"] for entry in log if entry["kind"] == "step"]
@@ -202,7 +203,7 @@ def test_a_run_of_an_older_version_is_resumed_without_a_warning(
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
     folder = RunFolder(tmp_path / "run")
-    entries = list(folder.read_log())
+    entries = list(folder.log.read())
     for entry in entries:
         entry.pop("computing", None)
         entry.pop("waited", None)
@@ -591,7 +592,7 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     # Compare the log first: it shows the first step that differs.
     assert_logs_agree(run, whole)
     assert_same_weights(run, whole)
-    counts = Counter((e["kind"], e["step"]) for e in RunFolder(run).read_log())
+    counts = Counter((e["kind"], e["step"]) for e in RunFolder(run).log.read())
     assert set(counts.values()) == {1}
     assert not list(run.rglob("*-new"))
 

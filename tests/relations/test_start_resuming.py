@@ -112,7 +112,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def logged(run: Path) -> list[dict[str, Any]]:
     """Entries of a log that do not depend on time."""
-    entries = RunFolder(run).read_log()
+    entries = RunFolder(run).log.read()
     changing = ("seconds", "waited")
     return [
         {name: value for name, value in entry.items() if name not in changing}
@@ -132,8 +132,8 @@ def test_the_score_before_the_first_update_and_that_of_the_start_have_equal_loss
 ) -> None:
     folder = RunFolder(whole)
     for first, end in (("dev", "start model"), ("dev set", "start model")):
-        earliest, *_ = folder.entries(first, "loss")
-        [start] = [e for e in folder.entries(end) if e["name"] == earliest["name"]]
+        earliest, *_ = folder.log.entries(first, "loss")
+        [start] = [e for e in folder.log.entries(end) if e["name"] == earliest["name"]]
         assert earliest["step"] == start["step"] == 0
         assert earliest["loss"] == start["loss"]
         assert earliest["perplexity"] == start["perplexity"]

@@ -66,7 +66,7 @@ def is_done_within(files: CorpusFiles, out: Path, seconds: float) -> bool:
 
 
 def logged(run: Path) -> list[tuple[str, int]]:
-    entries = RunFolder(run).read_log()
+    entries = RunFolder(run).log.read()
     return [(e["kind"], e["step"]) for e in entries if e["kind"] != "start"]
 
 

@@ -86,7 +86,7 @@ def train_further(
         *corpus_files, out, start=start, settings=settings, device="cpu",
         precision="fp32",
     )  # fmt: skip
-    [entry] = RunFolder(out).entries("step", "loss")
+    [entry] = RunFolder(out).log.entries("step", "loss")
     assert math.isfinite(entry["loss"])
     assert isinstance(transduce.load(result.model).translate("one two").text, str)
     return load_model(start), load_model(result.model)

@@ -31,8 +31,7 @@ from cyclopts import (
 
 import transduce
 from transduce.cli.help import PLAIN_HELP, PlainHelp, described
-from transduce.cli.terminal import (
-    BoundedConsole,
+from transduce.cli.streams import (
     discard_output,
     escape_output,
     exiting_at_once_if_distributed,
@@ -41,6 +40,7 @@ from transduce.cli.terminal import (
     print_message,
     warnings_as_sentences,
 )
+from transduce.cli.terminal import BoundedConsole
 from transduce.errors import (
     NO_GPU_MEMORY,
     NO_MEMORY,

@@ -16,9 +16,9 @@ from transduce.analysis.figures import (
     write_figure,
 )
 from transduce.analysis.sentence_attention import Granularity, as_page, look_into
+from transduce.cli.files import Force, require_new, writer
 from transduce.cli.lines import search_of
 from transduce.cli.options import require_distinct
-from transduce.cli.terminal import Force, require_new, writer
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, shortened
 from transduce.files import is_utf8

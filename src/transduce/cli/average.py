@@ -4,15 +4,12 @@ from pathlib import Path
 
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.terminal import Force, require_new_folder, warn
+from transduce.cli.files import Force
+from transduce.cli.streams import warn
 from transduce.errors import CheckpointError, ConfigError, counted
-from transduce.experiments.run_folder import (
-    is_by_reward,
-    is_run,
-    last_of_phase,
-    settings_of,
-)
-from transduce.files import maker_of, real_path
+from transduce.experiments.run_checkpoints import is_by_reward, last_of_phase
+from transduce.experiments.run_folder import is_run, settings_of
+from transduce.files import maker_of, real_path, require_new_folder
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model
 
 COMMAND = "average"

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
+from transduce.cli.files import Files
 from transduce.cli.options import (
     Assignments,
     CorpusWords,
@@ -19,18 +20,15 @@ from transduce.cli.options import (
     run_config,
     text_files,
 )
-from transduce.cli.terminal import (
-    BoundedConsole,
-    Files,
-    error_console,
-    print_json,
-    program,
-)
+from transduce.cli.terminal import BoundedConsole, error_console, print_json, program
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError, counted, percent
-from transduce.experiments.contradictions import refuse_contradictions
+from transduce.experiments.contradictions import (
+    faults_without_dev,
+    refuse_contradictions,
+)
 from transduce.experiments.corpus_check import (
     Advice,
     CorpusReport,
@@ -51,10 +49,9 @@ from transduce.experiments.corpus_survey import (
     SplitReport,
 )
 from transduce.experiments.presets import RunConfig, require_task
-from transduce.experiments.run_folder import (
+from transduce.experiments.run_corpus import (
     RunFiles,
     can_hold_out,
-    faults_without_dev,
     known_languages,
     require_dev_sets,
 )

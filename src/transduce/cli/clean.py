@@ -9,8 +9,9 @@ from cyclopts import Parameter
 from rich.status import Status
 
 from transduce.cli.check import train_command
+from transduce.cli.files import Files, Force
 from transduce.cli.options import Assignments, text_files
-from transduce.cli.terminal import Files, Force, error_console, print_json
+from transduce.cli.terminal import error_console, print_json
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
 from transduce.data.corpus_files import CorpusFiles

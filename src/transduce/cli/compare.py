@@ -10,14 +10,8 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from transduce.cli.terminal import (
-    Force,
-    error_console,
-    print_json,
-    require_new,
-    table_console,
-    writer,
-)
+from transduce.cli.files import Force, require_new, writer
+from transduce.cli.terminal import error_console, print_json, table_console
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (
     SIGNIFICANT_P,

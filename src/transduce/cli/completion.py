@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from transduce.cli import ALL_COMMANDS, command_line
-from transduce.cli.terminal import writer
+from transduce.cli.files import writer
 from transduce.errors import ConfigError
 
 Shell = Literal["bash", "zsh", "fish"]

@@ -14,9 +14,10 @@ from transduce.cli.back_translate import (
     describe_pairs,
     kept_if_interrupted,
 )
+from transduce.cli.files import Files, Force
 from transduce.cli.options import Assignments, refuse_trees, require_both, run_config
-from transduce.cli.terminal import Files, Force, table_console
-from transduce.cli.train import TrainingDisplay
+from transduce.cli.terminal import table_console
+from transduce.cli.training_display import TrainingDisplay
 from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load

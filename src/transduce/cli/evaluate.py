@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files
 from transduce.cli.lines import (
     into_language_of,
     require_no_search,
     search_of,
     warn_of_other_languages,
 )
-from transduce.cli.terminal import Files, print_json
+from transduce.cli.terminal import print_json
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError, counted, neither_or_both

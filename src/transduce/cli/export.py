@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.checkpoint import load_model
-from transduce.cli.terminal import Force, require_new_folder
+from transduce.cli.files import Force
 from transduce.errors import ConfigError, RequestError, packages_for
+from transduce.files import require_new_folder
 from transduce.grammar.corpus import BUILT_IN, Grammar
 from transduce.text.corpus import read_text
 from transduce.text.languages import base

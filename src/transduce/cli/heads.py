@@ -12,18 +12,14 @@ from transduce.analysis.grammar_heads import (
 )
 from transduce.analysis.heads import survey_heads, tree_pairs
 from transduce.analysis.heads_report import as_report
+from transduce.cli.files import Files, Force, finish_report
 from transduce.cli.lines import into_language_of, warn_of_other_languages
 from transduce.cli.options import require_both
-from transduce.cli.terminal import (
-    Files,
-    Force,
-    error_console,
-    finish_report,
-    require_new_folder,
-)
+from transduce.cli.terminal import error_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.files import require_new_folder
 from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs, require_text

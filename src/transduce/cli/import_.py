@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from transduce.cli.export import proof_sentences
-from transduce.cli.terminal import Force, require_new_folder, warn
+from transduce.cli.files import Force
+from transduce.cli.streams import warn
 from transduce.errors import packages_for
+from transduce.files import require_new_folder
 from transduce.text.languages import LanguagesConfig
 
 

@@ -21,17 +21,16 @@ from typing import Annotated, Any, Protocol, TypeVar
 from cyclopts import Parameter
 
 import transduce
-from transduce.cli.terminal import (
+from transduce.cli.files import (
     STANDARD_OUTPUT,
-    counted_lines,
     is_standard_output,
-    print_message,
     replaceable,
     require_new,
     unwritable_as_data_error,
-    warn,
     writer,
 )
+from transduce.cli.streams import print_message, warn
+from transduce.cli.terminal import counted_lines
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
 from transduce.errors import ConfigError, DataError, TransduceError, counted

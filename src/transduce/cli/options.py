@@ -14,7 +14,7 @@ from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import FITTING, RunConfig, changed, preset
-from transduce.experiments.run_folder import RunFiles
+from transduce.experiments.run_corpus import RunFiles
 from transduce.settings import apply_assignments, apply_file, apply_mapping
 from transduce.text.corpus import STANDARD_INPUT, read_lines
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.files import STANDARD_OUTPUT, Force, require_new, writer
 from transduce.cli.lines import (
     Destination,
     Origin,
@@ -16,14 +17,8 @@ from transduce.cli.lines import (
     search_of,
     source_lines,
 )
-from transduce.cli.terminal import (
-    STANDARD_OUTPUT,
-    Force,
-    counted_lines,
-    require_new,
-    warn,
-    writer,
-)
+from transduce.cli.streams import warn
+from transduce.cli.terminal import counted_lines
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.cli.terminal import Force
+from transduce.cli.files import Force
 from transduce.model_folder import quantize as quantize_model
 
 

@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from transduce.cli.files import Force
 from transduce.cli.launching import naming_resume_command
-from transduce.cli.terminal import Force, plain_console, program
-from transduce.cli.train import TrainingDisplay
+from transduce.cli.terminal import plain_console, program
+from transduce.cli.training_display import TrainingDisplay
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
     Form,
@@ -17,7 +18,6 @@ from transduce.cli.lines import (
     warn_of_other_language,
     write_translations,
 )
-from transduce.cli.terminal import Files, Force
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
     Origin,
@@ -16,7 +17,6 @@ from transduce.cli.lines import (
     tags_of,
     warn_of_other_languages,
 )
-from transduce.cli.terminal import Files, Force
 from transduce.decoding.translator import load
 from transduce.errors import counted
 from transduce.files import without_infinity

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from transduce.cli.check import train_command
+from transduce.cli.files import Files, Force
 from transduce.cli.options import text_files
-from transduce.cli.terminal import Files, Force, require_new_folder
 from transduce.data.corpus_files import (
     CorpusFiles,
     read_through,
@@ -13,7 +13,7 @@ from transduce.data.corpus_files import (
     write_split,
 )
 from transduce.errors import ConfigError, counted
-from transduce.files import atomic_directory, require_without
+from transduce.files import atomic_directory, require_new_folder, require_without
 from transduce.text.corpus import aligned_lines
 from transduce.text.languages import guess_all
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files
 from transduce.cli.options import require_both
-from transduce.cli.terminal import Files, error_console, print_json, table_console
+from transduce.cli.terminal import error_console, print_json, table_console
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation

@@ -6,6 +6,7 @@ warning.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -18,16 +19,17 @@ from transduce.architectures.config import (
 from transduce.data.augmentation import require_suitable
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_mixture import require_mixture
-from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
+from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.errors import ConfigError, counted
-from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import RunFiles, faults_without_dev
+from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
+from transduce.experiments.run_corpus import RunFiles
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
 
+DEFAULTS = RunConfig()
 DROPOUT_RATES = ("dropout", "attention_dropout", "relu_dropout")
 """Settings of a model that make two passes over a batch differ."""
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
@@ -77,7 +79,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             f"`training.best_by` must be one of {known} on this dev corpus, but is "
             f'"{training.best_by}".'
         )
-    if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
+    if not is_parser and (name := _changed(config.treebank, DEFAULTS.treebank)):
         yield (
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
             "leave it out, or give --trees."
@@ -103,6 +105,33 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     yield from _contradictions_of_architecture(config, is_parser)
 
 
+def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
+    """Yield a message for each setting that needs a dev corpus, as there is none."""
+    fault = (
+        "needs a dev corpus, but there is none; add --dev-source and --dev-target, or "
+        "--dev-trees"
+    )
+    if training.patience is not None:
+        yield f"`training.patience` {fault}."
+    if training.best_by == "loss":
+        yield f'`training.best_by` is "loss", which {fault}, or leave it out.'
+    if training.schedule == "plateau":
+        yield (
+            f'`training.schedule` is "plateau", which {fault}, or choose another '
+            "schedule."
+        )
+
+
+def without_default_patience(config: RunConfig) -> RunConfig:
+    """Settings of a run from a model without a dev corpus, which patience needs.
+
+    Only the patience of the preset `adapt` is left out.
+    """
+    if config.training.patience != PRESETS[ADAPT].training.patience:
+        return config
+    return replace(config, training=replace(config.training, patience=None))
+
+
 def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator[str]:
     has_several = any(corpus.target_language for corpus in config.corpora)
     if has_several and files.has_dev and config.languages.target is None:
@@ -113,7 +142,7 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
-    schedule, usual = training.schedule, TrainingConfig()
+    schedule, usual = training.schedule, DEFAULTS.training
     has_peak = schedule != "inverse-sqrt"
     if has_peak and training.learning_rate is None:
         yield (
@@ -191,7 +220,7 @@ def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:
 def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
     reward, steps = training.reward, training.reward_steps
     if reward == "none":
-        if name := _changed(training, TrainingConfig(), among=SETTINGS_OF_REWARD):
+        if name := _changed(training, DEFAULTS.training, among=SETTINGS_OF_REWARD):
             yield (
                 f"`training.{name}` is a setting of updates by reward, but "
                 '`training.reward` is "none"; leave it out, or set the reward.'
@@ -218,7 +247,7 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
         )
     training = config.training
     steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
-    if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
+    if steps is not None and minutes != DEFAULTS.training.checkpoint_minutes:
         yield (
             f"`training.checkpoint_minutes` is {minutes:g}, but "
             f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
@@ -248,7 +277,7 @@ def _contradictions_of_positions(
 def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
     if search.beam_size > 1:
         return
-    if name := _changed(search, SearchConfig(), among=NOT_GREEDY):
+    if name := _changed(search, DEFAULTS.search, among=NOT_GREEDY):
         yield (
             f"`search.{name}` has no effect on greedy search, and `search.beam_size` "
             "is 1; leave it out, or choose a larger beam."
@@ -407,13 +436,13 @@ def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
                 f"{counted(training.steps, 'update')}."
             )
     optimizer = training.optimizer
-    unused = _changed(training, TrainingConfig(), among=SETTINGS_OF_ADAM)
+    unused = _changed(training, DEFAULTS.training, among=SETTINGS_OF_ADAM)
     if unused and optimizer in ("sgd", "nesterov"):
         yield f'`training.{unused}` has no effect on the optimizer "{optimizer}".'
 
 
 def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:
-    name = _changed(augmentation, AugmentationConfig())
+    name = _changed(augmentation, DEFAULTS.treebank.augmentation)
     if name and augmentation.copies == 0:
         yield (
             f"`treebank.augmentation.{name}` has no effect, as "

@@ -58,7 +58,7 @@ from transduce.experiments.presets import (
     Task,
     fitting_preset,
 )
-from transduce.experiments.run_folder import dev_languages, require_scoring
+from transduce.experiments.run_corpus import languages_of_dev_sets, require_scoring
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -233,8 +233,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     dev = None
     if files.dev_source or files.dev_target:
         sides = files.dev_source, files.dev_target
-        names = files.absolute_names()
-        language, *_ = dev_languages(config, names, has_tags=bool(tags))
+        language, *_ = languages_of_dev_sets(files, config)
         encoder = encoder_of(None, tokenizer, language if tags else None)
         dev = survey_corpora([(sides, encoder)], max_length)
     return CorpusReport(
@@ -252,9 +251,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
 
 
 def _missing_package(files: CorpusFiles, config: RunConfig) -> str | None:
-    has_tags = bool(language_tags(files.tags))
     try:
-        require_scoring(files, config, has_tags=has_tags)
+        require_scoring(files, config)
     except RequestError as error:
         return str(error)
     except DataError:

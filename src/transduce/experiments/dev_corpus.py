@@ -20,7 +20,9 @@ from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import LENGTHENED, RunFolder, dev_languages
+from transduce.experiments.run_corpus import dev_languages
+from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_log import LENGTHENED
 from transduce.files import reason, require_file
 from transduce.metrics.scores import (
     choose_tokenization,
@@ -415,7 +417,7 @@ class DevScoring:
                 save_model(with_search_and_shortlist_of(checkpoint, best), best)
             # Log last: a crash before this leaves no score of a model not saved.
             kind = "dev" if score.is_main else DEV_SET
-            self._folder.log(kind, **score.entry())
+            self._folder.log.append(kind, **score.entry())
         return scores
 
     def search(
@@ -451,7 +453,7 @@ class DevScoring:
         # better on the dev corpus. Off by default: `training.patience`.
         if training.patience is None or has_more:
             return False
-        lengthened = self._folder.entries(LENGTHENED)
+        lengthened = self._folder.log.entries(LENGTHENED)
         since = max((entry["step"] for entry in lengthened), default=-1)
         history = self._history(step)
         # The checkpoints before a run was lengthened have already ended it.
@@ -487,4 +489,4 @@ class DevScoring:
         )
 
     def _entries(self) -> list[dict[str, Any]]:
-        return self._folder.entries("dev", "loss")
+        return self._folder.log.entries("dev", "loss")

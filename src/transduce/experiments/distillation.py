@@ -351,15 +351,8 @@ def distill_in(
         require_text(plan.dev_source[0], read_text(plan.dev_source))
     translator = teacher()
     try:
-        return _distill(
-            out,
-            plan,
-            hardware,
-            observer,
-            run_observers,
-            translator=_into_target(translator, plan),
-            overwrite=overwrite,
-        )
+        steps = _Steps(out, plan, hardware, _into_target(translator, plan))
+        return steps.run(observer, run_observers, overwrite=overwrite)
     finally:
         translator.close()
 
@@ -385,65 +378,124 @@ def _into_target(translator: Translator, plan: DistillationPlan) -> Translator:
     return translator
 
 
-def _distill(
-    out: Path,
-    plan: DistillationPlan,
-    hardware: Hardware,
-    observer: DistillationObserver,
-    run_observers: Sequence[RunObserver],
-    *,
-    translator: Translator,
-    overwrite: bool,
-) -> Distillation:
-    own_search = replace(plan.search or translator.search, num_best=1)
-    generation = _generation(plan, own_search)
-    tags, encoder = _students_tags(plan, translator), None
-    if plan.vocabulary == "teacher":
-        encoder = PairEncoder(tokenizer=without_tags(translator.tokenizer, tags))
-    plan = replace(plan, student=_student(plan, translator, encoder))
-    # The settings of the training are checked before the long translation.
-    like_pairs = replace(_files(plan), target=plan.reference or plan.source)
-    resolved(plan.student, like_pairs, hardware, None, encoder)
-    figures = InputText(paths=plan.source, references=plan.reference).figures()
-    settings = _settings_by_step(plan, figures, generation, translator, hardware)
-    with locked_folder(out, settings):
-        pairs = _pair_paths(out, plan.student.languages)
-        discard = partial(_discard, out, pairs)
-        record_settings(out, settings, discard, overwrite=overwrite)
-        files = _text(out, plan)
+class _Steps:
+    """Steps of a distillation in its folder; each is skipped if its result is there."""
+
+    def __init__(
+        self,
+        out: Path,
+        plan: DistillationPlan,
+        hardware: Hardware,
+        translator: Translator,
+    ) -> None:
+        """The settings of the training are checked before the long translation."""
+        self._out = out
+        self._hardware = hardware
+        self._translator = translator
+        self._search = replace(plan.search or translator.search, num_best=1)
+        self._generation = _generation(plan, self._search)
+        self._tags = _students_tags(plan, translator)
+        self._encoder: PairEncoder | None = None
+        if plan.vocabulary == "teacher":
+            tokenizer = without_tags(translator.tokenizer, self._tags)
+            self._encoder = PairEncoder(tokenizer=tokenizer)
+        self._plan = replace(plan, student=_student(plan, translator, self._encoder))
+        like_pairs = replace(_files(plan), target=plan.reference or plan.source)
+        resolved(self._plan.student, like_pairs, hardware, None, self._encoder)
+        text = InputText(paths=plan.source, references=plan.reference)
+        self._figures = text.figures()
+        self._pairs = _pair_paths(out, self._plan.student.languages)
+
+    def run(
+        self,
+        observer: DistillationObserver,
+        run_observers: Sequence[RunObserver],
+        *,
+        overwrite: bool,
+    ) -> Distillation:
+        """Translate, select pairs, train the student, and measure it."""
+        settings = _settings_by_step(
+            self._plan,
+            self._figures,
+            self._generation,
+            self._translator,
+            self._hardware,
+        )
+        with locked_folder(self._out, settings):
+            discard = partial(_discard, self._out, self._pairs)
+            record_settings(self._out, settings, discard, overwrite=overwrite)
+            files = _text(self._out, self._plan)
+            self._translate(files, observer)
+            self._translator.close()  # its processes would take the training's cores
+            files = self._select(files, observer)
+            self._train(files, run_observers)
+            report, texts = self._measure(observer)
+            write_report(report, texts, self._out / REPORT_FOLDER)
+        source, target = self._pairs
+        return Distillation(
+            student=self._out / STUDENT,
+            source=source,
+            target=target,
+            report=report,
+            report_folder=self._out / REPORT_FOLDER,
+        )
+
+    def _translate(self, files: CorpusFiles, observer: DistillationObserver) -> None:
+        """Translate the source by the teachers."""
         text = InputText(paths=files.source, references=files.target)
-        is_whole = files.source == plan.source
-        total = (figures if is_whole else text.figures()).different
-        _translate(out, text, translator, generation, observer, total)
-        translator.close()  # its processes would take the training's cores
-        source, target = pairs
-        _select(out, pairs, plan.drop_worst, figures, observer)
-        files = replace(files, source=(source,), target=(target,))
-        if encoder is None and tags and not is_run(out / STUDENT):
-            encoder = _learn_encoder(files, plan.student.tokenizer, tags, translator)
-        _train(out / STUDENT, files, plan.student, hardware, run_observers, encoder)
+        is_whole = files.source == self._plan.source
+        figures = self._figures if is_whole else text.figures()
+        count = counting(observer.translated, figures.different)
+        translations = self._out / TRANSLATIONS
+        translate_text(text, translations, self._translator, self._generation, count)
+
+    def _select(
+        self, files: CorpusFiles, observer: DistillationObserver
+    ) -> CorpusFiles:
+        """Write the pairs to learn from; return their files beside the dev text."""
+        source, target = self._pairs
+        record = self._out / PAIRS
+        if not all(path.is_file() for path in (record, source, target)):
+            drop_worst = self._plan.drop_worst
+            counts = write_kept(self._out / TRANSLATIONS, source, target, drop_worst)
+            with atomic_file(record) as new:
+                new.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+        observer.selected(self._figures, read_json(record))
+        return replace(files, source=(source,), target=(target,))
+
+    def _train(self, files: CorpusFiles, observers: Sequence[RunObserver]) -> None:
+        """Train the student, or continue its training."""
+        run, config = self._out / STUDENT, self._plan.student
+        if not is_run(run):
+            encoder = self._encoder
+            if encoder is None and self._tags:
+                encoder = _learn_encoder(
+                    files, config.tokenizer, self._tags, self._translator
+                )
+            train_run(files, config, run, self._hardware, *observers, encoder=encoder)
+        elif not RunFolder(run).log.has_results:
+            resume(run, self._hardware, *observers)
+
+    def _measure(
+        self, observer: DistillationObserver
+    ) -> tuple[DistillationReport, dict[str, list[str]]]:
+        """Compare the teachers and the student on the test texts."""
+        source, _ = self._pairs
+        has_languages = bool(self._translator.language_tag)
         teacher = ComparedSystem(
             name=TEACHER,
-            folders=plan.teachers,
-            search=own_search,
-            into=translator.target_language if translator.language_tag else None,
+            folders=self._plan.teachers,
+            search=self._search,
+            into=self._translator.target_language if has_languages else None,
         )
-        report, texts = measure_models(
+        return measure_models(
             teacher,
-            _trained_student(out / STUDENT),
-            plan.tests or _dev_as_test(out, plan),
+            _trained_student(self._out / STUDENT),
+            self._plan.tests or _dev_as_test(self._out, self._plan),
             observer.measuring,
             source=source,
-            device=hardware.device.type,
+            device=self._hardware.device.type,
         )
-        write_report(report, texts, out / REPORT_FOLDER)
-    return Distillation(
-        student=out / STUDENT,
-        source=source,
-        target=target,
-        report=report,
-        report_folder=out / REPORT_FOLDER,
-    )
 
 
 def _settings_by_step(
@@ -616,49 +668,6 @@ def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
     shutil.rmtree(out / HELD_OUT, ignore_errors=True)
     parts = hold_out_pairs(files, out / HELD_OUT, plan.student.training.seed)
     return parts or files
-
-
-def _translate(
-    out: Path,
-    text: InputText,
-    translator: Translator,
-    generation: Generation,
-    observer: DistillationObserver,
-    total: int,
-) -> None:
-    count = counting(observer.translated, total)
-    translate_text(text, out / TRANSLATIONS, translator, generation, count)
-
-
-def _select(
-    out: Path,
-    pairs: tuple[Path, Path],
-    drop_worst: float,
-    figures: InputFigures,
-    observer: DistillationObserver,
-) -> None:
-    """Write the pairs to learn from, unless an earlier call has done it."""
-    record = out / PAIRS
-    if not all(path.is_file() for path in (record, *pairs)):
-        counts = write_kept(out / TRANSLATIONS, *pairs, drop_worst)
-        with atomic_file(record) as new:
-            new.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
-    observer.selected(figures, read_json(record))
-
-
-def _train(
-    run: Path,
-    files: CorpusFiles,
-    config: RunConfig,
-    hardware: Hardware,
-    observers: Sequence[RunObserver],
-    encoder: PairEncoder | None,
-) -> None:
-    """Train the student, or continue its training."""
-    if not is_run(run):
-        train_run(files, config, run, hardware, *observers, encoder=encoder)
-    elif not RunFolder(run).has_results:
-        resume(run, hardware, *observers)
 
 
 def _trained_student(run: Path) -> ComparedSystem:

@@ -3,15 +3,17 @@
 Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
 `resume` continues a run from its newest usable checkpoint.
 
-Both train by `_Run`: it begins with the newest state (`_newest`), trains until the loss
-diverges or the end (`_train_to_the_end`), scores each checkpoint (`_score`), and makes
-the run's model (`_finish`). `RunCheckpoints` has the checkpoints on disk.
+Both train by `_RunTraining`: it begins with the newest state (`_newest`), trains until
+the loss diverges or the end (`_train_to_the_end`), scores each checkpoint (`_score`),
+and makes the run's model (`_finish`). Modules beside this one have its parts:
+`run_corpus` and `run_folder` what is on disk, `run_trainer` the trainer,
+`run_checkpoints` the checkpoints, `dev_corpus` their scores, `final_model` the model.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -19,48 +21,16 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from transduce.architectures.interface import TransductionModel
-from transduce.checkpoint import (
-    Checkpoint,
-    average,
-    build,
-    built,
-    load_model,
-    save_model,
-    with_search_and_shortlist_of,
-)
-from transduce.data.augmentation import (
-    Augmentation,
-    PairAugmenter,
-    default_processes,
-    largest_length,
-)
-from transduce.data.batches import (
-    Batcher,
-    Dataset,
-    open_dataset,
-    require_ids_below,
-)
+from transduce.data.augmentation import Augmentation
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.corpus_mixture import (
-    CorpusMixture,
-    with_absolute_files,
-    with_target_languages,
-)
-from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus, corpus_sizes
-from transduce.decoding.torch_decoder import ModelSampler
+from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
+from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus
 from transduce.device import Hardware
-from transduce.errors import (
-    WEEK,
-    CheckpointError,
-    ConfigError,
-    VersionError,
-    counted,
-    duration,
-)
+from transduce.errors import WEEK, CheckpointError, ConfigError, duration
 from transduce.experiments.contradictions import (
     refuse_contradictions,
     settings_without_effect,
+    without_default_patience,
 )
 from transduce.experiments.corpus_check import (
     Advice,
@@ -78,28 +48,32 @@ from transduce.experiments.environment import (
     environment_changes,
     recorded_environment,
 )
-from transduce.experiments.presets import ADAPT, RunConfig, Task
-from transduce.experiments.run_folder import (
+from transduce.experiments.final_model import FinalModelChoice
+from transduce.experiments.presets import ADAPT, RunConfig
+from transduce.experiments.resuming import lengthen, refuse_changed_precision
+from transduce.experiments.run_checkpoints import RunCheckpoints, TrainingPoint
+from transduce.experiments.run_corpus import (
+    RunFiles,
+    known_languages,
+    require_scoring,
+)
+from transduce.experiments.run_folder import PICTURE, RunFolder
+from transduce.experiments.run_log import (
     FINAL,
     FINAL_DEV_SET,
-    PICTURE,
-    SAVED,
-    START,
     START_MODEL,
     WENT_BACK,
-    RunFiles,
-    RunFolder,
-    known_languages,
-    last_of_phase,
-    refuse_changed_precision,
-    require_scoring,
-    without_default_patience,
+)
+from transduce.experiments.run_trainer import (
+    LoadedRun,
+    augmentation_of,
+    new_trainer,
+    open_training_set,
 )
 from transduce.experiments.start_model import (
     StartModel,
     changed_functions,
     coverage_advice,
-    first_weights,
     languages_from,
     new_languages,
     refuse_misfit,
@@ -107,51 +81,30 @@ from transduce.experiments.start_model import (
     refuse_unknown_targets,
 )
 from transduce.files import remove_folder
-from transduce.machine import WaitingMeter, keep_freed_memory, use_one_arena
-from transduce.model_folder import (
-    AVERAGED,
-    BEST,
-    CHECKPOINTS,
-    load_dictionary,
-    newest_first,
+from transduce.machine import (
+    Precision,
+    WaitingMeter,
+    keep_freed_memory,
+    use_one_arena,
 )
 from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
-from transduce.search_config import SamplingConfig
 from transduce.settings import convert_and_check
-from transduce.text.tokenizer import (
-    TOKENIZER_FILE,
-    load_tokenizer,
-    own_target_size,
-)
-from transduce.text.vocabulary import language_tags
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
-from transduce.training.loss import (
-    REWARDS,
-    GuidedAttention,
-    Refinement,
-    word_beginnings,
-)
 from transduce.training.memory import MicroBatchSize, require_memory
-from transduce.training.optimizer import require_moments, scheduled_rate
-from transduce.training.state import (
-    STATE_PROGRESS,
-    Progress,
-    TrainingState,
-    load_training_state,
-    save_training,
-)
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
 DRAWN_SECONDS = 10.0
 """Least time between two drawings of the learning curve, but for the last."""
-RISE_OF_RATE = 1.5
-"""Rise of the learning rate from one update to the next that causes a warning."""
 DIVERGED_RATE_FACTOR = 0.5
 """Factor on the learning rate after the loss has diverged."""
+
+
+SEEDING = Lock()
+"""Lock of PyTorch's generator, which all threads share, for new weights."""
 
 
 class TooLongTrainingError(ConfigError):
@@ -297,24 +250,20 @@ def train(
     if start is not None:
         refuse_replacing(start, out)
     config, files = _with_recorded_corpora(config, files)
-    encoder = start.encoder(config.corpora) if start else encoder
-    patience = config.training.patience
-    config = resolved(config, files, hardware, start, encoder)
+    request = _RunRequest(
+        files=files,
+        config=config,
+        out=out,
+        consent=consent,
+        start=start,
+        encoder=start.encoder(config.corpora) if start else encoder,
+    )
+    config = resolved(config, files, hardware, start, request.encoder)
     new = None
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
         with unwound_on_termination():  # so that a half-prepared corpus is removed
-            new = _prepared(
-                files,
-                config,
-                out,
-                hardware,
-                consent=consent,
-                start=start,
-                encoder=encoder,
-                patience=patience,
-                observers=observers,
-            )
+            new = _prepared(request, config, hardware.precision, observers)
         folder, config = RunFolder(out), new.config
         processes.barrier()
     else:
@@ -324,13 +273,28 @@ def train(
     try:
         with (
             _locked(folder, processes),
-            closing(_Run(folder, config, hardware, observers, processes)) as run,
+            closing(
+                _RunTraining(folder, config, hardware, observers, processes)
+            ) as run,
         ):
             run.train(limit, new)
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
         raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunRequest:
+    """New run as the user requests it."""
+
+    files: RunFiles
+    config: RunConfig
+    out: Path
+    consent: Consent
+    start: StartModel | None
+    encoder: PairEncoder | None
+    """Vocabulary in place of a learned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,42 +311,38 @@ class _NewRun:
 
 
 def _prepared(
-    files: RunFiles,
+    request: _RunRequest,
     config: RunConfig,
-    out: Path,
-    hardware: Hardware,
-    *,
-    consent: Consent,
-    start: StartModel | None,
-    encoder: PairEncoder | None,
-    patience: int | None,
+    precision: Precision,
     observers: Sequence[RunObserver],
 ) -> _NewRun:
-    """Prepare the corpus of a new run in its folder, and check it.
+    """Prepare the corpus of a new run in its folder by resolved settings, and check it.
 
     Warns if the `patience` that was requested is left out. After an error the folder is
     as it was before.
     """
+    files, start = request.files, request.start
     with RunFolder.create(
-        out,
+        request.out,
         files,
         config,
-        hardware.precision,
-        overwrite=consent.overwrites,
-        encoder=encoder,
+        precision,
+        overwrite=request.consent.overwrites,
+        encoder=request.encoder,
         start=start.record() if start else None,
     ) as (folder, config, corpus):
-        if config.training.patience != patience:
+        if config.training.patience != request.config.training.patience:
             _warn_observers(observers, _no_patience(config.training))
         if start is not None:
             start.write(folder.path)
+        has_bytes = request.encoder is None
         report = check_prepared(
-            folder.path, corpus, config, files.task, has_bytes=encoder is None
+            folder.path, corpus, config, files.task, has_bytes=has_bytes
         )
         return _NewRun(
             config=config,
             corpus=corpus,
-            advice=_advice(folder, report, files.task, consent, start),
+            advice=_advice(folder, report, request),
             proposal=fitting_options(report),
         )
 
@@ -413,8 +373,7 @@ def resolved(
     tokenizer = encoder.tokenizer if encoder else None
     refuse_contradictions(config, files, tokenizer)
     if isinstance(files, CorpusFiles):
-        tags = tokenizer.language_tags if tokenizer else language_tags(files.tags)
-        require_scoring(files, config, has_tags=bool(tags))
+        require_scoring(files, config, tokenizer)
     return config
 
 
@@ -442,88 +401,13 @@ def resume(
         if steps is not None:
             processes.barrier()  # until all have read the record that may change
             if processes.is_first and steps != config.training.steps:
-                _lengthen(folder, config, steps, observers)
+                _warn_observers(observers, *lengthen(folder, config, steps))
             processes.barrier()
             folder, config = RunFolder.open(out)
-        with closing(_Run(folder, config, hardware, observers, processes)) as run:
+        with closing(
+            _RunTraining(folder, config, hardware, observers, processes)
+        ) as run:
             run.train()
-
-
-def _lengthen(
-    folder: RunFolder,
-    config: RunConfig,
-    steps: int,
-    observers: Sequence[RunObserver],
-) -> None:
-    """Record another number of updates of a run, and warn of its effects."""
-    progress, before = _newest_progress(folder), config.training
-    training = _lengthened(before, steps, progress, folder.path)
-    now = replace(config, training=training)
-    averaged, best = folder.path / AVERAGED, folder.path / BEST
-    with suppress(CheckpointError):  # a damaged best is reported at the end
-        if averaged.is_dir() and best.is_dir():  # the average is about to be set aside
-            save_model(with_search_and_shortlist_of(load_model(best), averaged), best)
-    folder.lengthen(progress.step, config, now)
-    messages = [
-        f"The number of updates of the run (`training.steps`) changes from "
-        f"{before.steps:,} to {steps:,}.",
-        *_changes_of_rate(now, before, progress.step),
-    ]
-    _warn_observers(observers, *messages)
-
-
-def _lengthened(
-    training: TrainingConfig, steps: int, progress: Progress, run: Path
-) -> TrainingConfig:
-    """Settings for another number of updates; `ConfigError` if it is impossible."""
-    made, by_reward = progress.step, training.reward_steps
-    if steps < made:
-        raise ConfigError(
-            f"{run}: `training.steps` must be at least {made:,}, the number of updates "
-            f"that the run has made, but is {steps:,}; `transduce average` makes a "
-            "model of earlier checkpoints."
-        )
-    rate = (training.learning_rate or math.inf) * progress.plateau_factor
-    if training.schedule == "plateau" and rate < training.least_rate:
-        raise ConfigError(
-            f"{run}: the schedule plateau has ended the run, as its learning rate is "
-            "below `training.least_rate`; start a new run from it by --from."
-        )
-    if training.reward == "none" or by_reward is None:
-        return replace(training, steps=steps)
-    if made > training.likelihood_steps:  # the updates added are by reward, too
-        by_reward += steps - training.steps
-    elif steps - by_reward < made:
-        raise ConfigError(
-            f"{run}: `training.steps` must leave room for "
-            f"{counted(by_reward, 'update')} by reward after the {made:,} made, but is "
-            f"{steps:,}; take {made + by_reward:,} at least."
-        )
-    return replace(training, steps=steps, reward_steps=by_reward)
-
-
-def _newest_progress(folder: RunFolder) -> Progress:
-    """Progress of the newest undamaged checkpoint; no updates if there is none."""
-    for path in newest_first(folder.path):
-        with suppress(CheckpointError):
-            return load_training_state(path).progress
-    return Progress()
-
-
-def _changes_of_rate(
-    config: RunConfig, before: TrainingConfig, made: int
-) -> Iterator[str]:
-    """Warning that the learning rate rises again after a cool-down."""
-    if 0 < made < config.training.steps:
-        d_model = config.model.d_model
-        old = scheduled_rate(made, d_model, before)
-        new = scheduled_rate(made + 1, d_model, config.training)
-        if new > old * RISE_OF_RATE:
-            yield (
-                f"The learning rate rises from {old:.2g} to {new:.2g} at step "
-                f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
-                f"at the end of {config.training.steps:,} updates."
-            )
 
 
 def _with_recorded_corpora(
@@ -565,16 +449,13 @@ def _no_patience(training: TrainingConfig) -> str:
 
 
 def _advice(
-    folder: RunFolder,
-    report: CorpusReport,
-    task: Task,
-    consent: Consent,
-    start: StartModel | None,
+    folder: RunFolder, report: CorpusReport, request: _RunRequest
 ) -> tuple[Advice, ...]:
     """Warnings about the prepared corpus; `ConfigError` if unchosen settings misfit."""
+    task, start = request.files.task, request.start
     if start is not None:
         report = without_preset(report)
-    elif not consent.is_chosen:
+    elif not request.consent.is_chosen:
         require_fitting(report, task)
     advice = advise(report) if task == "translation" else advise_on_treebank(report)
     return (*(coverage_advice(start, folder.path) if start else ()), *advice)
@@ -582,12 +463,6 @@ def _advice(
 
 def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
     return folder.locked() if processes.is_first else nullcontext()
-
-
-def _announce_trial(observers: Sequence[RunObserver]) -> None:
-    for observer in observers:
-        if isinstance(observer, TrialObserver):
-            observer.trying()
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +493,7 @@ class LengthLimit:
         )
 
 
-class _Run:
+class _RunTraining:
     """Training of one run in its folder."""
 
     def __init__(
@@ -629,23 +504,14 @@ class _Run:
         observers: Sequence[RunObserver],
         processes: Processes,
     ) -> None:
+        self._run = LoadedRun.of(folder, config)
         self._folder = folder
-        self._tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
-        self._symbols = folder.symbols()
-        self._dictionary = load_dictionary(folder.path)
-        model = replace(
-            config.model,
-            vocab_size=self._tokenizer.vocab_size,
-            target_vocab_size=self._symbols.vocab_size
-            if self._symbols
-            else own_target_size(self._tokenizer),
-        )
-        self._config = replace(config, model=model)
+        self._config = self._run.config
         self._hardware = hardware
         self._processes = processes
         self._observers = observers if processes.is_first else ()
         self._scoring = DevScoring(folder, self._config, hardware.device)
-        self._checkpoints = RunCheckpoints(folder, config)
+        self._checkpoints = RunCheckpoints(folder, self._config, self._set_aside)
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
         self._drawn_at = time.monotonic()
@@ -665,20 +531,7 @@ class _Run:
         keep_freed_memory()
         use_one_arena()
         trainer = self._trainer()
-        _announce_trial(self._observers)
-        start = RunStart(
-            config=self._config,
-            corpus=new.corpus if new else None,
-            num_parameters=trainer.model.num_parameters(),
-            hardware=self._hardware,
-            num_processes=self._processes.count,
-            update_tokens=trainer.update_tokens(),
-            micro_batch=self._micro_batch(trainer),
-            steps_done=trainer.progress.step,
-            origin=self._folder.start.get("path"),
-            keeps_optimizer=trainer.progress.earlier_updates > 0,
-            advice=new.advice if new else (),
-        )
+        start = self._forecast(trainer, new)
         is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)
         if limit and self._processes.all_reduce_any(is_too_long, self._hardware.device):
             raise limit.error(start.seconds_left)
@@ -697,60 +550,44 @@ class _Run:
                 observer.finished(result)
 
     def _trainer(self) -> Trainer:
-        """Trainer in the state of the newest usable checkpoint."""
+        """Return a trainer in the state of the newest usable checkpoint."""
         model, state = self._newest()
-        dataset = open_dataset(self._folder.corpus)
-        model_config = self._config.model
-        target_size = model_config.target_vocab_size or model_config.vocab_size
-        require_ids_below(
-            dataset, self._folder.corpus, model_config.vocab_size, target_size
+        dataset = open_training_set(self._run)
+        self._augmentation = augmentation_of(
+            self._run, dataset, self._processes, self._warn
         )
-        self._augmentation = self._augmentation_of(dataset)
-        batcher = Batcher(
-            dataset,
-            self._config.batching,
-            self._config.training.seed,
-            self._mixture(len(dataset)),
-            self._augmentation,
-        )
-        trainer = Trainer(
+        trainer = new_trainer(
+            self._run,
             model,
-            batcher,
-            self._config.training,
+            dataset,
+            self._augmentation,
             self._hardware,
             self._processes,
-            self._guidance(),
-            refinement_of(self._config.training),
         )
         trainer.restore(state)
         return trainer
 
-    def _mixture(self, num_pairs: int) -> CorpusMixture | None:
-        corpora = self._config.corpora
-        if not corpora:
-            return None
-        names = [corpus.name for corpus in corpora]
-        sizes = corpus_sizes(self._folder.path, names, num_pairs)
-        return CorpusMixture(corpora, self._config.stages, sizes)
-
-    def _augmentation_of(self, dataset: Dataset) -> Augmentation | None:
-        """Augmentation of the training corpus, if the run has one."""
-        config = self._config
-        if not config.augmentation.used:
-            return None
-        augment = PairAugmenter(
-            config.augmentation,
-            self._tokenizer,
-            config.languages,
-            largest_length(dataset, config.batching.max_length),
+    def _forecast(self, trainer: Trainer, new: _NewRun | None) -> RunStart:
+        """Try an update, and return what it tells of the run."""
+        for observer in self._observers:
+            if isinstance(observer, TrialObserver):
+                observer.trying()
+        return RunStart(
+            config=self._config,
+            corpus=new.corpus if new else None,
+            num_parameters=trainer.model.num_parameters(),
+            hardware=self._hardware,
+            num_processes=self._processes.count,
+            update_tokens=trainer.update_tokens(),
+            micro_batch=self._micro_batch(trainer),
+            steps_done=trainer.progress.step,
+            origin=self._folder.start.get("path"),
+            keeps_optimizer=trainer.progress.earlier_updates > 0,
+            advice=new.advice if new else (),
         )
-        num_processes = default_processes(self._processes.count_here)
-        return Augmentation(augment, num_processes, self._warn)
 
-    def _newest(
-        self, *, has_diverged: bool = False
-    ) -> tuple[TransductionModel, TrainingState | None]:
-        """Newest usable checkpoint, or a new model if nothing is saved.
+    def _newest(self, *, has_diverged: bool = False) -> TrainingPoint:
+        """Return the newest usable checkpoint, or a new model if nothing is saved.
 
         Damaged checkpoints are set aside and, after a divergence, those that were saved
         while the loss was rising. Raises `CheckpointError` if none is left.
@@ -759,43 +596,28 @@ class _Run:
             self._folder.clear_leftovers()
         else:
             self._processes.barrier()  # until the first has set damaged ones aside
-        found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
+        if has_diverged:
+            found = self._checkpoints.newest_before_divergence()
+        else:
+            found = self._checkpoints.newest()
         with SEEDING:
             torch.manual_seed(self._config.training.seed)
-            model, state = found or self._first_model()
-        step = 0 if state is None else state.progress.step
+            point = found or self._checkpoints.first()
         if self._processes.is_first:
-            self._folder.forget_log_after(
-                step,
+            state = point.state
+            self._folder.log.forget_after(
+                point.step,
                 keep_start=has_diverged,
                 is_lowered=state is not None and state.progress.rate_factor < 1,
             )
             self._processes.barrier()
-        if self._processes.all_reduce_min(float(step), self._hardware.device) != step:
+        step = float(point.step)
+        if self._processes.all_reduce_min(step, self._hardware.device) != step:
             raise CheckpointError(
                 f"{self._folder.path}: all processes must find the same checkpoints, "
                 "but do not; wait until the shared disk has them, and resume."
             )
-        return model, state
-
-    def _first_model(self) -> tuple[TransductionModel, TrainingState | None]:
-        """Model before the first update: new weights, or those of the start."""
-        if not self._folder.start:
-            return build(self._config.model), None
-        path, state = self._folder.path / START, None
-        try:
-            weights = first_weights(load_model(path), self._config.model)
-            model = built(self._config.model, weights)
-            if self._folder.start.get("keeps_optimizer"):
-                state = load_training_state(path)
-        except VersionError:
-            raise
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"{error} The run starts from this model and has no checkpoint yet; "
-                "start it again with --force."
-            ) from None
-        return model, state
+        return point
 
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
         if not self._processes.is_first:
@@ -803,25 +625,12 @@ class _Run:
         self._warn(f"{error} Continuing from the previous checkpoint.")
         self._folder.set_aside(damaged)
 
-    def _guidance(self) -> GuidedAttention | None:
-        """Guided attention of a parser, if its weight is not 0."""
-        weight = self._config.treebank.guidance
-        if self._symbols is None or weight == 0:
-            return None
-        pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
-        device = self._hardware.device
-        return GuidedAttention(
-            weight=weight,
-            begins_word=word_beginnings(pieces).to(device),
-            takes_word=torch.tensor(self._symbols.takes_word, device=device),
-        )
-
     def _micro_batch(self, trainer: Trainer) -> MicroBatchSize:
         """Find the sizes of micro-batches: those of the run's last start, if they fit.
 
         Dropout and rounding depend on how batches are split.
         """
-        starts = self._folder.entries("start", "was_cut")
+        starts = self._folder.log.entries("start", "was_cut")
         last = starts[-1] if starts else {}
         positions = last.get("max_positions") if last.get("was_cut") else None
         by_reward = last.get("reward_positions")
@@ -844,7 +653,7 @@ class _Run:
 
     def _warn_of_changed_environment(self) -> None:
         """Warn if hardware or software has changed, which changes the weights."""
-        starts = self._folder.entries("start")
+        starts = self._folder.log.entries("start")
         before = recorded_environment(starts[-1]) if starts else None
         if before is None:
             return
@@ -863,7 +672,7 @@ class _Run:
         environment = current_environment(self._hardware, self._processes.count)
         used = self._config.augmentation.used
         by_reward = fitted.reward_positions
-        self._folder.log(
+        self._folder.log.append(
             "start",
             step=step,
             device=self._hardware.device.type,
@@ -899,7 +708,7 @@ class _Run:
                 f"{DIVERGED_RATE_FACTOR} times the learning rate."
             )
             if self._processes.is_first:
-                self._folder.log(
+                self._folder.log.append(
                     WENT_BACK,
                     step=trainer.progress.step,
                     rate_factor=DIVERGED_RATE_FACTOR,
@@ -930,7 +739,7 @@ class _Run:
         is_last = report.step == self._config.training.steps
         if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
             figures = {k: v for k, v in asdict(report).items() if v is not None}
-            self._folder.log("step", **figures, waited=self._meter.share())
+            self._folder.log.append("step", **figures, waited=self._meter.share())
             self._meter = WaitingMeter()
         for observer in self._observers:
             observer.stepped(report)
@@ -938,32 +747,18 @@ class _Run:
     def _save(self, trainer: Trainer) -> None:
         if not self._processes.is_first:
             return
-        checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
+        checkpoint = self._run.checkpoint(trainer.model, trainer.progress.step)
         if trainer.is_checkpoint_due:
             self._checkpoints.save(checkpoint, trainer.state())
         else:
             self._checkpoints.save_stopped(checkpoint, trainer.state())
-
-    def _checkpoint(self, model: TransductionModel, step: int) -> Checkpoint:
-        return Checkpoint(
-            config=self._config.model,
-            weights={name: w.detach() for name, w in model.state_dict().items()},
-            tokenizer=self._tokenizer,
-            step=step,
-            symbols=self._symbols,
-            run=self._folder.id,
-            search=self._config.search,
-            source_language=self._config.languages.source,
-            target_language=self._config.languages.target,
-            dictionary=self._dictionary,
-        )
 
     def _save_last_if_missed(self, trainer: Trainer) -> None:
         """Save a last checkpoint, if the run was stopped where it is now to end."""
         step = trainer.progress.step
         is_over = step == self._config.training.steps
         if is_over and not self._folder.checkpoint(step).exists():
-            checkpoint = self._checkpoint(trainer.model, step)
+            checkpoint = self._run.checkpoint(trainer.model, step)
             self._checkpoints.save(checkpoint, trainer.state())
 
     def _score_start(self, trainer: Trainer) -> None:
@@ -991,7 +786,7 @@ class _Run:
 
     def _score(self, trainer: Trainer) -> None:
         """Score the model on the dev sets, and save it if it is the best so far."""
-        checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
+        checkpoint = self._run.checkpoint(trainer.model, trainer.progress.step)
         scores = self._scoring.score(checkpoint, trainer)
         for score in scores:
             for observer in self._observers:
@@ -1026,12 +821,15 @@ class _Run:
     def _finish(self, trainer: Trainer) -> RunResult:
         """Save the run's model, and log and report its scores."""
         self._checkpoints.drop_old()  # a crash may have come before that
-        members = self._checkpoints.members()
-        folder, scores = self._save_model(trainer, members)
-        before = self._scores_of_start(trainer)
+        choice = FinalModelChoice(
+            self._folder, self._config, self._scoring, trainer, self._warn
+        )
+        model = choice.save(self._checkpoints.averaged())
+        before = choice.scores_of_start()
+        scores = model.scores
         # Resuming a finished run reports its result again, but does not log it again.
-        if scores and not self._folder.has_results:
-            self._folder.log_results(
+        if scores and not self._folder.log.has_results:
+            self._folder.log.append_results(
                 [
                     *({"kind": START_MODEL, **score.entry()} for score in before),
                     *({"kind": FINAL_DEV_SET, **score.entry()} for score in scores[1:]),
@@ -1040,208 +838,16 @@ class _Run:
             )
         self._draw()
         return RunResult(
-            model=self._folder.path / folder,
-            num_averaged=len(members) if folder == AVERAGED else 1,
+            model=model.path,
+            num_averaged=model.num_averaged,
             dev=scores[0] if scores else None,
             dev_sets=tuple(scores[1:]),
             before=tuple(before),
             picture=self._folder.path / PICTURE,
         )
 
-    def _save_model(
-        self, trainer: Trainer, members: Sequence[Checkpoint]
-    ) -> tuple[str, list[DevScore]]:
-        """Save the average of checkpoints (section 6.1), or keep the best one alone.
-
-        Returns the name of the model's folder, and its scores on the dev sets. The
-        run's model before, if there is one, passes on its search and its shortlist.
-        """
-        scoring, best_folder = self._scoring, self._folder.path / BEST
-        averaged, older = self._folder.path / AVERAGED, self._folder.last_model
-        mean = average(members)
-        scores = scoring.search(trainer, mean, scoring.dev_sets, len(members))
-        best = self._best_alone(trainer, members) if scores else None
-        # Unlike the paper: the best checkpoint becomes the model if it is better on the
-        # dev corpus than the average, by its score and clearly by its loss. On by
-        # default; `--no-dev` turns it off.
-        if best and scoring.is_chosen(best, scores[0]):
-            self._warn(scores[0].dropped_for(best))
-            model = load_model(best_folder)
-            scores = [best, *scoring.search(trainer, model, scoring.dev_sets[1:])]
-            if averaged.exists():
-                save_model(with_search_and_shortlist_of(model, averaged), best_folder)
-                remove_folder(averaged)
-            return BEST, scores
-        if best and (message := scoring.kept_despite(best, scores[0])):
-            self._warn(message)
-        save_model(with_search_and_shortlist_of(mean, older), averaged)
-        return AVERAGED, scores
-
-    def _scores_of_start(self, trainer: Trainer) -> list[DevScore]:
-        """Score the model that the run started from by beam search, if there is one.
-
-        The run's settings apply to it, as they do for its loss.
-        """
-        if not self._folder.start or not self._scoring.dev_sets:
-            return []
-        try:
-            start = load_model(self._folder.path / START)
-        except CheckpointError as error:
-            self._warn(f"{error} The model that the run started from is not scored.")
-            return []
-        config = self._config.model
-        weights = first_weights(start, config)
-        # Without a shortlist, as the run's own models have none to be compared with.
-        model = replace(start, step=0, config=config, weights=weights, shortlist=None)
-        return self._scoring.search(trainer, model, self._scoring.dev_sets)
-
-    def _best_alone(
-        self, trainer: Trainer, averaged: Sequence[Checkpoint]
-    ) -> DevScore | None:
-        """Score the best checkpoint by beam search, to compare it with the average.
-
-        Returns None if it is damaged, if it alone was averaged, or if one of the two is
-        from updates by reward and the other is not.
-        """
-        try:
-            best = load_model(self._folder.path / BEST)
-        except CheckpointError as error:
-            self._warn(
-                f"{error} Keeping the average: the best checkpoint could not be read."
-            )
-            return None
-        if [best.step] == [member.step for member in averaged]:
-            return None
-        is_by_reward = self._config.training.is_by_reward
-        if is_by_reward(best.step) != is_by_reward(averaged[-1].step):
-            return None
-        return self._scoring.search(trainer, best, self._scoring.dev_sets[:1])[0]
-
     def _draw(self) -> None:
         from transduce.analysis.figures import draw_learning_curve  # slow to import
 
-        draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
+        draw_learning_curve(self._folder.log.read(), self._folder.path / PICTURE)
         self._drawn_at = time.monotonic()
-
-
-SEEDING = Lock()
-"""Lock of PyTorch's generator, which all threads share, for new weights."""
-
-
-class RunCheckpoints:
-    """Checkpoints of a run: the last few, and one where the run was stopped."""
-
-    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
-        self._folder = folder
-        self._config = config.training
-        self._num_corpora = len(config.corpora)
-        self._num_kept = config.training.keep_checkpoints
-
-    def newest_usable(
-        self,
-        set_aside: Callable[[Path, CheckpointError], None],
-        has_diverged: bool = False,
-    ) -> tuple[TransductionModel, TrainingState] | None:
-        """Checkpoint to continue from; None if nothing is saved.
-
-        Calls `set_aside` with each damaged checkpoint and its error. After a
-        divergence, it also sets aside those saved while the loss was rising, if there
-        is an older one. Raises `CheckpointError` if no checkpoint is left."""
-        saved = newest_first(self._folder.path)
-        rising: list[Path] = []
-        for checkpoint in saved:
-            try:
-                found = self._load(checkpoint)
-            except VersionError:
-                raise
-            except CheckpointError as error:
-                set_aside(checkpoint, error)
-                continue
-            if not has_diverged or not found[1].progress.is_rising:
-                for path in rising:
-                    message = f"{path}: was saved when the loss had begun to rise."
-                    set_aside(path, CheckpointError(message))
-                return found
-            rising.append(checkpoint)
-        if rising:
-            return self._load(rising[0])
-        if saved:
-            raise CheckpointError(
-                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
-                f"{self._folder.path / CHECKPOINTS}. Start another run."
-            )
-        return None
-
-    def _load(self, checkpoint: Path) -> tuple[TransductionModel, TrainingState]:
-        model = load_model(checkpoint).build()
-        state = load_training_state(checkpoint)
-        step = state.progress.step
-        require_moments(model, self._config, state.tensors, step)
-        pairs = state.progress.corpus_pairs
-        if pairs and len(pairs) != self._num_corpora:
-            raise CheckpointError(
-                f"{checkpoint / STATE_PROGRESS}: must count the pairs of each corpus "
-                "of the run, but does not; use another checkpoint."
-            )
-        return model, state
-
-    def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
-        """Save a checkpoint of the schedule, and remove those no longer needed."""
-        # Log first. A crash in between leaves a line without its checkpoint, which
-        # resuming drops; the other order could leave a checkpoint missing in the log.
-        self._folder.log(SAVED, step=checkpoint.step)
-        save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
-        self.drop_old()
-
-    def drop_old(self) -> None:
-        """Remove checkpoints that newer ones replace."""
-        if self._folder.stopped.exists():
-            remove_folder(self._folder.stopped)
-        for old in self._folder.checkpoints()[: -self._num_kept]:
-            remove_folder(old)
-
-    def save_stopped(self, checkpoint: Checkpoint, state: TrainingState) -> None:
-        """Save a run that is stopped between checkpoints, replacing the last stop."""
-        save_training(checkpoint, state, self._folder.stopped)
-
-    def members(self) -> list[Checkpoint]:
-        """Checkpoints to average; `CheckpointError` if one is missing or damaged."""
-        return [self._member(path) for path in self._last()]
-
-    def _last(self) -> list[Path]:
-        """Paths of the checkpoints to average, by the log and by the folder.
-
-        Older versions did not log checkpoints.
-        """
-        logged = {
-            self._folder.checkpoint(entry["step"])
-            for entry in self._folder.read_log()
-            if entry["kind"] == SAVED
-        }
-        saved = sorted(logged.union(self._folder.checkpoints()))
-        return last_of_phase(saved, self._config)
-
-    def _member(self, path: Path) -> Checkpoint:
-        try:
-            return load_model(path)
-        except VersionError:
-            raise
-        except CheckpointError:
-            raise CheckpointError(
-                f"{path}: must be averaged with the other checkpoints, but is missing "
-                "or damaged; the run is trained and stays saved: average the others by "
-                "`transduce average CHECKPOINT... --out "
-                f"{self._folder.path / AVERAGED}`."
-            ) from None
-
-
-def refinement_of(config: TrainingConfig) -> Refinement | None:
-    """Return how a run's updates by reward sample and reward; None without them."""
-    if config.reward == "none":
-        return None
-    sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
-    return Refinement(
-        sampler=ModelSampler(sampling),
-        reward=REWARDS[config.reward],
-        likelihood_weight=config.likelihood_weight,
-    )

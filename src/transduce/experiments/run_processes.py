@@ -26,7 +26,8 @@ import torch
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
+from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
+from transduce.experiments.run_log import WENT_BACK
 from transduce.files import LEFTOVERS, atomic_file, path_lock
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
@@ -86,7 +87,7 @@ class PresetRun:
     @property
     def is_trained(self) -> bool:
         """Whether the run has made its last update."""
-        return RunFolder(self.path).has_results
+        return RunFolder(self.path).log.has_results
 
     @property
     def is_done(self) -> bool:
@@ -118,14 +119,14 @@ class PresetRun:
     @property
     def has_diverged(self) -> bool:
         """Whether the loss diverged, so that the run went on at a lower rate."""
-        return bool(RunFolder(self.path).entries(WENT_BACK))
+        return bool(RunFolder(self.path).log.entries(WENT_BACK))
 
     def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
         """Newest log entry of a kind.
 
         Raises `CheckpointError` if there is none, or if it lacks a needed value.
         """
-        entries = RunFolder(self.path).entries(kind, *needed)
+        entries = RunFolder(self.path).log.entries(kind, *needed)
         if not entries:
             raise CheckpointError(
                 f"{self.path}: the log of the run must have lines of kind {kind!r}, "

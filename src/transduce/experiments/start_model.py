@@ -29,13 +29,8 @@ from transduce.experiments.presets import (
     RunConfig,
     preset,
 )
-from transduce.experiments.run_folder import (
-    START,
-    RunFiles,
-    is_run,
-    known_languages,
-    settings_of,
-)
+from transduce.experiments.run_corpus import RunFiles, known_languages
+from transduce.experiments.run_folder import START, is_run, settings_of
 from transduce.files import real_path
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first

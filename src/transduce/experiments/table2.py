@@ -228,7 +228,7 @@ def logged_run(run: Path) -> LoggedRun:
     updates = logged_updates(folder)
     find_model(run)
     return LoggedRun(
-        path=run, config=config, updates=updates, starts=folder.entries("start")
+        path=run, config=config, updates=updates, starts=folder.log.entries("start")
     )
 
 

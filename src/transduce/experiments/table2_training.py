@@ -567,7 +567,7 @@ class LoggedCost:
 
 def logged_updates(run: RunFolder) -> list[dict[str, Any]]:
     """Log entries of a run's updates; `DataError` if there are none."""
-    if not (updates := run.entries("step", "seconds", "flops")):
+    if not (updates := run.log.entries("step", "seconds", "flops")):
         raise DataError(f"{run.path}: must have a log of its updates, but has none.")
     return updates
 
@@ -637,12 +637,12 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     Tokens differ between systems, so the likelihood is per character.
     """
     folder = RunFolder(run.path)
-    flops = {e["step"]: float(e["flops"]) for e in folder.entries("step", "flops")}
+    flops = {e["step"]: float(e["flops"]) for e in folder.log.entries("step", "flops")}
     per_step = max(flops.values()) / max(flops)
     is_of_words = run.config.tokenizer.kind == "word"
     per_character = None if is_of_words else _tokens_per_character(run.path)
     points = []
-    for entry in folder.entries("dev", "perplexity"):
+    for entry in folder.log.entries("dev", "perplexity"):
         if entry["perplexity"] is None:  # infinite
             continue
         bits, step = math.log2(entry["perplexity"]), entry["step"]

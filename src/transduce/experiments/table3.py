@@ -20,11 +20,8 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.errors import ConfigError, counted, unknown_name
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
-from transduce.experiments.run_folder import (
-    RunFolder,
-    known_languages,
-    settings_of,
-)
+from transduce.experiments.run_corpus import known_languages
+from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
     PresetRun,
     changes,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from transduce.cli.options import run_config
-from transduce.cli.train import TrainingDisplay, sets_steps, train
+from transduce.cli.train import sets_steps, train
+from transduce.cli.training_display import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.device import Hardware

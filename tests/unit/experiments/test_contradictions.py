@@ -12,7 +12,7 @@ from transduce.experiments.contradictions import (
     settings_without_effect,
 )
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.run_folder import RunFiles
+from transduce.experiments.run_corpus import RunFiles
 from transduce.settings import apply_assignments
 
 SIDE = (Path("text"),)

@@ -16,7 +16,7 @@ from transduce.checkpoint import Checkpoint, average, load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments import run_folder
+from transduce.experiments import run_corpus
 from transduce.experiments.dev_corpus import (
     UNRELATED_CHRF,
     DevCorpus,
@@ -27,7 +27,8 @@ from transduce.experiments.dev_corpus import (
 from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
+from transduce.experiments.resuming import refuse_changed_settings
+from transduce.experiments.run_folder import RunFolder
 from transduce.training.config import BestBy
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import scheduled_rate
@@ -174,7 +175,7 @@ def spoiled_average(members: Sequence[Checkpoint]) -> Checkpoint:
 def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled_average)
+    monkeypatch.setattr("transduce.experiments.final_model.average", spoiled_average)
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(best_by="loss"), out, CPU, notes)
     [result] = notes.results
@@ -264,7 +265,7 @@ def test_the_best_checkpoint_must_beat_the_average_by_loss_too(
 def test_an_average_kept_despite_a_worse_loss_causes_a_warning(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled_average)
+    monkeypatch.setattr("transduce.experiments.final_model.average", spoiled_average)
     config = replace(with_training(keep_checkpoints=3), search=NEVER_RIGHT)
     out, notes = tmp_path / "run", Notes()
     train(files, config, out, CPU, notes)
@@ -415,7 +416,7 @@ def test_a_terminated_preparation_leaves_no_files(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
-    monkeypatch.setattr(run_folder, "prepare", terminated)
+    monkeypatch.setattr(run_corpus, "prepare", terminated)
     with pytest.raises(SystemExit):
         train(files, TINY, tmp_path / "runs" / "run", CPU, Notes())
     assert not list(tmp_path.glob("runs/*"))
@@ -442,11 +443,11 @@ def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
         "The loss must be a number, but is nan at step 7. Going back to step 4, and on "
         "at 0.5 times the learning rate."
     )
-    [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
+    [logged] = [e for e in RunFolder(out).log.read() if e["step"] == 10]
     assert logged["learning_rate"] == pytest.approx(
         0.5 * scheduled_rate(10, 32, TINY.training)
     )
-    [back] = RunFolder(out).entries("went back")
+    [back] = RunFolder(out).log.entries("went back")
     assert back == {"kind": "went back", "step": 4, "rate_factor": 0.5}
 
 
@@ -455,7 +456,7 @@ def test_a_run_that_goes_back_to_its_beginning_keeps_the_entry_of_its_start(
 ) -> None:
     added_loss[3] = math.nan
     train(files, TINY, tmp_path / "run", CPU, Notes())
-    kinds = [(e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").read_log()]
+    kinds = [(e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").log.read()]
     assert kinds[:2] == [("start", 0), ("went back", 0)]
 
 
@@ -470,11 +471,11 @@ def test_a_run_that_is_killed_as_it_goes_back_resumes_at_the_full_rate(
     out = tmp_path / "run"
     with pytest.raises(InterruptedError):
         train(files, TINY, out, CPU, Killed())
-    assert len(RunFolder(out).entries("went back")) == 1
+    assert len(RunFolder(out).log.entries("went back")) == 1
     added_loss.clear()
     resume(out, CPU, Notes())
-    assert RunFolder(out).entries("went back") == []
-    [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
+    assert RunFolder(out).log.entries("went back") == []
+    [logged] = [e for e in RunFolder(out).log.read() if e["step"] == 10]
     rate = scheduled_rate(10, 32, TINY.training)
     assert logged["learning_rate"] == pytest.approx(rate)
 
@@ -616,7 +617,7 @@ def test_a_loss_within_the_tolerance_is_no_improvement() -> None:
 
 
 def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> None:
-    log = list(RunFolder(run[0]).read_log())
+    log = list(RunFolder(run[0]).log.read())
     assert [(e["kind"], e["step"]) for e in log] == [
         ("start", 0),
         ("saved", 4),
@@ -634,7 +635,7 @@ def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> N
 def test_the_log_has_the_environment_of_the_run(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
-    [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
+    [start] = [e for e in RunFolder(run[0]).log.read() if e["kind"] == "start"]
     fit = run[2].starts[0].micro_batch
     assert start == {
         "kind": "start",
@@ -705,7 +706,7 @@ def test_a_resumed_run_keeps_its_micro_batch(
             train(files, TINY, out, CPU, Impatient())
     with pytest.raises(RuntimeError, match="Enough"):
         resume(out, CPU, Impatient())
-    starts = [each for each in RunFolder(out).read_log() if each["kind"] == "start"]
+    starts = [each for each in RunFolder(out).log.read() if each["kind"] == "start"]
     assert [each["step"] for each in starts] == [0, 4]
     assert [each["was_cut"] for each in starts] == [True, True]
     assert starts[0]["max_positions"] == starts[1]["max_positions"]
@@ -736,7 +737,7 @@ def test_a_resumed_run_keeps_its_micro_batch_by_reward_if_it_fits(
 
     run(factors[0], train, files, replace(TINY, training=by_reward), out)
     warnings = run(factors[1], resume, out)
-    starts = RunFolder(out).entries("start")
+    starts = RunFolder(out).log.entries("start")
     assert [each["step"] for each in starts] == [0, 4]
     first, later = (each["reward_positions"] for each in starts)
     assert (later == first) is is_kept

@@ -8,7 +8,8 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.run_folder import RunFolder, refuse_changed_precision
+from transduce.experiments.resuming import refuse_changed_precision
+from transduce.experiments.run_folder import RunFolder
 from transduce.settings import apply_assignments
 
 TINY = PRESETS["tiny"]
@@ -197,41 +198,6 @@ def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
     assert run.checkpoints() == [run.checkpoint(step) for step in (3, 20, 100)]
 
 
-def test_a_log_returns_its_entries(run: RunFolder) -> None:
-    run.log("step", step=1, loss=0.5)
-    run.log("dev", step=1, bleu=3.0)
-    assert list(run.read_log()) == [
-        {"kind": "step", "step": 1, "loss": 0.5},
-        {"kind": "dev", "step": 1, "bleu": 3.0},
-    ]
-
-
-def test_a_run_without_a_log_has_an_empty_one(run: RunFolder) -> None:
-    assert list(run.read_log()) == []
-
-
-def test_a_truncated_last_line_is_skipped(run: RunFolder) -> None:
-    run.log("step", step=1)
-    with (run.path / "log.jsonl").open("a") as file:
-        file.write('{"kind": "step", "st')
-    assert [entry["step"] for entry in run.read_log()] == [1]
-
-
-def test_entries_that_will_be_logged_again_are_dropped(run: RunFolder) -> None:
-    for step in (10, 20, 30):
-        run.log("step", step=step)
-    run.forget_log_after(20)
-    assert [entry["step"] for entry in run.read_log()] == [10, 20]
-
-
-def test_a_start_without_updates_is_dropped(run: RunFolder) -> None:
-    for kind, step in [("start", 0), ("step", 10), ("start", 10), ("step", 20)]:
-        run.log(kind, step=step)
-    run.forget_log_after(10)
-    kept = [(entry["kind"], entry["step"]) for entry in run.read_log()]
-    assert kept == [("start", 0), ("step", 10)]
-
-
 @pytest.mark.parametrize(
     ("sign", "remedy"),
     [
@@ -244,7 +210,7 @@ def test_a_trained_run_without_checkpoints_is_refused_with_a_remedy(
     run: RunFolder, sign: str, remedy: str
 ) -> None:
     for kind in ("start", "step", "saved"):  # of the only checkpoint
-        run.log(kind, step=20)
+        run.log.append(kind, step=20)
     run.require_checkpoints()
     (run.path / sign).mkdir(parents=True)
     with pytest.raises(CheckpointError, match=f"restore it, or {remedy}\\.$"):
@@ -256,8 +222,8 @@ def test_a_trained_run_without_checkpoints_is_refused_with_a_remedy(
 def test_a_run_may_begin_anew_after_a_crash_in_its_first_save(run: RunFolder) -> None:
     (run.path / "best").mkdir()  # the model that it started from
     for kind in ("start", "step", "saved", "lengthened"):
-        run.log(kind, step=20)
+        run.log.append(kind, step=20)
         run.require_checkpoints()
-    run.log("start", step=20)
+    run.log.append("start", step=20)
     with pytest.raises(CheckpointError, match="must hold the run's newest checkpoint"):
         run.require_checkpoints()

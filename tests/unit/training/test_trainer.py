@@ -15,7 +15,7 @@ from transduce.data.batches import Batcher, BatchingConfig, Dataset
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.device import Hardware
 from transduce.errors import ConfigError, TransduceError
-from transduce.experiments.pipeline import refinement_of
+from transduce.experiments.run_trainer import refinement_of
 from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import memory

@@ -1,0 +1,146 @@
+"""Experiments of several trainings: their corpus, progress and report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transduce.cli.data import DataDisplay
+from transduce.cli.files import Files, finish_report
+from transduce.cli.terminal import ProgressDisplay
+from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
+from transduce.errors import ConfigError, DataError, neither_or_both
+from transduce.experiments.run_processes import (
+    Experiment,
+    ExperimentProgress,
+    Run,
+    RunsFailedError,
+    Slot,
+    Workers,
+    run_all,
+)
+from transduce.report.report import Report
+from transduce.settings import assigned_values
+
+SEEDED = {"training.seed": "use --seeds"}
+"""Setting that all experiments vary, and what to use instead."""
+
+
+def refuse_settings(assignments: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for settings of an experiment that its options decide.
+
+    `options` has what to do instead by a setting's full name, or that of its table.
+    """
+    for name, _ in assigned_values(assignments):
+        instead = options.get(name) or options.get(name.partition(".")[0])
+        if instead is not None:
+            raise ConfigError(
+                f"`{name}` must not be changed by --set in this experiment; {instead}."
+            )
+
+
+def complete(
+    experiment: Experiment,
+    runs: Sequence[Run],
+    slots: Sequence[Slot],
+    lock: tuple[int, ...],
+) -> dict[str, str]:
+    """Complete runs of an experiment; return the reason of each failure by name."""
+    with ExperimentDisplay(runs) as display:
+        workers = Workers(experiment, slots, lock)
+        return run_all(runs, workers, display.went_on)
+
+
+def replace_report(
+    report: Report, figures: Mapping[str, object], out: Path, name: str
+) -> None:
+    """Print the report of an experiment, and write it in place of an older one."""
+    folder, command = out / "report", f"reproduce {name}"
+    finish_report(report, figures, folder, command, overwrite=True)
+
+
+def require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:
+    """Raise `RunsFailedError` if a run has failed."""
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise RunsFailedError(
+            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
+            f"first is {name}: {why} The same command tries them again."
+        )
+
+
+class ExperimentDisplay(ProgressDisplay):
+    """Progress of the trainings of an experiment."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        super().__init__()
+        self._num_runs = len(runs)
+        self._num_steps = sum(run.num_steps for run in runs)
+        self._has_begun = False
+
+    def went_on(self, progress: ExperimentProgress) -> None:
+        """Start counting from existing results."""
+        if not self._has_begun:
+            self.begin(progress.steps, self._num_steps)
+            self._has_begun = True
+        what = f"{progress.num_ended} of {self._num_runs} runs"
+        self.show(what, progress.working, progress.steps)
+
+
+def corpus_files(
+    source: Files, target: Files, dev_source: Files, dev_target: Files
+) -> CorpusFiles | None:
+    """Return the user's corpus files, or None if none are given."""
+    sides = (source, target, dev_source, dev_target)
+    if not any(sides):
+        return None
+    if not all(sides):
+        raise ConfigError(
+            "Both sides of a corpus and of its held-out part must be given: --source, "
+            "--target, --dev-source and --dev-target."
+        )
+    for path in (path for side in sides for path in side):
+        if not path.is_file():
+            raise DataError(f"{path}: a corpus must be a file, but there is none.")
+    return CorpusFiles(
+        source=source, target=target, dev_source=dev_source, dev_target=dev_target
+    )
+
+
+def chosen_corpus(
+    name: str | None, files: CorpusFiles | None
+) -> NamedCorpus | CorpusFiles:
+    """Return the named corpus or the files; exactly one must be given."""
+    if name is not None and files is None:
+        return named_corpus(name)
+    if name is None and files is not None:
+        return files
+    raise ConfigError(
+        "Either a named --corpus or files (--source, --target, --dev-source and "
+        f"--dev-target) must be given, but {neither_or_both(are_given=bool(files))}"
+    )
+
+
+def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
+    """Return the files; a named corpus is downloaded and prepared if necessary."""
+    if isinstance(corpus, CorpusFiles):
+        return corpus
+    with DataDisplay() as display:
+        assembled = assemble(corpus, folder, display)
+    source, target, *_ = corpus.languages
+    return CorpusFiles(
+        source=(assembled.path(corpus.train, source),),
+        target=(assembled.path(corpus.train, target),),
+        dev_source=(assembled.path(corpus.dev, source),),
+        dev_target=(assembled.path(corpus.dev, target),),
+    )
+
+
+def fetched_tests(corpus: NamedCorpus, folder: Path) -> list[EvaluationText]:
+    """Return the test texts of a named corpus."""
+    with DataDisplay() as display:
+        assembled = assemble(corpus, folder, display)
+    source, target, *_ = corpus.languages
+    return [
+        EvaluationText.of(assembled.path(split, source), assembled.path(split, target))
+        for split in corpus.tests
+    ]

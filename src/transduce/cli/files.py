@@ -1,0 +1,165 @@
+"""Files of commands: options that name them, and output, replaced only by --force."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from errno import EISDIR, ENOENT
+from pathlib import Path
+from typing import Annotated, TextIO
+
+from cyclopts import Parameter
+
+from transduce.cli.streams import OUTPUT_DESCRIPTOR
+from transduce.cli.terminal import plain_console, table_console
+from transduce.errors import ConfigError, DataError
+from transduce.files import (
+    atomic_directory,
+    atomic_file,
+    real_file,
+    require_place,
+    without_infinity,
+)
+from transduce.report.report import Report, as_page, show, write_markdown
+
+Files = Annotated[
+    tuple[Path, ...],
+    Parameter(consume_multiple=1, negative="", show_default=False),
+]
+"""One file or several, one after the other."""
+Force = Annotated[bool, Parameter(negative="")]
+"""Option to overwrite an output that exists."""
+STANDARD_OUTPUT = Path("-")
+"""File name that stands for standard output."""
+
+
+def require_new(
+    output: Path | None,
+    *,
+    force: bool,
+    others: Iterable[Path | None] = (),
+    called: str = "the input",
+) -> None:
+    """Raise `ConfigError` if an output would overwrite a file, or is a folder.
+
+    Inputs and other outputs are never overwritten, older files only by force. Empty
+    files, pipes and devices hold nothing to lose.
+    """
+    if output is None or output == STANDARD_OUTPUT:
+        return
+    if any(_is_same(output, other) for other in others if other is not None):
+        raise ConfigError(
+            f"{output}: the output must be another file than {called}, but is the "
+            "same; choose another name."
+        )
+    if output.is_dir():
+        raise DataError(f"{output}: cannot be written ({os.strerror(EISDIR)}).")
+    if not real_file(output).parent.exists():
+        raise DataError(f"{output}: cannot be written ({os.strerror(ENOENT)}).")
+    if replaceable(output) and not is_standard_output(output):
+        require_place(output)
+    if not force and _keeps_what_is_written(output) and output.stat().st_size > 0:
+        raise ConfigError(
+            f"{output}: the output must be new or empty, but is not; choose another "
+            "name, or overwrite it with --force."
+        )
+
+
+@contextmanager
+def writer(output: Path | None, *, overwrite: bool) -> Iterator[TextIO]:
+    """Open standard output, or a file that appears once it is complete.
+
+    Raises `DataError` if the file cannot be written, but not for a pipe whose reader
+    has gone, and `ConfigError` if another command has written it meanwhile and must not
+    be overwritten.
+    """
+    if output is None or is_standard_output(output):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
+        yield sys.stdout
+        return
+    with unwritable_as_data_error(output), _file_writer(output, overwrite) as file:
+        yield file
+
+
+@contextmanager
+def unwritable_as_data_error(output: Path) -> Iterator[None]:
+    """Turn errors of writing into `DataError`, except for a closed pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DataError(f"{output}: cannot be written ({error.strerror}).") from None
+
+
+@contextmanager
+def _file_writer(output: Path, overwrite: bool) -> Iterator[TextIO]:
+    if not replaceable(output):
+        with output.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    with (
+        atomic_file(output, overwrite=overwrite) as new,
+        new.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        yield file
+
+
+def replaceable(output: Path) -> bool:
+    """Return whether a file can replace a path; pipes and devices cannot be
+    replaced."""
+    return output.is_file() or not output.exists()
+
+
+def is_standard_output(output: Path) -> bool:
+    """Return whether a path names standard output, as - and /dev/stdout do.
+
+    Such a file is not replaced, since other programs may also write to it.
+    """
+    if output == STANDARD_OUTPUT:
+        return True
+    try:
+        return os.path.samestat(output.stat(), os.fstat(OUTPUT_DESCRIPTOR))
+    except OSError:
+        return False
+
+
+def _keeps_what_is_written(output: Path) -> bool:
+    return output.is_file() and not is_standard_output(output)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths name one file; two of one device do not count."""
+    if one.exists() and other.exists():
+        return one.samefile(other) and one.is_file()
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def finish_report(
+    report: Report,
+    figures: Mapping[str, object],
+    out: Path,
+    command: str,
+    *,
+    overwrite: bool,
+) -> None:
+    """Print the report, and write it as Markdown, page and JSON.
+
+    The last word of the command names the files. An older report is replaced only with
+    `overwrite`. The report is printed even if it cannot be written, since it may be the
+    work of hours.
+    """
+    name = command.split()[-1]
+    console = table_console()
+    try:
+        with atomic_directory(out, command, overwrite=overwrite) as folder:
+            write_markdown(report, folder, name)
+            (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
+            text = json.dumps(without_infinity(figures), indent=2) + "\n"
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    finally:
+        show(report, console)
+    plain_console().print(
+        f"The report is in {out}: {name}.md, {name}.html, {name}.json."
+    )

@@ -1,0 +1,282 @@
+"""Both modes of `transduce reproduce table2`: to place runs, and to train systems."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
+from transduce.benchmark.measurement import matrix_rate
+from transduce.cli.experiments import (
+    SEEDED,
+    complete,
+    fetched,
+    fetched_tests,
+    refuse_settings,
+    replace_report,
+    require_all_done,
+)
+from transduce.cli.files import Files
+from transduce.cli.options import changed_by_options, require_distinct
+from transduce.cli.terminal import error_console
+from transduce.data.corpus_files import (
+    CorpusFiles,
+    EvaluationText,
+    require_different_names,
+)
+from transduce.data.named_corpora import NamedCorpus
+from transduce.device import choose_hardware
+from transduce.errors import ConfigError
+from transduce.experiments.environment import current_environment
+from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.run_processes import (
+    CORPUS,
+    locked,
+    make_slots,
+    refuse_other_contents,
+    with_seed,
+)
+from transduce.experiments.table2 import (
+    Table2,
+    Target,
+    TrainedTable2,
+    logged_run,
+    our_row,
+    trained_report,
+    training_cost,
+)
+from transduce.experiments.table2_training import EXPERIMENT as TABLE2_RECORD
+from transduce.experiments.table2_training import (
+    Match,
+    SystemExperiment,
+    ensembles_of,
+    is_small_corpus,
+    path_lengths,
+    recipes,
+    results_of,
+    system_config,
+    system_runs,
+)
+from transduce.machine import Precision, WaitingMeter
+from transduce.metrics.comparison import Trials
+from transduce.settings import require_between
+from transduce.text.corpus import read_pairs, require_text
+
+MAX_DEVICES = 1_000_000
+
+
+Size = Literal["auto", "small", "published"]
+
+
+MIN_SCALE, MAX_SCALE = 1 / 64, 64
+
+
+MAX_STEPS = 10**9
+
+
+MAX_TFLOPS = 1_000_000
+"""Maximum speed of a device, a thousand times that of today's fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Options of `table2` about the machine of the runs and of the forecast."""
+
+    hardware: str
+    """Name of the machine; "this" stands for the present one."""
+    tflops: float | None
+    num_devices: int
+    device: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speed of this machine is measured."""
+        return self.hardware == "this" and self.tflops is None
+
+    def cluster(self) -> Cluster:
+        """Return the devices that the options describe, measured if they are here."""
+        require_between("--devices", self.num_devices, 1, MAX_DEVICES)
+        if self.is_measured:
+            here = choose_hardware(self.device)
+            name, tflops = str(here), matrix_rate(here) / 1e12
+        else:
+            name, tflops = self.hardware, self._sustained_tflops()
+        return Cluster(name=name, tflops=tflops, num_devices=self.num_devices)
+
+    def _sustained_tflops(self) -> float:
+        """Return the speed given, or else that of known hardware."""
+        tflops = self.tflops
+        if tflops is None:
+            tflops = SUSTAINED_TFLOPS.get(self.hardware)
+        if tflops is None:
+            raise ConfigError(
+                f"--hardware must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
+                f"--tflops, but is {self.hardware}."
+            )
+        if not 0 < tflops <= MAX_TFLOPS:
+            raise ConfigError(
+                f"--tflops must be above 0 and at most {MAX_TFLOPS:,}, but is {tflops}."
+            )
+        return tflops
+
+
+def place_runs(
+    runs: Sequence[Path],
+    text: tuple[Files, Files],
+    target: Target,
+    presets: Sequence[str],
+    machine: MachineOptions,
+) -> Table2:
+    """Score runs on a text with its references, and measure the machine."""
+    pairs = list(read_pairs(*text, ("source", "reference")))
+    if runs:
+        (source, *_), (reference, *_) = text
+        require_text(source, (pair.source for pair in pairs))
+        require_text(reference, (pair.target for pair in pairs))
+    logged = [logged_run(run) for run in runs]  # find faults before any work
+    costs = tuple(training_cost(name) for name in presets)
+    load = os.getloadavg()[0]
+    with error_console().status("Measuring the speed of this machine...") as status:
+        meter = WaitingMeter()
+        cluster = machine.cluster()
+        waited = meter.share()
+        ours = []
+        for run in logged:
+            status.update(f"Translating with {run.path}...")
+            ours.append(our_row(run, pairs, target, machine.device))
+    table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
+    if not machine.is_measured:
+        return table
+    here = current_environment(choose_hardware(machine.device), machine.num_devices)
+    return replace(table, load=load, measured=here, waited=waited)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedOptions:
+    """Options of `transduce reproduce table2 --train`."""
+
+    systems: tuple[str, ...]
+    seeds: tuple[int, ...]
+    match: Match
+    size: Size
+    scale: float
+    steps: int | None
+    settings: tuple[str, ...]
+    """Assignments for all systems."""
+    parallel: int | None
+    device: str
+    precision: Precision
+    trials: Trials
+
+
+def _values_of_is_small(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[bool]:
+    """Possible values of `is_small`: both before a corpus is downloaded, else one."""
+    if size != "auto":
+        return [size == "small"]
+    if isinstance(corpus, NamedCorpus):
+        return [True, False]
+    return [is_small_corpus(corpus)]
+
+
+def _require_possible(
+    corpus: NamedCorpus | CorpusFiles, options: TrainedOptions
+) -> None:
+    """Raise `ConfigError` if no size that the corpus may need has valid settings."""
+    refuse_settings(
+        options.settings, {**SEEDED, "model": "use --size, --scale and --match"}
+    )
+    for seed in options.seeds:
+        with_seed(preset("base"), seed)
+    faults: list[ConfigError] = []
+    possible = _values_of_is_small(corpus, options.size)
+    for is_small in possible:
+        try:
+            _system_configs(options, is_small=is_small)
+        except ConfigError as error:
+            faults.append(error)
+    if len(faults) == len(possible):
+        raise faults[0]
+
+
+def _system_configs(
+    options: TrainedOptions, *, is_small: bool
+) -> dict[str, tuple[str, RunConfig]]:
+    """Return the preset and the settings of each system."""
+    return {
+        key: system_config(
+            key,
+            is_small=is_small,
+            scale=options.scale,
+            steps=options.steps,
+            match=options.match,
+            change=lambda config: changed_by_options(config, None, options.settings),
+        )
+        for key in options.systems
+    }
+
+
+def _read_tests(
+    given: Sequence[tuple[Path, Path]], corpus: NamedCorpus | CorpusFiles
+) -> list[EvaluationText]:
+    """Read the given test texts through; without any, the named corpus must have some.
+
+    Raises `ConfigError` or `DataError` for a fault.
+    """
+    require_distinct("--test", given)
+    tests = [EvaluationText.of(*pair) for pair in given]
+    if not tests and not (isinstance(corpus, NamedCorpus) and corpus.tests):
+        raise ConfigError("Test texts must be given: --test SOURCE REFERENCES ....")
+    require_different_names(tests)
+    for text in tests:
+        text.read_through()
+    return tests
+
+
+def train_systems(
+    out: Path,
+    corpus: NamedCorpus | CorpusFiles,
+    test: Sequence[tuple[Path, Path]],
+    options: TrainedOptions,
+) -> None:
+    """Train the systems of Table 2, translate by each and by ensembles, and report."""
+    require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
+    require_between("--steps", options.steps, 1, MAX_STEPS)
+    width = preset("base").model.d_model
+    hardware = choose_hardware(options.device, options.precision, width=width)
+    slots = make_slots(options.device, options.parallel)
+    _require_possible(corpus, options)
+    tests = _read_tests(test, corpus)
+    refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
+    with locked(out) as lock:
+        files = fetched(corpus, out / CORPUS)
+        if isinstance(corpus, NamedCorpus) and not tests:
+            tests = fetched_tests(corpus, out / CORPUS)
+        [is_small] = _values_of_is_small(files, options.size)
+        configs = _system_configs(options, is_small=is_small)
+        experiment = SystemExperiment(
+            folder=out.absolute(),
+            files=files,
+            device=options.device,
+            precision=hardware.precision,
+        )
+        runs = system_runs(experiment.folder, configs, options.seeds, tests)
+        experiment.begin(runs)
+        paths = path_lengths(configs)  # before the runs, so that a fault costs little
+        failures = complete(experiment, runs, slots, lock)
+        ensembles = ensembles_of(runs)
+        for each in ensembles:
+            each.discard_stale()
+        failures |= complete(experiment, ensembles, slots, lock)
+        table = TrainedTable2(
+            machine=str(hardware),
+            files=files.absolute_names(),
+            precision=hardware.precision,
+            match=options.match,
+            results=tuple(results_of(runs, ensembles, options.trials)),
+            recipes=recipes(configs),
+            paths=paths,
+            failures=failures,
+        )
+        replace_report(trained_report(table), asdict(table), out, "table2")
+    require_all_done(runs, failures)

@@ -1,0 +1,190 @@
+"""Limits of what may change when a run is resumed: its number of updates alone."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+
+from transduce.architectures.config import architecture_of
+from transduce.checkpoint import load_model, save_model, with_search_and_shortlist_of
+from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
+from transduce.errors import CheckpointError, ConfigError, counted
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_corpus import RunFiles
+from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.machine import Precision
+from transduce.model_folder import AVERAGED, BEST, newest_first
+from transduce.text.languages import LanguagesConfig
+from transduce.training.config import TrainingConfig
+from transduce.training.optimizer import scheduled_rate
+from transduce.training.state import Progress, load_training_state
+
+
+def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
+    """Raise `ConfigError` if a run to resume has another precision."""
+    if folder.precision not in ("auto", precision):
+        raise ConfigError(
+            f"{folder.path}: the precision of the run to resume is {folder.precision}, "
+            f"but {precision} is requested; leave --precision out, or start another "
+            "run."
+        )
+
+
+OPTIONS = {
+    "corpora": " (--corpus, --replay)",
+    "languages.source": " (--source-language)",
+    "languages.target": " (--target-language)",
+}
+"""Options of `transduce train` for some settings, as they stand in messages."""
+
+
+def refuse_changed_settings(out: Path, config: RunConfig) -> None:
+    """Raise `ConfigError` if a run to resume has other settings."""
+    recorded = settings_of(out)
+    kind, kind_before = architecture_of(config.model), architecture_of(recorded.model)
+    if kind != kind_before:
+        raise ConfigError(
+            f"{out}: the architecture of the run to resume is {kind_before}, but "
+            f"{kind} is requested; leave the preset out, or start another run."
+        )
+    config = _as_recorded(config, recorded)
+    for name in ("corpora", "stages"):
+        requested = getattr(config, name)
+        if requested and requested != getattr(recorded, name):
+            raise ConfigError(
+                f"{out}: `{name}`{OPTIONS.get(name, '')} of the run to resume are "
+                "others than are requested; leave them out, or start another run."
+            )
+    tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
+    for name in tables:
+        ours, theirs = asdict(getattr(config, name)), asdict(getattr(recorded, name))
+        for key, value in ours.items():
+            if value != theirs[key]:
+                raise ConfigError(
+                    f"{out}: `{name}.{key}`{OPTIONS.get(f'{name}.{key}', '')} of the "
+                    f"run to resume is {theirs[key]!r}, but {value!r} is requested; "
+                    "leave the setting out, or start another run."
+                )
+
+
+def _as_recorded(config: RunConfig, recorded: RunConfig) -> RunConfig:
+    """Return requested settings as a run would record them.
+
+    Settings that may differ in a resumed run are taken from the recorded ones.
+    """
+    # The sizes follow from the tokenizer; the caller cannot choose them.
+    model = replace(
+        config.model,
+        vocab_size=recorded.model.vocab_size,
+        target_vocab_size=recorded.model.target_vocab_size,
+    )
+    # Languages that are not given were guessed when the run started.
+    languages = LanguagesConfig(
+        source=config.languages.source or recorded.languages.source,
+        target=config.languages.target or recorded.languages.target,
+    )
+    return replace(
+        config,
+        model=model,
+        languages=languages,
+        # The number of updates may change while a run is resumed.
+        training=replace(config.training, steps=recorded.training.steps),
+        corpora=with_target_languages(with_absolute_files(config.corpora)),
+    )
+
+
+def refuse_changed_files(out: Path, files: RunFiles) -> None:
+    """Raise `ConfigError` if a run to resume has other files."""
+    folder, _ = RunFolder.open(out)
+    recorded, given = folder.files(), files.absolute_names()
+    changed = [
+        f"{part.replace('_', ' ')}: {', '.join(recorded.get(part, [])) or 'none'}"
+        for part in dict.fromkeys([*recorded, *given])
+        if recorded.get(part, []) != given.get(part, [])
+    ]
+    if changed:
+        raise ConfigError(
+            f"{out}: the run to resume was started with other files "
+            f"({'; '.join(changed)}); leave the files out, or start another run."
+        )
+
+
+RISE_OF_RATE = 1.5
+"""Rise of the learning rate from one update to the next that causes a warning."""
+
+
+def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
+    """Record another number of updates of a run; return warnings of its effects.
+
+    Raises `ConfigError` if that number is impossible.
+    """
+    progress, before = _newest_progress(folder), config.training
+    training = _lengthened(before, steps, progress, folder.path)
+    now = replace(config, training=training)
+    averaged, best = folder.path / AVERAGED, folder.path / BEST
+    with suppress(CheckpointError):  # a damaged best is reported at the end
+        if averaged.is_dir() and best.is_dir():  # the average is about to be set aside
+            save_model(with_search_and_shortlist_of(load_model(best), averaged), best)
+    folder.lengthen(progress.step, config, now)
+    return [
+        f"The number of updates of the run (`training.steps`) changes from "
+        f"{before.steps:,} to {steps:,}.",
+        *_changes_of_rate(now, before, progress.step),
+    ]
+
+
+def _lengthened(
+    training: TrainingConfig, steps: int, progress: Progress, run: Path
+) -> TrainingConfig:
+    """Settings for another number of updates; `ConfigError` if it is impossible."""
+    made = progress.step
+    if steps < made:
+        raise ConfigError(
+            f"{run}: `training.steps` must be at least {made:,}, the number of updates "
+            f"that the run has made, but is {steps:,}; `transduce average` makes a "
+            "model of earlier checkpoints."
+        )
+    rate = (training.learning_rate or math.inf) * progress.plateau_factor
+    if training.schedule == "plateau" and rate < training.least_rate:
+        raise ConfigError(
+            f"{run}: the schedule plateau has ended the run, as its learning rate is "
+            "below `training.least_rate`; start a new run from it by --from."
+        )
+    by_reward = training.reward_steps
+    if training.reward == "none" or by_reward is None:
+        return replace(training, steps=steps)
+    if made > training.likelihood_steps:  # the updates added are by reward, too
+        added = steps - training.steps
+        return replace(training, steps=steps, reward_steps=by_reward + added)
+    if steps - by_reward < made:
+        raise ConfigError(
+            f"{run}: `training.steps` must leave room for "
+            f"{counted(by_reward, 'update')} by reward after the {made:,} made, but is "
+            f"{steps:,}; take {made + by_reward:,} at least."
+        )
+    return replace(training, steps=steps)
+
+
+def _newest_progress(folder: RunFolder) -> Progress:
+    """Progress of the newest undamaged checkpoint; no updates if there is none."""
+    for path in newest_first(folder.path):
+        with suppress(CheckpointError):
+            return load_training_state(path).progress
+    return Progress()
+
+
+def _changes_of_rate(
+    config: RunConfig, before: TrainingConfig, made: int
+) -> Iterator[str]:
+    """Warning that the learning rate rises again after a cool-down."""
+    if 0 < made < config.training.steps:
+        d_model = config.model.d_model
+        old = scheduled_rate(made, d_model, before)
+        new = scheduled_rate(made + 1, d_model, config.training)
+        if new > old * RISE_OF_RATE:
+            yield (
+                f"The learning rate rises from {old:.2g} to {new:.2g} at step "
+                f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
+                f"at the end of {config.training.steps:,} updates."
+            )

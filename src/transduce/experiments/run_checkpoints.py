@@ -1,0 +1,191 @@
+"""Checkpoints of a run: from which it continues, and which are averaged."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transduce.architectures.interface import TransductionModel
+from transduce.checkpoint import Checkpoint, build, built, load_model
+from transduce.errors import CheckpointError, VersionError
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_folder import START, RunFolder
+from transduce.experiments.run_log import SAVED
+from transduce.experiments.start_model import first_weights
+from transduce.files import remove_folder
+from transduce.model_folder import AVERAGED, CHECKPOINTS, newest_first
+from transduce.training.config import TrainingConfig
+from transduce.training.optimizer import require_moments
+from transduce.training.state import (
+    STATE_PROGRESS,
+    TrainingState,
+    load_training_state,
+    save_training,
+)
+
+
+class TrainingPoint(NamedTuple):
+    """Model and state from which training goes on."""
+
+    model: TransductionModel
+    state: TrainingState | None
+    """State of the training; None before the first update of an optimizer."""
+
+    @property
+    def step(self) -> int:
+        """Number of updates made before."""
+        return 0 if self.state is None else self.state.progress.step
+
+
+class RunCheckpoints:
+    """Checkpoints of a run: the last few, and one where the run was stopped."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        set_aside: Callable[[Path, CheckpointError], None],
+    ) -> None:
+        """`set_aside` is called with each unusable checkpoint, and what is wrong."""
+        self._folder = folder
+        self._config = config
+        self._set_aside = set_aside
+
+    def newest(self) -> TrainingPoint | None:
+        """Return the newest undamaged checkpoint; None if nothing is saved.
+
+        Raises `CheckpointError` if all are damaged.
+        """
+        return next((point for _, point in self._undamaged()), None)
+
+    def newest_before_divergence(self) -> TrainingPoint | None:
+        """Return the newest checkpoint from before the loss began to rise.
+
+        Later ones are set aside. Without an older one, it is the newest undamaged one.
+        """
+        rising: list[Path] = []
+        for path, point in self._undamaged():
+            assert point.state is not None
+            if not point.state.progress.is_rising:
+                for later in rising:
+                    message = f"{later}: was saved when the loss had begun to rise."
+                    self._set_aside(later, CheckpointError(message))
+                return point
+            rising.append(path)
+        return self._load(rising[0]) if rising else None
+
+    def _undamaged(self) -> Iterator[tuple[Path, TrainingPoint]]:
+        """Load the checkpoints, newest first, and set damaged ones aside.
+
+        Raises `CheckpointError` if all are damaged.
+        """
+        saved = newest_first(self._folder.path)
+        num_damaged = 0
+        for path in saved:
+            try:
+                point = self._load(path)
+            except VersionError:
+                raise
+            except CheckpointError as error:
+                self._set_aside(path, error)
+                num_damaged += 1
+                continue
+            yield path, point
+        if saved and num_damaged == len(saved):
+            raise CheckpointError(
+                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
+                f"{self._folder.path / CHECKPOINTS}. Start another run."
+            )
+
+    def _load(self, checkpoint: Path) -> TrainingPoint:
+        model = load_model(checkpoint).build()
+        state = load_training_state(checkpoint)
+        step = state.progress.step
+        require_moments(model, self._config.training, state.tensors, step)
+        pairs = state.progress.corpus_pairs
+        if pairs and len(pairs) != len(self._config.corpora):
+            raise CheckpointError(
+                f"{checkpoint / STATE_PROGRESS}: must count the pairs of each corpus "
+                "of the run, but does not; use another checkpoint."
+            )
+        return TrainingPoint(model, state)
+
+    def first(self) -> TrainingPoint:
+        """Return the model before the first update: new, or that of the start."""
+        if not self._folder.start:
+            return TrainingPoint(build(self._config.model), None)
+        path, state = self._folder.path / START, None
+        try:
+            weights = first_weights(load_model(path), self._config.model)
+            model = built(self._config.model, weights)
+            if self._folder.start.get("keeps_optimizer"):
+                state = load_training_state(path)
+        except VersionError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error} The run starts from this model and has no checkpoint yet; "
+                "start it again with --force."
+            ) from None
+        return TrainingPoint(model, state)
+
+    def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save a checkpoint of the schedule, and remove those no longer needed."""
+        # Log first. A crash in between leaves a line without its checkpoint, which
+        # resuming drops; the other order could leave a checkpoint missing in the log.
+        self._folder.log.append(SAVED, step=checkpoint.step)
+        save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """Remove checkpoints that newer ones replace."""
+        if self._folder.stopped.exists():
+            remove_folder(self._folder.stopped)
+        num_kept = self._config.training.keep_checkpoints
+        for old in self._folder.checkpoints()[:-num_kept]:
+            remove_folder(old)
+
+    def save_stopped(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save a run that is stopped between checkpoints, replacing the last stop."""
+        save_training(checkpoint, state, self._folder.stopped)
+
+    def averaged(self) -> list[Checkpoint]:
+        """Return the checkpoints to average.
+
+        Raises `CheckpointError` if one is missing or damaged.
+        """
+        # Older versions did not log checkpoints.
+        logged = {
+            self._folder.checkpoint(entry["step"])
+            for entry in self._folder.log.entries(SAVED)
+        }
+        paths = sorted(logged.union(self._folder.checkpoints()))
+        last = last_of_phase(paths, self._config.training)
+        return [self._averaged(path) for path in last]
+
+    def _averaged(self, path: Path) -> Checkpoint:
+        try:
+            return load_model(path)
+        except VersionError:
+            raise
+        except CheckpointError:
+            raise CheckpointError(
+                f"{path}: must be averaged with the other checkpoints, but is missing "
+                "or damaged; the run is trained and stays saved: average the others by "
+                "`transduce average CHECKPOINT... --out "
+                f"{self._folder.path / AVERAGED}`."
+            ) from None
+
+
+def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list[Path]:
+    """Return the last ones of a run's checkpoints, which are averaged (section 6.1).
+
+    Those before the first update by reward are left out if there are later ones, as
+    they would be most of the average.
+    """
+    last = list(checkpoints[-training.keep_checkpoints :])
+    return [path for path in last if is_by_reward(path, training)] or last
+
+
+def is_by_reward(checkpoint: Path, training: TrainingConfig) -> bool:
+    """Return whether the last update before a run's checkpoint was by reward."""
+    return training.is_by_reward(int(checkpoint.name.rpartition("-")[2]))
