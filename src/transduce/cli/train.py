@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,6 @@ from transduce.cli.options import (
     corpora_of,
     dev_sets_of,
     replayed,
-    run_config,
     run_files,
     text_files,
     with_corpora,
@@ -48,6 +47,7 @@ from transduce.experiments.presets import (
     require_start,
     require_task,
 )
+from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.resuming import refuse_changed_files, refuse_changed_settings
 from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import (
@@ -193,8 +193,10 @@ def train(
         TreebankFiles(trees=trees, dev_trees=dev_trees),
     )
     start = open_start(from_, keep_optimizer=keep_optimizer) if from_ else None
+    resumed = out if resume else None
+    changes = SettingChanges(config_file=config, assignments=settings)
     run, files = _with_mixture(
-        _run_config(out if resume else None, preset, config, settings, files, start),
+        _run_config(preset, changes, resumed, files, start),
         files,
         corpora_of(corpus),
         replayed(files, replay, replay_share),
@@ -203,51 +205,60 @@ def train(
     if not resume and files is None:
         raise ConfigError(NO_CORPUS)
     files = with_dev_sets(files, dev_sets_of(dev))
-    given_tags = {"source": source_language, "target": target_language}
-    run = replace(run, languages=run.languages.given(given_tags))
-    run = _without_dev(run, files, out if resume else None) if no_dev else run
+    languages = {"source": source_language, "target": target_language}
+    run = replace(run, languages=run.languages.given(languages))
+    run = _without_dev(run, files, resumed) if no_dev else run
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    steps = _steps_of_resumed(out, run, files, config, settings) if resume else None
-    log = (TensorBoardLog(out),) if tensorboard else ()
+    steps = _steps_of_resumed(out, run, files, changes) if resume else None
+    logs = (TensorBoardLog(out),) if tensorboard else ()
     with (
         naming_resume_command(out, device, devices, tensorboard=tensorboard),
         process_group(hardware.device) as processes,
         TrainingDisplay() as display,
         errors_printed_once(processes, devices),
     ):
-        observers = (display, *log)
         if resume or files is None:
-            resume_run(out, hardware, *observers, processes=processes, steps=steps)
+            resume_run(out, hardware, display, *logs, processes=processes, steps=steps)
         else:
-            consent = Consent(
-                is_chosen=preset is not None or start is not None or however_long,
-                is_length_chosen=however_long
-                or start is not None
-                # A refusal would come when the old run is gone.
-                or (force and is_run(out))
-                or sets_steps(run, config, settings),
-                overwrites=force,
-            )
             train_run(
                 files,
                 run,
                 out,
                 hardware,
-                *observers,
+                display,
+                *logs,
                 processes=processes,
-                consent=consent,
+                consent=Consent(
+                    is_chosen=preset is not None or start is not None or however_long,
+                    is_length_chosen=however_long
+                    or start is not None
+                    # A refusal would come when the old run is gone.
+                    or (force and is_run(out))
+                    or changes.set_steps_of(run),
+                    overwrites=force,
+                ),
                 start=start,
             )
 
 
-def sets_steps(run: RunConfig, config: Path | None, settings: tuple[str, ...]) -> bool:
-    """Whether a file or an assignment sets `training.steps`, even to the same value."""
-    other = 1 if run.training.steps > 1 else 2
-    others = replace(run, training=replace(run.training, steps=other))
-    changed = changed_by_options(others, config, settings)
-    return changed.training.steps == run.training.steps
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChanges:
+    """Changes of settings by a file and by single assignments."""
+
+    config_file: Path | None
+    assignments: tuple[str, ...]
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Return the changed settings."""
+        return changed_by_options(config, self.config_file, self.assignments)
+
+    def set_steps_of(self, run: RunConfig) -> bool:
+        """Whether the changes set `training.steps`, even to the value that it has."""
+        other = 1 if run.training.steps > 1 else 2
+        others = replace(run, training=replace(run.training, steps=other))
+        return self.applied(others).training.steps == run.training.steps
 
 
 def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
@@ -358,10 +369,9 @@ def _words(option: str, values: Sequence[str]) -> list[str]:
 
 
 def _run_config(
-    resumed: Path | None,
     preset: str | None,
-    config: Path | None,
-    settings: tuple[str, ...],
+    changes: SettingChanges,
+    resumed: Path | None,
     files: RunFiles | None,
     start: StartModel | None,
 ) -> RunConfig:
@@ -374,20 +384,17 @@ def _run_config(
             "settings follow; leave the preset out."
         )
     if resumed is not None and preset is None:
-        return changed_by_options(settings_of(resumed), config, settings)
-    if start is not None:
+        base = settings_of(resumed)
+    elif start is not None:
         base = settings_from(start, preset or ADAPT)
-        return changed_by_options(base, config, settings)
-    large, _ = FITTING["translation" if files is None else files.task]
-    return run_config(preset or large, config, settings)
+    else:
+        large, _ = FITTING["translation" if files is None else files.task]
+        base = preset_named(preset or large)
+    return changes.applied(base)
 
 
 def _steps_of_resumed(
-    out: Path,
-    run: RunConfig,
-    files: RunFiles | None,
-    config: Path | None,
-    settings: tuple[str, ...],
+    out: Path, run: RunConfig, files: RunFiles | None, changes: SettingChanges
 ) -> int:
     """Number of updates that a resumed run is to make.
 
@@ -398,7 +405,7 @@ def _steps_of_resumed(
     refuse_changed_settings(out, run)
     if files is not None:
         refuse_changed_files(out, files)
-    steps = changed_by_options(recorded, config, settings).training.steps
+    steps = changes.applied(recorded).training.steps
     if run.training.steps != steps:
         raise ConfigError(
             f"{out}: `training.steps` of the run to resume is "

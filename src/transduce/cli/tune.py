@@ -1,7 +1,7 @@
 """`transduce tune`: choice of beam size and length penalty on the development set."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,8 +123,16 @@ def tune(
             gold = read_treebank(dev_trees)
             tuning = tune_parsing(translator, gold, grid, searching)
         else:
-            files = (dev_source, dev_target)
-            tuning = _of_text(model, translator, files, tokenize, grid, searching)
+            dev = _DevText.read(model, translator, dev_source, dev_target)
+            tokenization = choose_tokenization(tokenize, dev.language, dev.references)
+            tuning = tune_translation(
+                dev.translator,
+                dev.sources,
+                dev.references,
+                tokenization,
+                grid,
+                searching,
+            )
     chosen = tuned(translator.search, tuning.best.search)
     is_written = not dry_run and chosen != translator.search
     if is_written:
@@ -136,31 +144,46 @@ def tune(
     print(_verdict(tuning, folder, is_written))
 
 
-def _of_text(
-    model: Path,
-    translator: Translator,
-    files: tuple[Files, Files],
-    tokenize: Tokenize,
-    grid: Grid,
-    searching: Any,
-) -> Tuning:
-    require_translation(translator)
-    require_language_of_files(model, "source", translator.source_language, files[0])
-    if not translator.target_languages:
-        require_language_of_files(model, "target", translator.target_language, files[1])
-    pairs = list(read_pairs(*files))
-    sources = [pair.source for pair in pairs]
-    references = [pair.target for pair in pairs]
-    require_text(files[0][0], sources)
-    require_text(files[1][0], references)
-    language = translator.target_language or guess_all(files[1])
-    if translator.target_languages:
-        language = guess_all(files[1]) or language
-        translator = translator if language is None else translator.into(language)
-    tokenization = choose_tokenization(tokenize, language, references)
-    return tune_translation(
-        translator, sources, references, tokenization, grid, searching
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DevText:
+    """Sources and references of the development set, in the model's languages."""
+
+    sources: list[str]
+    references: list[str]
+    language: str | None
+    """Language of the references."""
+    translator: Translator
+    """The model; one with several target languages translates into this language."""
+
+    @classmethod
+    def read(
+        cls, model: Path, translator: Translator, source: Files, target: Files
+    ) -> "_DevText":
+        """Read the text; raise an error if it is not of the model's languages."""
+        require_translation(translator)
+        require_language_of_files(model, "source", translator.source_language, source)
+        has_several = bool(translator.target_languages)
+        if not has_several:
+            usual = translator.target_language
+            require_language_of_files(model, "target", usual, target)
+        pairs = list(read_pairs(source, target))
+        sources = [pair.source for pair in pairs]
+        references = [pair.target for pair in pairs]
+        require_text(source[0], sources)
+        require_text(target[0], references)
+        named = guess_all(target)
+        if has_several:
+            language = named or translator.target_language
+        else:
+            language = translator.target_language or named
+        if has_several and language is not None:
+            translator = translator.into(language)
+        return cls(
+            sources=sources,
+            references=references,
+            language=language,
+            translator=translator,
+        )
 
 
 def as_report(tuning: Tuning) -> Report:

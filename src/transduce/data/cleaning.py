@@ -769,19 +769,17 @@ def _write(
             for pair in corpus.files
         ]
         dropped = stack.enter_context((folder / DROPPED_FILE).open("wb"))
-        details = stack.enter_context((corpus.folder / "details").open("rb"))
+        details = _Details(stack, corpus, ratios)
         scored = _ScoreWriter(stack, corpus, folder)
-        for row, (number, code, source, target) in enumerate(corpus.lines()):
+        for row, (file, code, source, target) in enumerate(corpus.lines()):
             counts[code] += 1
             rank = scored.write(row, source, is_kept=code == 0)
             if code == 0:
-                kept[number] += 1
-                for file, line in zip(outputs[number], (source, target), strict=True):
-                    file.write(line.content + b"\n")
+                kept[file] += 1
+                for output, line in zip(outputs[file], (source, target), strict=True):
+                    output.write(line.content + b"\n")
             else:
-                detail = _detail(corpus, row, code, ratios, number, rank)
-                if detail is None:
-                    detail = json.loads(details.readline())
+                detail = details.of_dropped(row, file, code, rank)
                 dropped.write(_record(code, detail, source, target))
             if row % CHUNK_PAIRS == 0:
                 on_pairs("written", row)
@@ -854,24 +852,31 @@ def _columns(scores: np.ndarray) -> tuple[list[float], list[float], list[float]]
     )
 
 
-def _detail(
-    corpus: _Corpus,
-    row: int,
-    code: int,
-    ratios: dict[str, LengthRatio],
-    number: int,
-    rank: float | None,
-) -> str | None:
-    """Explanation of a rule for the whole corpus; None for a rule for single pairs."""
-    if NAMES[code] in REPEATS:
-        return f"repeats {corpus.place(int(corpus.first[row]))}"
-    if code == LENGTH_RATIO:
-        ratio = ratios[corpus.files[number].direction]
-        factor = math.exp(float(ratio.deviations(corpus.lengths[row : row + 1])[0]))
-        return f"the target is {factor:.2f} times as long as usual"
-    if NAMES[code] == "low-score":
-        return f"score {rank:.4f}"
-    return None
+class _Details:
+    """Explanations of why pairs are dropped, in the order of the pairs."""
+
+    def __init__(
+        self, stack: ExitStack, corpus: _Corpus, ratios: dict[str, LengthRatio]
+    ) -> None:
+        self._corpus = corpus
+        self._ratios = ratios
+        self._of_single_pairs = stack.enter_context(
+            (corpus.folder / "details").open("rb")
+        )
+
+    def of_dropped(self, row: int, file: int, code: int, rank: float | None) -> str:
+        """Explain the next dropped pair; `rank` is what its score is ranked by."""
+        if NAMES[code] in REPEATS:
+            return f"repeats {self._corpus.place(int(self._corpus.first[row]))}"
+        if code == LENGTH_RATIO:
+            ratio = self._ratios[self._corpus.files[file].direction]
+            [deviation] = ratio.deviations(self._corpus.lengths[row : row + 1])
+            factor = math.exp(float(deviation))
+            return f"the target is {factor:.2f} times as long as usual"
+        if NAMES[code] == "low-score":
+            return f"score {rank:.4f}"
+        detail: str = json.loads(self._of_single_pairs.readline())
+        return detail
 
 
 def _record(code: int, detail: str, source: Line, target: Line) -> bytes:

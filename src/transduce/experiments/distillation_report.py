@@ -148,21 +148,52 @@ def measure_models(
     """
     with TemporaryDirectory() as folder:
         systems, notes = _with_quantized((teacher, student), Path(folder))
-        return _measured(systems, notes, texts, on_step, source, device)
+        scored = _scored(systems, texts, on_step, device)
+        timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
+        on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
+        language = open_model(systems[-1].folders[0]).source_language
+        number, unit = _size_in_units(timed, language)
+        seconds = _seconds_by_turns(systems, timed)
+        models = tuple(
+            each.figures(number / seconds[each.label], scored.scores[each.label])
+            for each in systems
+        )
+    report = DistillationReport(
+        models=models,
+        num_teachers=len(teacher.folders),
+        signatures=tuple(scored.signatures),
+        unit=unit,
+        num_timed=len(timed),
+        processor=describe_processor(),
+        notes=notes,
+    )
+    return report, scored.translations
 
 
-def _measured(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScoredTranslations:
+    """Translations of the texts by all systems, with their scores."""
+
+    translations: dict[str, list[str]]
+    """Lines by the names of model and text."""
+    scores: dict[str, list[TextScore]]
+    """Scores of the texts by the name of the model."""
+    signatures: dict[str, None]
+    """Signatures of the scores, in order."""
+
+
+def _scored(
     systems: Sequence[ComparedSystem],
-    notes: tuple[str, ...],
     texts: Sequence[EvaluationText],
     on_step: Callable[[str], object],
-    source: Path,
     device: str,
-) -> tuple[DistillationReport, dict[str, list[str]]]:
-    """Translate the texts by each system, score the translations, and measure speed."""
-    translations: dict[str, list[str]] = {}
-    scores: dict[str, list[TextScore]] = {each.label: [] for each in systems}
-    signatures: dict[str, None] = {}
+) -> _ScoredTranslations:
+    """Translate the texts by each system that is scored, and score the translations."""
+    scored = _ScoredTranslations(
+        translations={},
+        scores={system.label: [] for system in systems},
+        signatures={},
+    )
     for system in (each for each in systems if each.is_scored):
         translator = system.load(device if system.precision == "fp32" else "cpu")
         for text in texts:
@@ -170,28 +201,11 @@ def _measured(
             sources = read_text([text.source])
             found = translator.translate_stream(sources, system.search)
             lines = [each.text for each in found]
-            translations[f"{system.label}.{text.name}"] = lines
-            score, signed = _score(text, lines, translator.target_language)
-            scores[system.label].append(score)
-            signatures |= dict.fromkeys(signed)
-    timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
-    on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
-    language = open_model(systems[-1].folders[0]).source_language
-    number, unit = _size_in_units(timed, language)
-    seconds = _seconds_by_turns(systems, timed)
-    report = DistillationReport(
-        models=tuple(
-            each.figures(number / seconds[each.label], scores[each.label])
-            for each in systems
-        ),
-        num_teachers=len(systems[0].folders),
-        signatures=tuple(signatures),
-        unit=unit,
-        num_timed=len(timed),
-        processor=describe_processor(),
-        notes=notes,
-    )
-    return report, translations
+            score, signatures = _score(text, lines, translator.target_language)
+            scored.translations[f"{system.label}.{text.name}"] = lines
+            scored.scores[system.label].append(score)
+            scored.signatures.update(dict.fromkeys(signatures))
+    return scored
 
 
 def _size_in_units(lines: Sequence[str], language: str | None) -> tuple[int, str]:

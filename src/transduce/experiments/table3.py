@@ -413,20 +413,21 @@ def collect(
     references = list(read_text([done[0].references])) if done else []
     base = [run for run in done if run.row == "base"]
     tokenization = _tokenization(experiment, references)
-    by_row = [[run for run in done if run.row == row] for row in PAPER_ROWS]
     rows, signatures = [], ("", "")
-    for row_runs in by_row:
-        if row_runs:
-            shared = _with_seeds_of(base, row_runs) or row_runs
-            compared = _with_seeds_of(shared, base)
-            metric = PooledBleu(tokenization)
-            scores = _scores(shared, compared, references, metric, trials)
-            signatures = scores.bootstrap_signature, scores.randomisation_signature
-            bleu = RowBleu(
-                pooled=scores.systems[-1],
-                by_seed=_bleu_by_seed(shared, references, tokenization),
-            )
-            rows.append(_result(experiment, shared, bleu))
+    for row in PAPER_ROWS:
+        row_runs = [run for run in done if run.row == row]
+        if not row_runs:
+            continue
+        row_runs = _with_seeds_of(base, row_runs) or row_runs
+        compared = _with_seeds_of(row_runs, base)
+        metric = PooledBleu(tokenization)
+        scores = _scores(row_runs, compared, references, metric, trials)
+        signatures = scores.bootstrap_signature, scores.randomisation_signature
+        bleu = RowBleu(
+            pooled=scores.systems[-1],
+            by_seed=_bleu_by_seed(row_runs, references, tokenization),
+        )
+        rows.append(_result(experiment, row_runs, bleu))
     return Table3(
         settings=settings(experiment.base),
         files=experiment.files.absolute_names(),
@@ -440,6 +441,7 @@ def collect(
 
 
 def _with_seeds_of(others: Sequence[RowRun], runs: Sequence[RowRun]) -> list[RowRun]:
+    """Return those of the runs whose seeds the others have, too."""
     seeds = {run.seed for run in others}
     return [run for run in runs if run.seed in seeds]
 

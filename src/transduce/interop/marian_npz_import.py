@@ -386,13 +386,11 @@ def _config(options: Options, path: Path) -> ModelConfig:
     options = {"dec-cell": DEFAULT_CELL, **options}
     _require_fixed(options, {**FIXED, **(RECURRENT if is_recurrent else {})}, path)
     activation = _activation(options, path)
-    d_model, d_ff, heads, encoder_layers, decoder_layers = (
-        _whole(options, name, path)
-        for name in (
-            "dim-emb", "transformer-dim-ffn", "transformer-heads", "enc-depth",
-            "dec-depth",
-        )
-    )  # fmt: skip
+    d_model = _whole(options, "dim-emb", path)
+    d_ff = _whole(options, "transformer-dim-ffn", path)
+    heads = _whole(options, "transformer-heads", path)
+    encoder_layers = _whole(options, "enc-depth", path)
+    decoder_layers = _whole(options, "dec-depth", path)
     decoder_d_ff = _whole(options, "transformer-decoder-dim-ffn", path, 0)
     if decoder_d_ff not in (0, d_ff):
         raise RequestError(

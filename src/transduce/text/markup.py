@@ -814,37 +814,37 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
     """
     if len(tags) > MAX_TAGS:
         return None
-    opened: list[_PlacedTag] = []
-    # Elements outside all open ones, and the children of each open one.
-    levels: list[list[Element]] = [[]]
+    # Start tags without their end tags so far, each with the children of its element;
+    # before them, the elements outside all others.
+    levels: list[tuple[_PlacedTag | None, list[Element]]] = [(None, [])]
     for tag in tags:
+        start, children = levels[-1]
         if tag.kind == "start":
-            opened.append(tag)
-            levels.append([])
+            levels.append((tag, []))
         elif tag.kind != "end":
-            copied = _element(tag, tag.end, is_copied=tag.end > tag.at)
-            levels[-1].append(copied)
-        elif not opened:
+            children.append(_element(tag, tag.end, is_copied=tag.end > tag.at))
+        elif start is None:
             begun = Element(
                 start=0,
                 end=tag.at,
                 opening="",
                 closing=tag.source,
-                children=tuple(levels[0]),
+                children=tuple(children),
                 begins_before=True,
             )
-            levels = [[begun]]
-        elif opened[-1].name == tag.name:
-            children = levels.pop()
-            whole = _element(opened.pop(), tag.at, children, closing=tag.source)
-            levels[-1].append(whole)
+            levels = [(None, [begun])]
+        elif start.name == tag.name:
+            levels.pop()
+            whole = _element(start, tag.at, children, closing=tag.source)
+            levels[-1][1].append(whole)
         else:
             return None
-    while opened:
-        children = levels.pop()
-        unclosed = _element(opened.pop(), length, children)
-        levels[-1].append(replace(unclosed, ends_after=True))
-    return tuple(levels[0])
+    while len(levels) > 1:
+        start, children = levels.pop()
+        assert start is not None
+        unclosed = _element(start, length, children)
+        levels[-1][1].append(replace(unclosed, ends_after=True))
+    return tuple(levels[0][1])
 
 
 def _element(

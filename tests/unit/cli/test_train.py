@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transduce.cli.options import run_config
-from transduce.cli.train import sets_steps, train
+from transduce.cli.train import SettingChanges, train
 from transduce.cli.training_display import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
@@ -168,7 +168,8 @@ def test_given_steps_choose_the_length(tmp_path, settings, content, said):
         config.write_text(content)
     run = run_config("base", config, settings)
     assert run.training.steps == 100_000
-    assert sets_steps(run, config, settings) == said
+    changes = SettingChanges(config_file=config, assignments=settings)
+    assert changes.set_steps_of(run) == said
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_the_length_in_settings_from_a_pipe_counts(tmp_path):
     writer.start()
     run = run_config("base", pipe, ())
     writer.join()
-    assert sets_steps(run, pipe, ())
+    assert SettingChanges(config_file=pipe, assignments=()).set_steps_of(run)
 
 
 def test_weeks_of_training_give_a_warning(capsys):
