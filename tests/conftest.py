@@ -3,6 +3,9 @@
 import transduce  # noqa: F401 # first: then idle threads of OpenMP hardly spin
 
 # isort: split
+import quick_types  # noqa: F401 # before the modules whose types are checked
+
+# isort: split
 import gc
 import os
 import signal

@@ -1,0 +1,80 @@
+"""The quick checks of types find what jaxtyping's own would find."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from beartype import beartype
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import Float, TypeCheckError
+from torch import Tensor
+
+from quick_types import jaxtyped
+
+checked = jaxtyped(typechecker=beartype)
+VIOLATION = (BeartypeCallHintViolation, TypeCheckError)
+
+
+@checked
+def product(
+    left: Float[Tensor, "a b"], right: Float[Tensor, "b c"]
+) -> Float[Tensor, "a c"]:
+    return left @ right if len(left) < 9 else right
+
+
+@checked
+def first(number: int, x: Float[Tensor, " size"]) -> Float[Tensor, " {number}"]:
+    return x[:3]
+
+
+@checked
+def half(number: int) -> int:
+    return number // 2 if number < 9 else number / 2  # type: ignore[return-value]
+
+
+@checked
+def numbers(number: int) -> Iterator[int]:
+    yield from range(number)
+
+
+@checked
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("fn", "right", "wrong"),
+    [
+        (product, (torch.ones(2, 3), torch.ones(3, 4)), (torch.ones(2), torch.ones(2))),
+        (
+            product,
+            (torch.ones(3, 3), torch.ones(3, 5)),
+            (torch.ones(2, 3), torch.ones(4, 5)),
+        ),
+        (
+            product,
+            (torch.ones(8, 3), torch.ones(3, 5)),
+            (torch.ones(9, 3), torch.ones(3, 5)),
+        ),
+        (first, (3, torch.ones(5)), (2, torch.ones(5))),
+        (half, (4,), ("four",)),
+        (half, (8,), (10,)),
+        (numbers, (2,), ("two",)),
+        (Point, (1,), ("one",)),
+    ],
+)
+def test_a_wrong_type_is_found_at_a_call(
+    fn: Callable[..., Any], right: tuple[object, ...], wrong: tuple[object, ...]
+) -> None:
+    fn(*right)
+    with pytest.raises(VIOLATION):
+        fn(*wrong)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_types_are_unchecked_where_a_test_says_so() -> None:
+    assert half(9.0) == 4.5  # type: ignore[arg-type]
+    assert Point("one").x == "one"  # type: ignore[arg-type, comparison-overlap]
