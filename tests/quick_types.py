@@ -13,11 +13,14 @@ from types import FunctionType
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
+from beartype import BeartypeConf, beartype
 
 BY_NAMES = jaxtyping.jaxtyped
 """Check that binds the arguments."""
 AXES = BY_NAMES("context")
 """Context of a call in which an axis has one size."""
+CHECKER = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+"""Check that raises the errors of jaxtyping, which are `TypeError`s."""
 NOT_GIVEN = object()
 
 
@@ -27,19 +30,17 @@ def jaxtyped(fn: Any = NOT_GIVEN, *, typechecker: Any = NOT_GIVEN) -> Any:
         return BY_NAMES(fn)
     if fn is NOT_GIVEN:
         return partial(jaxtyped, typechecker=typechecker)
-    if inspect.isfunction(fn) and (quick := _checked(fn, typechecker)):
+    if inspect.isfunction(fn) and (quick := _checked(fn)):
         return quick
     if inspect.isclass(fn) and is_dataclass(fn) and "__init__" in vars(fn):
         init = vars(fn)["__init__"]
-        if inspect.isfunction(init) and (quick := _checked(init, typechecker)):
+        if inspect.isfunction(init) and (quick := _checked(init)):
             fn.__init__ = quick  # type: ignore[misc]
             return fn
     return BY_NAMES(fn, typechecker=typechecker)
 
 
-def _checked(
-    fn: FunctionType, typechecker: Callable[[FunctionType], Callable[..., Any]]
-) -> Callable[..., Any] | None:
+def _checked(fn: FunctionType) -> Callable[..., Any] | None:
     """Function that checks types; None if that needs jaxtyping."""
     lazy = (
         inspect.isgeneratorfunction,
@@ -59,7 +60,7 @@ def _checked(
     typed.__kwdefaults__ = fn.__kwdefaults__
     typed.__annotations__ = hints
     typed.__module__, typed.__qualname__ = fn.__module__, fn.__qualname__
-    checked = typechecker(typed)
+    checked = CHECKER(typed)
 
     @wraps(fn)
     def call(*args: Any, **given: Any) -> Any:
