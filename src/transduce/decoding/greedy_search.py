@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transduce.decoding.candidates import (
+from transduce.decoding.search import (
     NOT_FORCED,
     CandidateQuery,
+    Decoder,
     Excluded,
+    Hypothesis,
+    Sentence,
     excluded_now,
     find_candidates,
     restrictions_after,
+    run_search,
 )
-from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
 
 

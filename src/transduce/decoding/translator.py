@@ -24,13 +24,12 @@ from transduce.decoding.backend import (
     prepare_for_decoding,
     require_ensemble,
 )
-from transduce.decoding.candidates import AllowedTokens
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,
     PrecisionChoice,
+    start_search,
 )
-from transduce.decoding.native_search import start_search
 from transduce.decoding.processes import (
     SearchResult,
     SearchTask,
@@ -44,6 +43,7 @@ from transduce.decoding.processes import (
 )
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
+    AllowedTokens,
     Decoding,
     DecodingModel,
     Ensemble,

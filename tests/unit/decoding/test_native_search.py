@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
+from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Hypothesis
 from transduce.native import api
 from transduce.search_config import SearchConfig

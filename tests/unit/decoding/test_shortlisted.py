@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.decoding.candidates import AllowedTokens
-from transduce.decoding.search import Ensemble, MaskedDecoder, with_shortlists
+from transduce.decoding.search import (
+    AllowedTokens,
+    Ensemble,
+    MaskedDecoder,
+    with_shortlists,
+)
 
 VOCAB = 7
 LISTS: list[AllowedTokens] = [
