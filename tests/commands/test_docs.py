@@ -21,7 +21,7 @@ import transduce
 from transduce.cli import USER_ERROR
 from transduce.cli.launching import LEFT_BEHIND
 from transduce.cli.settings import repeated_tables, setting_tables
-from transduce.cli.streams import OUTPUT_LOST
+from transduce.cli.terminal import OUTPUT_LOST
 from transduce.experiments.presets import PRESETS
 
 if TYPE_CHECKING:

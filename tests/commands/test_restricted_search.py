@@ -10,7 +10,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli.serve import loaded
-from transduce.cli.streams import warnings_as_sentences
+from transduce.cli.terminal import warnings_as_sentences
 from transduce.search_config import SearchConfig
 
 LINES = b"one two one two one two\nfour four four\n"

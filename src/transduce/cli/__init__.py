@@ -31,7 +31,8 @@ from cyclopts import (
 
 import transduce
 from transduce.cli.help import PLAIN_HELP, PlainHelp, described
-from transduce.cli.streams import (
+from transduce.cli.terminal import (
+    BoundedConsole,
     discard_output,
     escape_output,
     exiting_at_once_if_distributed,
@@ -40,7 +41,6 @@ from transduce.cli.streams import (
     print_message,
     warnings_as_sentences,
 )
-from transduce.cli.terminal import BoundedConsole
 from transduce.errors import (
     NO_GPU_MEMORY,
     NO_MEMORY,

@@ -5,7 +5,7 @@ from pathlib import Path
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
 from transduce.cli.files import Force
-from transduce.cli.streams import warn
+from transduce.cli.terminal import warn
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_checkpoints import is_by_reward, last_of_phase
 from transduce.experiments.run_folder import is_run, settings_of

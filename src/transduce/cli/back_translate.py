@@ -11,8 +11,12 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import OutputKeptError
-from transduce.cli.streams import print_message
-from transduce.cli.terminal import ProgressDisplay, plain_console, program
+from transduce.cli.terminal import (
+    ProgressDisplay,
+    plain_console,
+    print_message,
+    program,
+)
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.errors import ConfigError, DataError, counted
 from transduce.experiments.synthetic_text import (

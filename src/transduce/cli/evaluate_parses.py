@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.lines import require_no_search, search_of
-from transduce.cli.streams import warn
-from transduce.cli.terminal import print_json
+from transduce.cli.terminal import print_json, warn
 from transduce.data.treebank import before_number, read_both, read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses

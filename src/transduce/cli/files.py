@@ -11,8 +11,7 @@ from typing import Annotated, TextIO
 
 from cyclopts import Parameter
 
-from transduce.cli.streams import OUTPUT_DESCRIPTOR
-from transduce.cli.terminal import plain_console, table_console
+from transduce.cli.terminal import OUTPUT_DESCRIPTOR, plain_console, table_console
 from transduce.errors import ConfigError, DataError
 from transduce.files import (
     atomic_directory,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transduce.cli.export import proof_sentences
 from transduce.cli.files import Force
-from transduce.cli.streams import warn
+from transduce.cli.terminal import warn
 from transduce.errors import packages_for
 from transduce.files import require_new_folder
 from transduce.text.languages import LanguagesConfig

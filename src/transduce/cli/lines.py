@@ -29,8 +29,7 @@ from transduce.cli.files import (
     unwritable_as_data_error,
     writer,
 )
-from transduce.cli.streams import print_message, warn
-from transduce.cli.terminal import counted_lines
+from transduce.cli.terminal import counted_lines, print_message, warn
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
 from transduce.errors import ConfigError, DataError, TransduceError, counted

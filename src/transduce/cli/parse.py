@@ -17,8 +17,7 @@ from transduce.cli.lines import (
     search_of,
     source_lines,
 )
-from transduce.cli.streams import warn
-from transduce.cli.terminal import counted_lines
+from transduce.cli.terminal import counted_lines, warn
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace

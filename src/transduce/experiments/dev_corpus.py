@@ -21,8 +21,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import dev_languages
-from transduce.experiments.run_folder import RunFolder
-from transduce.experiments.run_log import LENGTHENED
+from transduce.experiments.run_folder import LENGTHENED, RunFolder
 from transduce.files import reason, require_file
 from transduce.metrics.scores import (
     choose_tokenization,

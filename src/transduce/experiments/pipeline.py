@@ -7,7 +7,7 @@ Both train by `_RunTraining`: it begins with the newest state (`_newest`), train
 the loss diverges or the end (`_train_to_the_end`), scores each checkpoint (`_score`),
 and makes the run's model (`_finish`). Modules beside this one have its parts:
 `run_corpus` and `run_folder` what is on disk, `run_trainer` the trainer,
-`run_checkpoints` the checkpoints, `dev_corpus` their scores, `final_model` the model.
+`run_checkpoints` the checkpoints and the final model, `dev_corpus` their scores.
 """
 
 import math
@@ -48,21 +48,25 @@ from transduce.experiments.environment import (
     environment_changes,
     recorded_environment,
 )
-from transduce.experiments.final_model import FinalModelChoice
 from transduce.experiments.presets import ADAPT, RunConfig
 from transduce.experiments.resuming import lengthen, refuse_changed_precision
-from transduce.experiments.run_checkpoints import RunCheckpoints, TrainingPoint
+from transduce.experiments.run_checkpoints import (
+    FinalModelChoice,
+    RunCheckpoints,
+    TrainingPoint,
+)
 from transduce.experiments.run_corpus import (
     RunFiles,
     known_languages,
     require_scoring,
 )
-from transduce.experiments.run_folder import PICTURE, RunFolder
-from transduce.experiments.run_log import (
+from transduce.experiments.run_folder import (
     FINAL,
     FINAL_DEV_SET,
+    PICTURE,
     START_MODEL,
     WENT_BACK,
+    RunFolder,
 )
 from transduce.experiments.run_trainer import (
     LoadedRun,

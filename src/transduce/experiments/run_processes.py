@@ -26,8 +26,7 @@ import torch
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_folder import LOG, RUN_CONFIG, RunFolder
-from transduce.experiments.run_log import WENT_BACK
+from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
 from transduce.files import LEFTOVERS, atomic_file, path_lock
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal

@@ -13,14 +13,14 @@ import pytest
 
 from fork_server import ForkServer, Result, fork_server
 from transduce.cli import system_error_sentence
-from transduce.cli.streams import discard_output, lasting_streams
+from transduce.cli.terminal import discard_output, lasting_streams
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import atexit, os, sys
 from transduce.cli import main
-from transduce.cli.streams import exiting_at_once_if_distributed
+from transduce.cli.terminal import exiting_at_once_if_distributed
 from transduce.training.data_parallel import HAS_PROCESS_GROUP
 
 class Aborting:

@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from transduce.cli.files import finish_report
-from transduce.cli.streams import escape_output, warn, warnings_as_sentences
 from transduce.cli.terminal import (
     BoundedConsole,
     ProgressDisplay,
     ProgressLine,
+    escape_output,
     print_json,
+    warn,
+    warnings_as_sentences,
 )
 from transduce.errors import CheckpointError, TransduceWarning
 from transduce.report.report import Report, Section

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.experiments.run_log import RunLog
+from transduce.experiments.run_folder import RunLog
 
 
 @pytest.fixture
