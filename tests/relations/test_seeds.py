@@ -3,6 +3,9 @@
 Tests of significance over several seeds rely on this.
 """
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +18,14 @@ from transduce.checkpoint import load_model
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
-from transduce.experiments.pipeline import train
+from transduce.experiments.pipeline import SEEDING, train
 from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import check
 from transduce.nn.kernels import loaded_nn_api, nn_api, tensor_pointer
-from transduce.nn.operators import Dropout, new_masking, row_blocks
+from transduce.nn.operators import Dropout, new_masking, own_generator, row_blocks
+from transduce.training import gradients
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import Processes
 from transduce.training.micro_batches import own_micro_batches
@@ -64,31 +68,38 @@ def test_the_seed_of_a_run_decides_its_initial_weights(first_weights):
         assert (one[name] - other[name]).abs().mean() > 0.1 * one[name].std(), name
 
 
-class RecordingHardware(Hardware):
-    """CPU that records the seeds that it is given."""
-
-    given: list[int] = []
-
-    def seed(self, number: int) -> None:
-        self.given.append(number)
-        super().seed(number)
-
-
-def seeds_of_dropout(
-    model: Transformer, batcher: Batcher, seed: int, processes: Processes
-) -> list[int]:
-    """Seeds that a process sets for dropout in three updates."""
-    RecordingHardware.given = []
-    hardware = RecordingHardware(device=torch.device("cpu"), dtype=torch.float32)
-    config = TrainingConfig(steps=3, seed=seed)
-    trainer = Trainer(model, batcher, config, hardware, processes)
+def train_to_the_end(
+    trainer: Trainer, on_step: Callable[[StepReport], None] = lambda _: None
+) -> None:
     trainer.train(
-        on_step=lambda _: None,
+        on_step=on_step,
         save=lambda: None,
         on_checkpoint=lambda: False,
         should_stop=lambda: False,
     )
-    return RecordingHardware.given
+
+
+@pytest.fixture
+def seeds_of_dropout(monkeypatch: pytest.MonkeyPatch):
+    """Function that returns the seeds that a process sets for dropout in a training."""
+    given: list[int] = []
+
+    def recording(seed: int) -> AbstractContextManager[None]:
+        given.append(seed)
+        return own_generator(seed)
+
+    monkeypatch.setattr(gradients, "own_generator", recording)
+
+    def seeds(
+        model: Transformer, batcher: Batcher, seed: int, processes: Processes
+    ) -> list[int]:
+        given.clear()
+        hardware = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+        config = TrainingConfig(steps=3, seed=seed)
+        train_to_the_end(Trainer(model, batcher, config, hardware, processes))
+        return [*given]
+
+    return seeds
 
 
 @pytest.fixture
@@ -98,7 +109,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 
 
 def test_every_share_of_every_step_and_run_has_its_own_dropout(
-    tiny: ModelConfig, batcher: Batcher
+    tiny: ModelConfig, batcher: Batcher, seeds_of_dropout
 ):
     alone = Processes()
     one, other = (
@@ -121,12 +132,7 @@ def test_dropout_gives_the_same_batch_another_loss_in_each_step_and_run(
         reports: list[StepReport] = []
         config = TrainingConfig(steps=4, learning_rate_scale=1e-12, seed=seed)
         trainer = Trainer(model, Batcher(dataset, batching, 1), config, cpu)
-        trainer.train(
-            on_step=reports.append,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        train_to_the_end(trainer, reports.append)
         return [round(report.loss, 5) for report in reports]
 
     one, again, other = losses(1), losses(1), losses(2)
@@ -134,36 +140,67 @@ def test_dropout_gives_the_same_batch_another_loss_in_each_step_and_run(
     assert len({*one, *other}) == 8
 
 
-class DisturbedHardware(Hardware):
-    """Hardware whose generator another thread draws from right after it is seeded."""
-
-    def seed(self, number: int) -> None:
-        super().seed(number)
-        torch.rand(5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_of_other_threads_do_not_change_dropout(
-    tiny: ModelConfig, batcher: Batcher, dtype: torch.dtype
+    tiny: ModelConfig,
+    batcher: Batcher,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     torch.manual_seed(1)
     weights = Transformer(tiny).state_dict()
 
-    def losses(kind: type[Hardware]) -> list[float]:
+    @contextmanager
+    def disturbed(seed: int) -> Iterator[None]:
+        with own_generator(seed):
+            torch.rand(5)
+            yield
+
+    def losses() -> list[float]:
         model = Transformer(replace(tiny, dropout=0.4))
         model.load_state_dict(weights)
         reports: list[StepReport] = []
-        hardware = kind(device=torch.device("cpu"), dtype=dtype)
-        config = TrainingConfig(steps=3)
-        Trainer(model, batcher, config, hardware).train(
-            on_step=reports.append,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        hardware = Hardware(device=torch.device("cpu"), dtype=dtype)
+        trainer = Trainer(model, batcher, TrainingConfig(steps=3), hardware)
+        train_to_the_end(trainer, reports.append)
         return [report.loss for report in reports]
 
-    assert losses(DisturbedHardware) == losses(Hardware)
+    undisturbed = losses()
+    monkeypatch.setattr(gradients, "own_generator", disturbed)
+    assert losses() == undisturbed
+
+
+def test_a_training_leaves_the_generator_of_first_weights_alone(
+    tiny: ModelConfig, batcher: Batcher, cpu: Hardware
+):
+    model = Transformer(replace(tiny, dropout=0.4))
+    trainer = Trainer(model, batcher, TrainingConfig(steps=3), cpu)
+    before = torch.default_generator.get_state()
+    trainer.find_micro_batch()
+    assert torch.equal(torch.default_generator.get_state(), before)
+    train_to_the_end(trainer)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_first_weights_do_not_depend_on_a_training_in_another_thread(
+    tiny: ModelConfig, batcher: Batcher, cpu: Hardware
+):
+    model = Transformer(replace(tiny, dropout=0.4))
+    other = Trainer(model, batcher, TrainingConfig(steps=5), cpu)
+
+    def drawn() -> Tensor:
+        with SEEDING:
+            torch.manual_seed(1)
+            return torch.stack([torch.randn(3) for _ in range(2_000)])
+
+    alone = drawn()
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train_to_the_end, other)
+        found = [drawn()]
+        while not training.done():
+            found.append(drawn())
+        training.result()
+    assert all(torch.equal(each, alone) for each in found)
 
 
 @pytest.mark.skipif(nn_api() is None, reason="there is no native library")

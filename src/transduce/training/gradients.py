@@ -167,13 +167,15 @@ class GradientAccumulator:
         """Add the gradient of a micro-batch; return its sums as `accumulate` does."""
         # Each micro-batch has its own dropout masks, whichever process computes it.
         seed = self._dropout_seed(step, loaded)
-        self._hardware.seed(seed)
+        # PyTorch's generator is that of all threads: another run may draw from it, or
+        # draw its first weights, which a seed set here would change.
+        is_own = draws_from_context(self._batch_loss, self._hardware)
+        if not is_own:
+            self._hardware.seed(seed)
         if self.graphs is not None and isinstance(loaded.batch, PackedBatch):
             weight = 1 / loaded.update.num_target_tokens
             losses = self.graphs.backward(loaded.batch, weight, loaded.is_alone)
             return torch.cat([losses, losses.new_zeros(1)])
-        # PyTorch's generator is that of all threads; another run may draw from it.
-        is_own = draws_from_context(self._batch_loss, self._hardware)
         with own_generator(seed) if is_own else nullcontext():
             objective, losses = self._objective(loaded)
         # Backward operators keep the precision of the forward pass.

@@ -201,7 +201,10 @@ class BatchLoss(nn.Module):
         targets = batch.target_out[is_token]
         token_weights = weights[:, None].expand_as(is_token)[is_token]
         sums = [
-            checkpoint(self._likelihood, *part, use_reentrant=False)
+            # It draws nothing; PyTorch would set the generator of all threads again.
+            checkpoint(
+                self._likelihood, *part, use_reentrant=False, preserve_rng_state=False
+            )
             for part in zip(
                 *(x.split(rows) for x in (states[is_token], targets, token_weights)),
                 strict=True,

@@ -6,7 +6,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ from transduce.machine import (
     proc_bytes,
     return_freed_memory,
 )
-from transduce.training.gradients import GraphedGradients
+from transduce.nn.operators import own_generator
+from transduce.training.gradients import GraphedGradients, draws_from_context
 from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
@@ -32,6 +33,8 @@ TRIAL_PART = 4
 """The memory of a batch is estimated from trials of at most a fourth of its pairs."""
 SAFE_SHARE = 0.8
 """Share of free memory to use, because memory is not exactly proportional to pairs."""
+TRIAL_SEED = 0
+"""Seed of dropout in trials, of which no result is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +74,11 @@ def require_memory(
     needed, present = bytes_per_parameter * count, hardware.memory_bytes()
     if needed > present:
         # Rounded apart, so that they differ in the message, too.
-        least, most = math.ceil(needed / 1e8) / 10, math.floor(present / 1e8) / 10
+        needed_gb = math.ceil(needed / 1e8) / 10
+        present_gb = math.floor(present / 1e8) / 10
         raise ConfigError(
-            f"{task} must fit in the {most:,.1f} GB of memory, but a model of "
-            f"{count:,} parameters takes {least:,.1f} GB; make {_sizes(config)} "
+            f"{task} must fit in the {present_gb:,.1f} GB of memory, but a model of "
+            f"{count:,} parameters takes {needed_gb:,.1f} GB; make {_sizes(config)} "
             "smaller."
         )
 
@@ -104,6 +108,19 @@ def find_micro_batch(
     time. The model's gradients are dropped. Raises `ConfigError` if not even one pair
     fits.
     """
+    # Another run in this process may be drawing from PyTorch's generator.
+    is_own = draws_from_context(batch_loss, hardware)
+    with own_generator(TRIAL_SEED) if is_own else nullcontext():
+        return _find_micro_batch(batch_loss, batcher, hardware, num_processes, graphs)
+
+
+def _find_micro_batch(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    hardware: Hardware,
+    num_processes: int,
+    graphs: GraphedGradients | None,
+) -> MicroBatchSize:
     is_packed = batch_loss.is_packed
     longest = batcher.largest_update() if is_packed else batcher.longest_batch()
     graphs = graphs if is_packed else None
