@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, VersionError
 from transduce.nn.muon import has_native_muon, matrix_size, native_muon, orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
@@ -366,12 +366,24 @@ def require_moments(
     tensors: Mapping[str, Tensor],
     step: int = 0,
 ) -> None:
-    """Raise `CheckpointError` if tensors are not a model's moments after an update."""
+    """Raise `CheckpointError` if tensors are not a model's moments after an update.
+
+    It is a `VersionError` if Muon and Adam have changed places for a weight.
+    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     moments = moments_of(model, config, step)
     for name, weight in model.named_parameters():
         for moment in moments[name]:
             if shapes.get(f"{moment}.{name}") != weight.shape:
+                others = {*MUON_MOMENTS, *ADAM_MOMENTS} - {*moments[name]}
+                found = [o for o in others if shapes.get(f"{o}.{name}") == weight.shape]
+                if config.optimizer == "muon" and found:
+                    raise VersionError(
+                        f"The training state must hold `{moment}.{name}`, but holds "
+                        f"`{min(found)}.{name}`; it was saved by another version of "
+                        "transduce: resume with that version, or start another run "
+                        "from the model by --from."
+                    )
                 raise CheckpointError(
                     f"The training state must hold `{moment}.{name}` of the model's "
                     "shape, but does not; it is damaged, or of another model or "

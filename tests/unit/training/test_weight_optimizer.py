@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import build
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import preset
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
@@ -219,6 +219,21 @@ def test_the_state_of_another_optimizer_is_refused(tiny):
     moved(model, optimizer, 1)
     with pytest.raises(CheckpointError, match=r"must hold `momentum\.encoder_layers"):
         require_moments(model, MUON, optimizer.state())
+
+
+def test_muons_moment_of_the_logits_is_of_another_version():
+    settings = replace(preset("convs2s-multi30k").model, shared_embedding=False)
+    model = build(replace(settings, vocab_size=30))
+    state = {
+        f"{moment}.{name}": torch.zeros_like(weight)
+        for name, weight in model.named_parameters()
+        for moment in moments_of(model, MUON)[name]
+    }
+    require_moments(model, MUON, state)
+    for moment in ADAM_MOMENTS:
+        state["momentum.output.weight"] = state.pop(f"{moment}.output.weight")
+    with pytest.raises(VersionError, match=r"but holds `momentum\.output\.weight`"):
+        require_moments(model, MUON, state)
 
 
 def test_a_cleared_optimizer_starts_without_moments(tiny):
