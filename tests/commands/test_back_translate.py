@@ -387,12 +387,12 @@ def test_another_version_continues_unless_the_format_differs(
     inode = Path("out/translations.jsonl").stat().st_ino
     succeeds(*command)
     assert Path("out/translations.jsonl").stat().st_ino == inode
-    record["begun by"]["format"] = 2
+    record["begun by"]["format"] = 1
     path.write_text(json.dumps(record))
     message = refuses(*command)
     assert message.startswith("out: was begun by another version of transduce (0.0.9)")
     succeeds(*command, "--force")
-    assert json.loads(path.read_text())["begun by"]["format"] == 1
+    assert json.loads(path.read_text())["begun by"]["format"] == 2
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 from transduce.text.tokenizer import normalize
 
-FORMAT = 1
+FORMAT = 2
 """Format of the record of settings."""
 BEGUN_BY = "begun by"
 """Key of the format, and of the version of transduce, in the record of settings."""
