@@ -262,7 +262,11 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read safetensors; raise `CheckpointError` if the file is missing or damaged."""
+    """Read safetensors.
+
+    Raises `CheckpointError` if the file is missing or damaged, and `AccessError` as
+    `access_errors` does.
+    """
     try:
         require_file(path)
         with access_errors(path):

@@ -76,8 +76,8 @@ def without_infinity(value: Any) -> Any:
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """Read a UTF-8 text file of at most `max_bytes` bytes.
 
-    Raises `OSError` or `ValueError` if it cannot be read, is no regular file, or is
-    larger.
+    Raises `OSError` if it is missing, `ValueError` if it is no regular file or larger,
+    and `AccessError` as `access_errors` does.
     """
     return read_bounded_bytes(path, max_bytes).decode("utf-8")
 
@@ -85,8 +85,8 @@ def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:
 def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a file of at most `max_bytes` bytes.
 
-    Raises `OSError` or `ValueError` if it cannot be read, is no regular file, or is
-    larger.
+    Raises `OSError` if it is missing, `ValueError` if it is no regular file or larger,
+    and `AccessError` as `access_errors` does.
     """
     require_file(path)
     with access_errors(path), path.open("rb") as file:
@@ -125,8 +125,8 @@ def is_utf8(text: str) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise `OSError` if there is no file or it cannot be read, `ValueError` if it is a
-    pipe or a device, and `AccessError` as `access_errors` does.
+    """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device,
+    and `AccessError` as `access_errors` does.
 
     Opening a pipe that has no writer would block forever.
     """

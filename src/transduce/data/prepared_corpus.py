@@ -629,7 +629,10 @@ def _key_of(folder: Path) -> str | None:
 
 
 def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
-    """Read the record of a prepared corpus; None if it is damaged."""
+    """Read the record of a prepared corpus; None if it is damaged.
+
+    Raises `AccessError` as `access_errors` does.
+    """
     try:
         record = json.loads(read_bounded(folder / PREPARATION))
         open_dataset(folder / TRAINING)
@@ -650,6 +653,8 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
             target_vocab_size=key.target_vocab_size,
             corpora=_corpora_of(record, [corpus.name for corpus in key.corpora]),
         )
+    except AccessError:
+        raise  # it may be sound, and another one would be prepared
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
         return None
 

@@ -90,7 +90,10 @@ class LoadedRun:
 
 
 def open_training_set(run: LoadedRun) -> Dataset:
-    """Open the encoded training pairs; `DataError` if they are damaged."""
+    """Open the encoded training pairs.
+
+    Raises `DataError` if they are damaged, and `AccessError` as `access_errors` does.
+    """
     dataset = open_dataset(run.folder.corpus)
     model = run.config.model
     target_size = model.target_vocab_size or model.vocab_size

@@ -20,8 +20,9 @@ from transduce.data.prepared_corpus import (
     prepare,
     prepare_dev_set,
 )
-from transduce.errors import DataError
+from transduce.errors import AccessError, DataError
 from transduce.experiments.presets import PRESETS
+from transduce.files import access_errors
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
@@ -217,6 +218,21 @@ def test_a_sibling_run_that_may_not_be_read_is_left_alone(
     monkeypatch.setattr(Path, "open", refuse)
     prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
     assert prepared.shared_with is None
+
+
+def test_a_shared_corpus_that_cannot_be_opened_is_not_prepared_anew(
+    files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    (second := tmp_path / "second").mkdir()
+
+    def refuse(path: Path) -> None:
+        with access_errors(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("transduce.data.prepared_corpus.open_dataset", refuse)
+    with pytest.raises(AccessError, match="cannot be read"):
+        prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
 
 
 def test_files_are_copied_if_links_are_not_supported(
