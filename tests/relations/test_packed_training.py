@@ -204,7 +204,7 @@ def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
 @torch.enable_grad()
 def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig):
     rates = {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.1}
-    model = fuse(Transformer(replace(config, num_layers=1, **rates))).train()
+    model = fuse(Transformer(replace(config, **rates))).train()
     batch = random_batch(config.vocab_size, SHORT_LENGTHS).packed()
 
     def loss() -> dict[str, Tensor]:
