@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 
+from transduce.checkpoint import TrainingState
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.device import Hardware
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
-from transduce.training.state import TrainingState
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
 
 BATCHING = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=60)

@@ -7,7 +7,13 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 
 from transduce.architectures.config import architecture_of
-from transduce.checkpoint import load_model, save_model, with_search_and_shortlist_of
+from transduce.checkpoint import (
+    Progress,
+    load_model,
+    load_training_state,
+    save_model,
+    with_search_and_shortlist_of,
+)
 from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.presets import RunConfig
@@ -18,7 +24,6 @@ from transduce.model_folder import AVERAGED, BEST, newest_first
 from transduce.text.languages import LanguagesConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import scheduled_rate
-from transduce.training.state import Progress, load_training_state
 
 
 def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:

@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import (
+    STATE_PROGRESS,
     Checkpoint,
+    TrainingState,
     average,
     build,
     built,
     load_model,
+    load_training_state,
     save_model,
+    save_training,
     with_search_and_shortlist_of,
 )
 from transduce.errors import CheckpointError, VersionError
@@ -27,12 +31,6 @@ from transduce.files import remove_folder
 from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import require_moments
-from transduce.training.state import (
-    STATE_PROGRESS,
-    TrainingState,
-    load_training_state,
-    save_training,
-)
 from transduce.training.trainer import Trainer
 
 

@@ -15,7 +15,16 @@ import numpy as np
 from torch import Tensor
 
 from transduce.architectures.config import ArchitectureConfig, ConvolutionalConfig
-from transduce.checkpoint import Checkpoint, built, load_model, write_model
+from transduce.checkpoint import (
+    Checkpoint,
+    Progress,
+    TrainingState,
+    built,
+    load_model,
+    load_training_state,
+    save_training,
+    write_model,
+)
 from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
@@ -55,12 +64,6 @@ from transduce.text.vocabulary import (
     find_language_tag,
 )
 from transduce.training.optimizer import require_moments
-from transduce.training.state import (
-    Progress,
-    TrainingState,
-    load_training_state,
-    save_training,
-)
 from transduce.trees.linearization import UNKNOWN
 
 FREE_MODEL_SETTINGS = {

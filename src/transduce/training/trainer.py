@@ -16,6 +16,7 @@ from operator import add, attrgetter
 import torch
 
 from transduce.architectures.interface import TransductionModel
+from transduce.checkpoint import Progress, TrainingState
 from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
@@ -28,6 +29,9 @@ from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.gradients import (
     AT_ONCE,
     GradientAccumulator,
+    LoadedMicroBatch,
+    MemoryLimits,
+    MicroBatchReader,
     compile_layers,
     is_worth_compiling,
     num_at_once,
@@ -42,17 +46,11 @@ from transduce.training.loss import (
     without_dropout,
 )
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
-from transduce.training.micro_batches import (
-    LoadedMicroBatch,
-    MemoryLimits,
-    MicroBatchReader,
-)
 from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
     scheduled_rate,
 )
-from transduce.training.state import Progress, TrainingState
 
 RECENT = 0.02
 """Weight of an update in the recent loss, a moving average of about fifty updates."""

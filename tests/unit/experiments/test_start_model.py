@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.architectures.config import CONFIGS
-from transduce.checkpoint import Checkpoint, build
+from transduce.checkpoint import Checkpoint, Progress, TrainingState, build
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError
@@ -27,7 +27,6 @@ from transduce.settings import flattened
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.vocabulary import BOS, SPECIAL_PIECES
-from transduce.training.state import Progress, TrainingState
 from transduce.trees.linearization import STYLES, SymbolVocabulary
 
 

@@ -2,19 +2,21 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.checkpoint import load_model, save_tensors
-from transduce.errors import CheckpointError
-from transduce.training import state as training_state
-from transduce.training.state import (
+from transduce import checkpoint
+from transduce.checkpoint import (
     Progress,
     TrainingState,
+    load_model,
     load_training_state,
+    save_tensors,
     save_training,
 )
+from transduce.errors import CheckpointError
 
 TENSORS, PROGRESS = "training.safetensors", "training.json"
 
@@ -75,10 +77,12 @@ def test_a_checkpoint_is_a_model_too(folder, trained_checkpoint):
 def test_model_and_state_are_saved_together_or_not_at_all(
     folder, trained_checkpoint, state, monkeypatch
 ):
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def refuse_state(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if path.name == TENSORS:
+            raise OSError(28, "No space left on device")
+        save_tensors(tensors, path)
 
-    monkeypatch.setattr(training_state, "save_tensors", refuse)
+    monkeypatch.setattr(checkpoint, "save_tensors", refuse_state)
     later = replace(state, progress=Progress(step=90))
     with pytest.raises(CheckpointError, match="free some space"):
         save_training(trained_checkpoint, later, folder)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transduce.checkpoint import Progress
 from transduce.data.batches import Batcher, BatchingConfig, Dataset
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.device import Hardware
@@ -22,7 +23,6 @@ from transduce.training import memory
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.loss import BatchLoss
-from transduce.training.state import Progress
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
