@@ -985,6 +985,16 @@ def num_parameters(config: ArchitectureConfig) -> int:
     return cast(RivalConfig, config).num_parameters
 
 
+def num_positions(config: ArchitectureConfig) -> int | None:
+    """Return the number of learned positions of a model; None if it has none."""
+    has_table = isinstance(config, ConvolutionalConfig) or (
+        getattr(config, "positions", "sinusoidal") == "learned"
+    )
+    if not has_table:
+        return None
+    return int(getattr(config, "max_positions"))  # noqa: B009 # of either class
+
+
 def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:
     """Multiply all widths of a model by a factor, and round them to multiples of 4.
 

@@ -39,11 +39,17 @@ MAX_SOURCE_CHARACTERS = 600
 on."""
 
 
-def max_source_tokens(tokenizer: Tokenizer) -> int:
-    """Return the number of tokens above which a source is translated in parts."""
+def max_source_tokens(tokenizer: Tokenizer, num_positions: int | None = None) -> int:
+    """Return the number of tokens above which a source is translated in parts.
+
+    A model with `num_positions` learned positions has one for each token and the end.
+    """
+    longest = MAX_SOURCE_TOKENS
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.is_of_characters:
-        return MAX_SOURCE_CHARACTERS
-    return MAX_SOURCE_TOKENS
+        longest = MAX_SOURCE_CHARACTERS
+    if num_positions is not None:
+        longest = min(longest, max(num_positions - 1, 1))
+    return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

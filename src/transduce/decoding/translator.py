@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from transduce.architectures.config import (
     ArchitectureConfig,
     architecture_of,
+    num_positions,
 )
 from transduce.decoding.backend import (
     choose_device,
@@ -63,6 +64,7 @@ from transduce.decoding.translations import (
     encode_lines,
     join_lines,
     listed,
+    max_source_tokens,
     pair_up,
     replaced_texts,
     require_lists,
@@ -266,6 +268,15 @@ class Translator:
     def get_ready(self) -> None:
         """Load the weights now; otherwise the first translation loads them."""
         _ = self.models
+
+    @property
+    def max_source_tokens(self) -> int:
+        """Number of tokens above which a source is translated in parts."""
+        tables = (num_positions(each.config) for each in self._checkpoints)
+        learned = [number for number in tables if number is not None]
+        # The tag of a corpus takes a position, too.
+        shortest = min(learned) - bool(self.corpus_tag) if learned else None
+        return max_source_tokens(self.tokenizer, shortest)
 
     @cached_property
     def models(self) -> list[DecodingModel]:
@@ -682,7 +693,11 @@ class Translator:
         )
         for window in pace.windows(numbered):
             lines = encode_lines(
-                window, self.tokenizer, self.source_language, self.corpus_tag
+                window,
+                self.tokenizer,
+                self.source_language,
+                self.corpus_tag,
+                self.max_source_tokens,
             )
             parts = list(chain.from_iterable(lines))
             found = self._translated_parts(parts, search, pace.on_step)

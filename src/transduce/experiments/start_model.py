@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from transduce.architectures.config import ArchitectureConfig, ConvolutionalConfig
+from transduce.architectures.config import ArchitectureConfig, num_positions
 from transduce.checkpoint import (
     Checkpoint,
     Progress,
@@ -179,7 +179,7 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     model, training, batching = start.model.config, config.training, config.batching
     if name == ADAPT:
         training = replace(training, learning_rate=_adaptation_rate(model.d_model))
-    if (most := _num_positions(start)) is not None:
+    if (most := num_positions(start.model.config)) is not None:
         batching = replace(batching, max_length=min(batching.max_length, most))
     if start.state is not None:
         earlier = settings_of(start.path).training
@@ -207,16 +207,6 @@ def _adaptation_rate(d_model: int) -> float:
     assert rate is not None
     scaled = rate * ModelConfig().d_model / d_model
     return float(f"{min(max(scaled, RATES[0]), RATES[1]):.0e}")
-
-
-def _num_positions(start: StartModel) -> int | None:
-    """Number of learned positions of the model; None if it has none."""
-    model = start.model.config
-    if isinstance(model, ConvolutionalConfig) or (
-        getattr(model, "positions", "sinusoidal") == "learned"
-    ):
-        return int(getattr(model, "max_positions"))  # noqa: B009 # of either class
-    return None
 
 
 def tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:

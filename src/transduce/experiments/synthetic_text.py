@@ -29,7 +29,6 @@ from transduce.decoding.translations import (
     Pace,
     Translation,
     TranslationHypothesis,
-    max_source_tokens,
 )
 from transduce.decoding.translator import (
     Translator,
@@ -308,7 +307,7 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
-    longest = max_source_tokens(translator.tokenizer)
+    longest = translator.max_source_tokens
     rules = OutputRules(
         generation.max_ratio,
         translator.source_language,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transduce.architectures.config import require_transformer
 from transduce.checkpoint import EXPORT, Checkpoint
-from transduce.decoding.translations import MAX_SOURCE_TOKENS
+from transduce.decoding.translations import max_source_tokens
 from transduce.errors import DataError, RequestError, TransduceError, counted
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -277,7 +277,7 @@ def require_short(
     sentences: Sequence[str], tokenizer: Tokenizer, max_positions: int
 ) -> None:
     """Raise `DataError` if a sentence, with its end token, exceeds the limit."""
-    longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
+    longest = max_source_tokens(tokenizer, max_positions)
     for number, sentence in enumerate(sentences, start=1):
         if (length := len(tokenizer.encode(sentence))) > longest:
             raise DataError(

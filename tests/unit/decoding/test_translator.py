@@ -23,6 +23,7 @@ from transduce.errors import (
     RequestError,
     TransduceWarning,
 )
+from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.corpus import WINDOW_LINES, full_windows
@@ -504,3 +505,21 @@ def test_bad_words_must_leave_some_tokens(
     for changes in ({"min_length": 1}, {"bad_words": ((EOS,), *words)}):
         with pytest.raises(ConfigError, match="must leave some tokens to choose from"):
             translator.translate_stream(["one"], replace(config, **changes))
+
+
+@pytest.mark.parametrize(
+    ("positions", "longest"), [("learned", 11), ("sinusoidal", 250)]
+)
+def test_a_source_with_its_end_has_learned_positions(
+    trained_checkpoint: Checkpoint, positions: str, longest: int
+) -> None:
+    config = replace(trained_checkpoint.config, positions=positions, max_positions=12)
+    weights = Transformer(config).state_dict() | dict(trained_checkpoint.weights)
+    checkpoint = replace(trained_checkpoint, config=config, weights=weights)
+    translator = Translator(checkpoint, "cpu")
+    assert translator.max_source_tokens == longest
+    number = longest // len(translator.tokenizer.encode("one"))
+    for words, num_parts in ((number, 1), (number + 1, 2)):
+        assert translator.translate("one " * words).num_parts == num_parts
+    ensemble = Translator(trained_checkpoint, "cpu", checkpoint)
+    assert ensemble.max_source_tokens == longest

@@ -16,10 +16,10 @@ import marian_npz
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.cli.export import MODULES
 from transduce.decoding.translator import Translator
-from transduce.errors import RequestError
+from transduce.errors import DataError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
-from transduce.interop.export import GreedyOutput, ProofError, prove
+from transduce.interop.export import GreedyOutput, ProofError, prove, require_short
 from transduce.interop.marian_npz_import import import_marian
 from transduce.interop.onnx import EncoderGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
@@ -343,6 +343,20 @@ def test_a_failed_proof_writes_nothing(trained_checkpoint, tmp_path, monkeypatch
     with pytest.raises(ProofError, match="nothing was written"):
         export("ctranslate2", trained_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_positions", "longest"),
+    [("bpe", 1_024, 250), ("character", 1_024, 600), ("character", 300, 299)],
+)
+def test_a_proof_has_sentences_as_long_as_translate_takes(
+    kind, max_positions, longest, corpus
+):
+    tokenizer = learn_tokenizer(corpus[0], TokenizerConfig(kind=kind, vocab_size=300))
+    number = longest // len(tokenizer.encode("one"))
+    require_short(["one " * number], tokenizer, max_positions)
+    with pytest.raises(DataError, match=f"must have at most {longest} tokens"):
+        require_short(["one " * (number + 1)], tokenizer, max_positions)
 
 
 def test_an_export_to_marian_has_the_papers_search(exported):
