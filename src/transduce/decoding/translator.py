@@ -269,15 +269,6 @@ class Translator:
         """Load the weights now; otherwise the first translation loads them."""
         _ = self.models
 
-    @property
-    def max_source_tokens(self) -> int:
-        """Number of tokens above which a source is translated in parts."""
-        tables = (num_positions(each.config) for each in self._checkpoints)
-        learned = [number for number in tables if number is not None]
-        # The tag of a corpus takes a position, too.
-        shortest = min(learned) - bool(self.corpus_tag) if learned else None
-        return max_source_tokens(self.tokenizer, shortest)
-
     @cached_property
     def models(self) -> list[DecodingModel]:
         """Models prepared for decoding, loaded at the first use."""
@@ -697,7 +688,7 @@ class Translator:
                 self.tokenizer,
                 self.source_language,
                 self.corpus_tag,
-                self.max_source_tokens,
+                longest_source(self),
             )
             parts = list(chain.from_iterable(lines))
             found = self._translated_parts(parts, search, pace.on_step)
@@ -799,6 +790,15 @@ def with_known_shortlist(
         stacklevel=4,  # the caller of `translate_stream`
     )
     return replace(config, shortlist=False)
+
+
+def longest_source(translator: Translator) -> int:
+    """Return the number of tokens above which a source is translated in parts."""
+    tables = (num_positions(each.config) for each in translator._checkpoints)
+    learned = [number for number in tables if number is not None]
+    # The tag of a corpus takes a position, too.
+    shortest = min(learned) - bool(translator.corpus_tag) if learned else None
+    return max_source_tokens(translator.tokenizer, shortest)
 
 
 def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:

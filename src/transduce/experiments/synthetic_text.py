@@ -34,6 +34,7 @@ from transduce.decoding.translator import (
     Translator,
     interdependent_lines,
     load,
+    longest_source,
     require_translation,
 )
 from transduce.errors import CheckpointError, ConfigError, DataError
@@ -307,7 +308,7 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
-    longest = translator.max_source_tokens
+    longest = longest_source(translator)
     rules = OutputRules(
         generation.max_ratio,
         translator.source_language,

@@ -15,7 +15,12 @@ from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import backend
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import Translator, interdependent_lines, load
+from transduce.decoding.translator import (
+    Translator,
+    interdependent_lines,
+    load,
+    longest_source,
+)
 from transduce.device import Hardware
 from transduce.errors import (
     CheckpointError,
@@ -517,9 +522,9 @@ def test_a_source_with_its_end_has_learned_positions(
     weights = Transformer(config).state_dict() | dict(trained_checkpoint.weights)
     checkpoint = replace(trained_checkpoint, config=config, weights=weights)
     translator = Translator(checkpoint, "cpu")
-    assert translator.max_source_tokens == longest
+    assert longest_source(translator) == longest
     number = longest // len(translator.tokenizer.encode("one"))
     for words, num_parts in ((number, 1), (number + 1, 2)):
         assert translator.translate("one " * words).num_parts == num_parts
     ensemble = Translator(trained_checkpoint, "cpu", checkpoint)
-    assert ensemble.max_source_tokens == longest
+    assert longest_source(ensemble) == longest
