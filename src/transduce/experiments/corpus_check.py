@@ -6,6 +6,7 @@ The corpus goes through the tokenizer, the filter and the batcher of training;
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -251,6 +252,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
 
 
 def _missing_package(files: CorpusFiles, config: RunConfig) -> str | None:
+    if find_spec("torch") is None:
+        return None  # no training starts here, whatever the corpus
     try:
         require_scoring(files, config)
     except RequestError as error:

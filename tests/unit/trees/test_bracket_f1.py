@@ -194,7 +194,7 @@ def test_tags_are_compared_whole_where_words_are(
         ("(S (A a) (. .))", "(S (A a) (A .))", "error", "2 words for 1"),
         ("(S (A a) (A b))", "(S (A a) (A B))", "error", "`B` for `b`"),
         ("(S (. .))", "(S (A a))", "error", "`a` for `.`"),
-        ("", "(S (A a))", "error", "`a` for `.`"),
+        ("", "(S (A a))", "error", "1 word for 0"),
         ("(S (A a))", "", "skip", "no words"),
         ("(S (A a))", "(())", "skip", "no words"),
         ("(S (A a))", "(S (. .))", "skip", "no words"),
