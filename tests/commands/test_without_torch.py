@@ -304,17 +304,27 @@ def test_a_command_names_the_extra_that_it_needs(
     ), done.stderr
 
 
+def without_peers(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without the packages of other libraries."""
+    return subprocess.run(
+        [sys.executable, "-m", "transduce", *command, "--device", "cpu"],
+        env=environment(tmp_path / "hiding", OF_PEERS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_training_is_measured_beside_pytorch_alone(tmp_path: Path) -> None:
     command = ("benchmark", "training", "--preset", "tiny", "--rounds", "1")
-    done = without_extras(tmp_path, *command, "--device", "cpu", hidden=OF_PEERS)
+    done = without_peers(tmp_path, *command)
     assert done.returncode == 0, done.stderr
     assert "Hugging Face Marian is left out. It needs the package" in done.stdout
     assert "\ntorch.nn.Transformer " in done.stdout
 
 
 def test_decoding_is_measured_with_the_packages_of_peers(tmp_path: Path) -> None:
-    command = ("benchmark", "decoding", "--length", "9")
-    done = without_extras(tmp_path, *command, hidden=OF_PEERS)
+    done = without_peers(tmp_path, "benchmark", "decoding", "--length", "9")
     assert done.returncode == 2
     assert "install it by pip install '.[benchmark]'" in done.stderr
 
