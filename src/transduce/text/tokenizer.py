@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
@@ -189,7 +190,7 @@ class SubwordTokenizer:
     def vocab_size(self) -> int:
         return len(self._piece_of)
 
-    @property
+    @cached_property
     def is_of_characters(self) -> bool:
         """Whether each piece is one character, beside special ones and tags."""
         return all(
