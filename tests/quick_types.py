@@ -41,16 +41,19 @@ def jaxtyped(fn: Any = NOT_GIVEN, *, typechecker: Any = NOT_GIVEN) -> Any:
 
 
 def _checked(fn: FunctionType) -> Callable[..., Any] | None:
-    """Function that checks types; None if that needs jaxtyping."""
+    """Return a function that checks types, or None if that needs jaxtyping."""
     lazy = (
         inspect.isgeneratorfunction,
         inspect.iscoroutinefunction,
         inspect.isasyncgenfunction,
     )
-    hints = {
-        name: _resolved(hint, fn.__globals__)
-        for name, hint in fn.__annotations__.items()
-    }
+    try:
+        hints = {
+            name: _resolved(hint, fn.__globals__)
+            for name, hint in fn.__annotations__.items()
+        }
+    except NameError:  # a quoted type that is defined further below
+        return None
     axes = [axes for hint in hints.values() for axes in _axes(hint)]
     if any(kind(fn) for kind in lazy) or "{" in "".join(axes):
         return None
@@ -76,19 +79,16 @@ def _checked(fn: FunctionType) -> Callable[..., Any] | None:
 
 
 def _resolved(hint: object, namespace: dict[str, Any]) -> object:
-    """Resolve a quoted type; anything is allowed if it is not known yet."""
+    """Resolve a quoted type; raise `NameError` if it is not known yet."""
 
     def holder(value: Any) -> None: ...
 
     holder.__annotations__ = {"value": hint}
-    try:
-        return get_type_hints(holder, namespace, include_extras=True)["value"]
-    except Exception:
-        return Any
+    return get_type_hints(holder, namespace, include_extras=True)["value"]
 
 
 def _axes(hint: object) -> Iterator[str]:
-    """Names of the axes of all arrays in a type."""
+    """Yield the names of the axes of all arrays in a type."""
     if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
         yield hint.dim_str
     for inner in get_args(hint):

@@ -86,7 +86,7 @@ RULES = tuple((re.compile(pattern), changed) for pattern, changed in ALTERED)
 
 
 def penn_words(text: str) -> list[str]:
-    """The words of one sentence."""
+    """Cut a sentence of raw English into words as in the Penn Treebank."""
     text = text.translate({0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'"})
     addresses: list[str] = []
 
