@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from transduce.errors import ConfigError, DataError, unknown_name
-from transduce.files import path_lock, sync
+from transduce.files import parse_json, path_lock, read_bounded, sync
 from transduce.text.corpus import BYTE_ORDER_MARK, MAX_LINE_BYTES, Line
 
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -744,7 +744,7 @@ def _existing_counts(
         _refuse_other_contents(folder)
         return None
     try:
-        record = json.loads((folder / CORPUS_RECORD).read_text(encoding="utf-8"))
+        record = parse_json(read_bounded(folder / CORPUS_RECORD))
         name = record["corpus"]
         counts = {
             split: SplitCounts(**entry) for split, entry in record["splits"].items()

@@ -43,7 +43,7 @@ from transduce.errors import (
     TransduceError,
     counted,
 )
-from transduce.files import read_bounded, read_json, real_path
+from transduce.files import parse_json, read_bounded, read_json, real_path
 from transduce.text.alignment import (
     DICTIONARY_FILE,
     WordDictionary,
@@ -622,7 +622,7 @@ def _discard(folder: Path) -> None:
 
 def _key_of(folder: Path) -> str | None:
     try:
-        record = json.loads(read_bounded(folder / PREPARATION))
+        record = parse_json(read_bounded(folder / PREPARATION))
         return str(record["key"])
     except (OSError, ValueError, LookupError, TypeError, AccessError):
         return None  # not prepared, by another version, or not ours to read
@@ -634,7 +634,7 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
     Raises `AccessError` as `access_errors` does.
     """
     try:
-        record = json.loads(read_bounded(folder / PREPARATION))
+        record = parse_json(read_bounded(folder / PREPARATION))
         open_dataset(folder / TRAINING)
         if key.dev is not None:
             open_dataset(folder / DEV)

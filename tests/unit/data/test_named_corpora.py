@@ -300,6 +300,7 @@ def test_a_folder_with_other_contents_is_refused(
     "record",
     [
         *("", "{", "[]", "{}"),
+        "[" * 100_000,
         '{"corpus": "tiny", "splits": {"train": {"x": 1}}}',
         '{"corpus": "tiny", "splits": {"train": {"num_pairs": 1}}}',
         '{"corpus": "tiny", "splits": {"train": {"num_pairs": "1"}, "dev": {}}}',

@@ -220,6 +220,17 @@ def test_a_sibling_run_that_may_not_be_read_is_left_alone(
     assert prepared.shared_with is None
 
 
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"key": 1}', "[" * 100_000])
+def test_a_sibling_run_with_a_damaged_record_is_left_alone(
+    files: CorpusFiles, folder: Path, tmp_path: Path, record: str
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    (folder / prepared_corpus.PREPARATION).write_text(record)
+    (second := tmp_path / "second").mkdir()
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
+    assert prepared.shared_with is None
+
+
 def test_a_shared_corpus_that_cannot_be_opened_is_not_prepared_anew(
     files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
