@@ -1,7 +1,8 @@
 """Prepared corpora: a tokenizer and encoded pairs, made once.
 
-A prepared corpus depends only on the lines of the files and the settings of tokenizer
-and filter, which make up its key. Runs in the same folder with the same key share it.
+A prepared corpus depends only on the lines of the files and on the settings of
+tokenizer and filter. Their hash is its key. Runs in the same folder with the same key
+share it.
 """
 
 import heapq
@@ -139,7 +140,7 @@ def encode_corpora(
     """Write the ids of several corpora one after the other, and count their pairs."""
     counts = [Counter[str]() for _ in corpora]
 
-    def fit() -> Iterator[EncodedPair]:
+    def kept() -> Iterator[EncodedPair]:
         for (pairs, encoder), count in zip(corpora, counts, strict=True):
             for pair in encode_pairs(pairs, encoder):
                 reason = filter_reason(pair, max_length)
@@ -147,7 +148,7 @@ def encode_corpora(
                 if reason == "kept":
                     yield pair
 
-    write_dataset(fit(), folder)
+    write_dataset(kept(), folder)
     return [
         PairCounts(kept=each["kept"], empty=each["empty"], overlong=each["overlong"])
         for each in counts
@@ -243,16 +244,16 @@ def prepare(
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
     A tokenizer given in place of its settings is used as it is. `symbols` is a parser's
-    target vocabulary. `target_language` is that of corpora without one of their own; a
-    tokenizer with tags of languages puts its tag before the sources.
-    If one of `sibling_runs` was prepared from the same input, its files are shared. All
-    files are read through before anything is written. Raises `DataError` if one cannot
+    target vocabulary. `target_language` is the language of corpora that name none; if
+    the tokenizer has tags of languages, its tag is put before the sources. If one of
+    `sibling_runs` was prepared from the same input, its files are shared. All files are
+    read through before anything is written. Raises `DataError` if one cannot
     be used, or no pair is left to train on, and `ConfigError` or `RequestError` if a
     given tokenizer lacks a tag.
     """
     training, sizes = read_corpora(files.sides)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
-    key = _CorpusKey(
+    inputs = _Inputs(
         tokenizer=tokenizer,
         max_length=max_length,
         training=training,
@@ -264,20 +265,31 @@ def prepare(
         dev_language=files.dev_language or target_language,
     )
     for sibling in sibling_runs:
-        if _share(sibling, folder, key):
-            prepared = _read(folder, key)
+        if _share(sibling, folder, inputs):
+            prepared = _read(folder, inputs)
             if prepared is not None:
-                return replace(prepared, shared_with=sibling, statistics=key.statistics)
+                return replace(
+                    prepared, shared_with=sibling, statistics=inputs.statistics
+                )
             _discard(folder)
-    prepared = _make(files, key, folder)
-    record = asdict(prepared)
-    for name in ("shared_with", "statistics", "dev_name", "dev_sets", "is_held_out"):
-        del record[name]
-    if not prepared.corpora:
-        del record["corpora"]
+    prepared = _make(files, inputs, folder)
+    _write_record(prepared, folder)
+    return replace(prepared, statistics=inputs.statistics)
+
+
+def _write_record(prepared: PreparedCorpus, folder: Path) -> None:
+    """Write what `_read` needs; the rest differs between runs that share the files."""
+    record: dict[str, object] = {
+        "key": prepared.key,
+        "training": asdict(prepared.training),
+        "dev": None if prepared.dev is None else asdict(prepared.dev),
+        "vocab_size": prepared.vocab_size,
+        "target_vocab_size": prepared.target_vocab_size,
+    }
+    if prepared.corpora:
+        record["corpora"] = {n: asdict(each) for n, each in prepared.corpora.items()}
     text = json.dumps(record, indent=2) + "\n"
     (folder / PREPARATION).write_text(text, encoding="utf-8")
-    return replace(prepared, statistics=key.statistics)
 
 
 def learning_texts(
@@ -295,7 +307,7 @@ def learning_texts(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CorpusKey:
+class _Inputs:
     """Input and settings that a prepared corpus depends on."""
 
     tokenizer: TokenizerConfig | Tokenizer
@@ -334,8 +346,8 @@ class _CorpusKey:
         return {"training": self.training, **dev}
 
     @property
-    def digest(self) -> str:
-        """Hash of all parts, the `key` of the record."""
+    def key(self) -> str:
+        """Hash of the inputs; runs with the same key share a prepared corpus."""
         parts = {
             "format": PREPARATION_FORMAT,
             "tokenizers": tokenizers.__version__,
@@ -437,43 +449,45 @@ def _language_id(tokenizer: Tokenizer, language: str | None) -> int | None:
     return tokenizer.tag_id(find_language_tag(language, tokenizer.language_tags))
 
 
-def _make(files: CorpusFiles, key: _CorpusKey, folder: Path) -> PreparedCorpus:
+def _make(files: CorpusFiles, inputs: _Inputs, folder: Path) -> PreparedCorpus:
     """Write the tokenizer, its companions and the ids of all pairs into the folder."""
-    tokenizer = _make_tokenizer(files, key)
+    tokenizer = _make_tokenizer(files, inputs)
     tokenizer.save(folder / TOKENIZER_FILE)
-    if key.symbols is not None:
-        key.symbols.save(folder / SYMBOLS_FILE)
-    if key.has_dictionary and isinstance(tokenizer, WordTokenizer):
+    if inputs.symbols is not None:
+        inputs.symbols.save(folder / SYMBOLS_FILE)
+    if inputs.has_dictionary and isinstance(tokenizer, WordTokenizer):
         dictionary = learn_dictionary(
             lambda: read_pairs(files.source, files.target), tokenizer
         )
         dictionary.save(folder / DICTIONARY_FILE)
-    counts = _make_training(files, key, key.encoders(tokenizer), folder / TRAINING)
+    counts = _make_training(
+        files, inputs, inputs.encoders(tokenizer), folder / TRAINING
+    )
     names = [corpus.name for corpus in files.corpora]
     return PreparedCorpus(
-        key=key.digest,
+        key=inputs.key,
         training=_total(counts),
-        dev=_make_dev(files, key, key.dev_encoder(tokenizer), folder / DEV),
+        dev=_make_dev(files, inputs, inputs.dev_encoder(tokenizer), folder / DEV),
         vocab_size=tokenizer.vocab_size,
-        target_vocab_size=key.target_vocab_size,
+        target_vocab_size=inputs.target_vocab_size,
         corpora=dict(zip(names, counts, strict=False)),
     )
 
 
-def _make_tokenizer(files: CorpusFiles, key: _CorpusKey) -> Tokenizer:
+def _make_tokenizer(files: CorpusFiles, inputs: _Inputs) -> Tokenizer:
     """Return the given tokenizer, or learn one from the training corpora."""
-    if not isinstance(key.tokenizer, TokenizerConfig):
-        return key.tokenizer
+    if not isinstance(inputs.tokenizer, TokenizerConfig):
+        return inputs.tokenizer
     texts = learning_texts(
-        interleaved([read_pairs(*sides) for sides in files.sides], key.sizes),
-        key.training.num_characters,
-        source_only=key.symbols is not None,
+        interleaved([read_pairs(*sides) for sides in files.sides], inputs.sizes),
+        inputs.training.num_characters,
+        source_only=inputs.symbols is not None,
     )
-    return learn_tokenizer(texts, key.tokenizer, files.tags)
+    return learn_tokenizer(texts, inputs.tokenizer, files.tags)
 
 
 def _make_training(
-    files: CorpusFiles, key: _CorpusKey, encoders: Sequence[PairEncoder], folder: Path
+    files: CorpusFiles, inputs: _Inputs, encoders: Sequence[PairEncoder], folder: Path
 ) -> list[PairCounts]:
     """Write the ids of the training corpora, and count the pairs of each.
 
@@ -485,10 +499,10 @@ def _make_training(
             (again.pairs(*sides), encoder)
             for sides, encoder in zip(files.sides, encoders, strict=True)
         ],
-        key.max_length,
+        inputs.max_length,
         folder,
     )
-    _require_unchanged(files.source[0], again, key.training)
+    _require_unchanged(files.source[0], again, inputs.training)
     for (source, _), each in zip(files.sides, counts, strict=True):
         if each.kept == 0:
             raise DataError(
@@ -524,15 +538,15 @@ def _total(counts: Sequence[PairCounts]) -> PairCounts:
 
 
 def _make_dev(
-    files: CorpusFiles, key: _CorpusKey, encoder: PairEncoder, folder: Path
+    files: CorpusFiles, inputs: _Inputs, encoder: PairEncoder, folder: Path
 ) -> PairCounts | None:
-    if key.dev is None:
+    if inputs.dev is None:
         return None
     again = CorpusStatistics()
     pairs = list(again.pairs(files.dev_source, files.dev_target))
-    _require_unchanged(files.dev_source[0], again, key.dev)
+    _require_unchanged(files.dev_source[0], again, inputs.dev)
     label = files.label(files.dev_source[0])
-    return _write_dev(pairs, encoder, key.max_length, folder, label)
+    return _write_dev(pairs, encoder, inputs.max_length, folder, label)
 
 
 def prepare_dev_set(
@@ -586,15 +600,15 @@ def _require_unchanged(
         )
 
 
-def _share(sibling: Path, folder: Path, key: _CorpusKey) -> bool:
+def _share(sibling: Path, folder: Path, inputs: _Inputs) -> bool:
     """Link large files and copy the rest; return whether the sibling run has all."""
-    if _key_of(sibling) != key.digest:
+    if _key_of(sibling) != inputs.key:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
-    texts = [PREPARATION, TOKENIZER_FILE, *([SYMBOLS_FILE] if key.symbols else [])]
-    texts += [DICTIONARY_FILE] if key.has_dictionary else []
+    texts = [PREPARATION, TOKENIZER_FILE, *([SYMBOLS_FILE] if inputs.symbols else [])]
+    texts += [DICTIONARY_FILE] if inputs.has_dictionary else []
     (folder / TRAINING).mkdir(parents=True)
-    if key.dev is not None:
+    if inputs.dev is not None:
         (folder / DEV).mkdir()
         ids += [f"{DEV}/{name}" for name in DATASET_FILES]
         texts += [f"{DEV}/{DEV_SOURCE}", f"{DEV}/{DEV_TARGET}"]
@@ -628,7 +642,7 @@ def _key_of(folder: Path) -> str | None:
         return None  # not prepared, by another version, or not ours to read
 
 
-def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
+def _read(folder: Path, inputs: _Inputs) -> PreparedCorpus | None:
     """Read the record of a prepared corpus; None if it is damaged.
 
     Raises `AccessError` as `access_errors` does.
@@ -636,22 +650,22 @@ def _read(folder: Path, key: _CorpusKey) -> PreparedCorpus | None:
     try:
         record = parse_json(read_bounded(folder / PREPARATION))
         open_dataset(folder / TRAINING)
-        if key.dev is not None:
+        if inputs.dev is not None:
             open_dataset(folder / DEV)
             sides = (folder / DEV / DEV_SOURCE,), (folder / DEV / DEV_TARGET,)
-            if read_through(*sides).digest != key.dev.digest:
+            if read_through(*sides).digest != inputs.dev.digest:
                 return None
         if load_tokenizer(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
             return None
-        if key.has_dictionary:
+        if inputs.has_dictionary:
             WordDictionary.load(folder / DICTIONARY_FILE)
         return PreparedCorpus(
             key=record["key"],
             training=PairCounts(**record["training"]),
             dev=record["dev"] and PairCounts(**record["dev"]),
             vocab_size=record["vocab_size"],
-            target_vocab_size=key.target_vocab_size,
-            corpora=_corpora_of(record, [corpus.name for corpus in key.corpora]),
+            target_vocab_size=inputs.target_vocab_size,
+            corpora=_corpora_of(record, [corpus.name for corpus in inputs.corpora]),
         )
     except AccessError:
         raise  # it may be sound, and another one would be prepared
