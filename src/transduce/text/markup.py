@@ -15,6 +15,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import turbohtml
@@ -216,7 +217,7 @@ class _Reader:
             if span is not None and self._html.startswith("<", span.start_offset):
                 yield _Tag(span.start_offset, span.end_offset, is_end, number)
 
-    def _close_those_without(self, number: int, place: int) -> bool:
+    def _close_ended(self, number: int, place: int) -> bool:
         """Close open elements that do not contain a new one; whether there were any."""
         depth = len(self._stack)
         while self._stack and not self._is_within(number, self._stack[-1].number):
@@ -244,7 +245,7 @@ class _Reader:
         if tag.is_end:
             self._take_end(tag, element.tag)
             return
-        is_nested = not self._close_those_without(tag.number, tag.start)
+        is_nested = not self._close_ended(tag.number, tag.start)
         opened = self._opened(element, tag)
         outer = self._is_translated
         is_kept_open = element.tag not in VOID or opened.is_foreign
@@ -492,7 +493,7 @@ def split_html(
     segments: list[Segment] = []
     place = 0
     for block in _blocks(html_pieces(source)):
-        for segment, start, end in _sentences(source, block, code, splits_lines):
+        for segment, start, end in _segments_of(source, block, code, splits_lines):
             if place < start:
                 segments.append(Segment(source.cut(place, start)))
             segments.append(segment)
@@ -532,12 +533,10 @@ def join_html(
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class _Block:
     """Block of text with the tags in it."""
 
-    text: str = ""
-    """Text with one space for each run of white space."""
     parts: list[str] = field(default_factory=list)
     """Parts of the text, in order."""
     length: int = 0
@@ -603,14 +602,18 @@ class _Block:
         start, end = self.spans[number]
         return len(self.parts[number]) == end - start
 
+    @cached_property
+    def text(self) -> str:
+        """Text of the complete block, with one space for each run of white space."""
+        return "".join(self.parts)
+
     def readable(self) -> str:
         """Text for sentence splitting, with the marks of copied elements masked."""
-        text, parts, place = "".join(self.parts), [], 0
-        self.text = text
+        parts, place = list[str](), 0
         for start, end in self.copied:
-            parts += [text[place:start], MARK.sub("x", text[start:end])]
+            parts += [self.text[place:start], MARK.sub("x", self.text[start:end])]
             place = end
-        return "".join([*parts, text[place:]])
+        return "".join([*parts, self.text[place:]])
 
 
 def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
@@ -628,70 +631,89 @@ def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """Sentence of a block, with its spans in the text and in the source."""
+    """Sentence of a block, with its spans in the block's text and in the source."""
 
-    begin: int
-    end: int
-    start: int
-    stop: int
+    text_start: int
+    text_end: int
+    source_start: int
+    source_end: int
     is_kept: bool
     """Whether it has nothing to translate."""
 
     def is_apart(self, block: _Block, tag: Piece) -> bool:
         """Whether other text stands between the sentence and a tag."""
         at = block.text_at(tag.start)
-        between = block.text[at : self.begin] or block.text[self.end : at]
+        between = block.text[at : self.text_start] or block.text[self.text_end : at]
         return bool(between.strip())
 
 
-def _sentences(
+class _PlacedSegment(NamedTuple):
+    """Segment with its span in the source."""
+
+    segment: Segment
+    start: int
+    end: int
+
+
+def _segments_of(
     source: Source, block: _Block, language: str | None, splits_lines: bool
-) -> list[tuple[Segment, int, int]]:
-    """Sentences of a block, each with its span in the source."""
-    readable = block.readable()
-    spans = list(sentence_spans(readable, language, splits_lines=splits_lines))
-    begins, ends = {begin for begin, _ in spans}, {end for _, end in spans}
-    sentences = [
-        _Sentence(begin, end, *block.source_of(begin, end), is_kept=is_kept)
-        for begin, end in spans
-        # Other text without letters is copied with the tags around it.
-        if not (is_kept := not _has_own_letter(block, begin, end))
-        or begin in ends
-        or end in begins
-    ]
-    found: list[tuple[Segment, int, int]] = []
-    at = 0
-    for number, sentence in enumerate(sentences, start=1):
-        is_last = number == len(sentences)
-        border = len(source.text) if is_last else sentences[number].start
-        after = bisect_left(block.tags, border, lo=at, key=_start)
+) -> list[_PlacedSegment]:
+    """Segments of the sentences of a block."""
+    sentences = _sentences(block, language, splits_lines)
+    borders = [*(each.source_start for each in sentences[1:]), len(source.text)]
+    found: list[_PlacedSegment] = []
+    previous_end: int | None = None
+    first_tag = 0
+    for sentence, border in zip(sentences, borders, strict=False):
+        last_tag = bisect_left(block.tags, border, lo=first_tag, key=_start)
+        tags = block.tags[first_tag:last_tag]
         if sentence.is_kept:
-            span = sentence.start, sentence.stop
-            own = [(Segment(source.cut(*span), is_kept=True), *span)]
+            start, end = sentence.source_start, sentence.source_end
+            copied = Segment(source.cut(start, end), is_kept=True)
+            own = [_PlacedSegment(copied, start, end)]
         else:
-            taken = _taken(block, sentence, block.tags[at:after])
-            own = _segments(source, block, sentence, taken)
-        if number > 1 and sentences[number - 2].end == sentence.begin:
-            own = _adjacent(source, own, block.tags[at:after])
+            own = _segments(source, block, sentence, _taken(block, sentence, tags))
+        if sentence.text_start == previous_end:
+            own = _adjacent(source, own, tags)
         found += own
-        at = bisect_left(block.tags, found[-1][2], lo=at, key=_start)
+        previous_end = sentence.text_end
+        # Tags that a segment contains are not those of the next sentence.
+        first_tag = bisect_left(block.tags, found[-1].end, lo=first_tag, key=_start)
     return found
 
 
+def _sentences(
+    block: _Block, language: str | None, splits_lines: bool
+) -> list[_Sentence]:
+    """Sentences of a block, and the texts without letters that touch one of them."""
+    spans = list(sentence_spans(block.readable(), language, splits_lines=splits_lines))
+    starts, ends = {start for start, _ in spans}, {end for _, end in spans}
+    sentences: list[_Sentence] = []
+    for start, end in spans:
+        is_kept = not _has_own_letter(block, start, end)
+        touches_another = start in ends or end in starts
+        # Other text without letters is copied with the tags around it.
+        if touches_another or not is_kept:
+            place = block.source_of(start, end)
+            sentences.append(_Sentence(start, end, *place, is_kept))
+    return sentences
+
+
 def _adjacent(
-    source: Source, own: list[tuple[Segment, int, int]], tags: Sequence[Piece]
-) -> list[tuple[Segment, int, int]]:
+    source: Source, own: list[_PlacedSegment], tags: Sequence[Piece]
+) -> list[_PlacedSegment]:
     """Mark where space belongs before a sentence: before the tags that open there."""
-    [(first, start, stop), *others] = own
-    if not (first.is_sentence or first.is_kept):
+    [first, *others] = own
+    segment = first.segment
+    if not (segment.is_sentence or segment.is_kept):
         return own
-    opened = (tag.start for tag in tags if tag.start < start and tag.kind != "end")
+    opened = (t.start for t in tags if t.start < first.start and t.kind != "end")
     if (opening := next(opened, None)) is None:
-        return [(replace(first, is_adjacent=True), start, stop), *others]
+        return [first._replace(segment=replace(segment, is_adjacent=True)), *others]
     copied = Segment(
-        source.cut(opening, start), is_adjacent=True, is_kept=first.is_kept
+        source.cut(opening, first.start), is_adjacent=True, is_kept=segment.is_kept
     )
-    return [(copied, opening, start), *own]
+    return [_PlacedSegment(copied, opening, first.start), *own]
 
 
 def _start(piece: Piece) -> int:
@@ -714,8 +736,8 @@ def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
 def _taken(block: _Block, sentence: _Sentence, tags: Sequence[Piece]) -> list[Piece]:
     """Tags within a sentence, and those at its edges with a partner within."""
     partners = _partners(tags)
-    first = bisect_left(tags, sentence.start, key=_start)
-    last = bisect_left(tags, sentence.stop, key=_start)
+    first = bisect_left(tags, sentence.source_start, key=_start)
+    last = bisect_left(tags, sentence.source_end, key=_start)
     begin, end = first, last
     for i in range(first - 1, -1, -1):
         if sentence.is_apart(block, tags[i]):
@@ -745,32 +767,33 @@ def _partners(tags: Sequence[Piece]) -> list[int]:
 
 def _segments(
     source: Source, block: _Block, sentence: _Sentence, tags: list[Piece]
-) -> list[tuple[Segment, int, int]]:
+) -> list[_PlacedSegment]:
     """Sentence with its tags, or the texts between the tags if they are not nested."""
-    start = min([sentence.start, *(tag.start for tag in tags[:1])])
-    stop = max([sentence.stop, *(tag.end for tag in tags[-1:])])
-    text = block.text[sentence.begin : sentence.end]
+    start = min([sentence.source_start, *(tag.start for tag in tags[:1])])
+    end = max([sentence.source_end, *(tag.end for tag in tags[-1:])])
+    text = block.text[sentence.text_start : sentence.text_end]
     elements = _elements(_placed_tags(source, block, sentence, tags), len(text))
+    whole = source.cut(start, end)
     if elements is not None:
-        return [(Segment(source.cut(start, stop), text, elements), start, stop)]
+        return [_PlacedSegment(Segment(whole, text, elements), start, end)]
     found = list(_texts_between(source, block, sentence, tags))
-    return found or [(Segment(source.cut(start, stop)), start, stop)]
+    return found or [_PlacedSegment(Segment(whole), start, end)]
 
 
 def _texts_between(
     source: Source, block: _Block, sentence: _Sentence, tags: Sequence[Piece]
-) -> Iterator[tuple[Segment, int, int]]:
+) -> Iterator[_PlacedSegment]:
     """Texts between the tags of a sentence, each to be translated by itself."""
-    begin = sentence.begin
-    ends = [*(block.text_at(tag.start) for tag in tags), sentence.end]
-    begins = [*(block.text_at(tag.end) for tag in tags), sentence.end]
+    begin = sentence.text_start
+    ends = [*(block.text_at(tag.start) for tag in tags), sentence.text_end]
+    begins = [*(block.text_at(tag.end) for tag in tags), sentence.text_end]
     for end, next_begin in zip(ends, begins, strict=True):
         text = block.text[begin:end]
         if has_letter(text):
             first = begin + len(text) - len(text.lstrip())
             last = begin + len(text.rstrip())
             place = block.source_of(first, last)
-            yield Segment(source.cut(*place), text.strip()), *place
+            yield _PlacedSegment(Segment(source.cut(*place), text.strip()), *place)
         begin = max(next_begin, begin)
 
 
@@ -790,17 +813,20 @@ def _placed_tags(
 ) -> list[_PlacedTag]:
     """Tags with their places in a sentence, in order."""
     placed = []
-    length = sentence.end - sentence.begin
+    length = sentence.text_end - sentence.text_start
     for i, tag in enumerate(tags):
         start, stop = tag.start, tag.end
-        if stop <= sentence.start:
-            following = tags[i + 1].start if i + 1 < len(tags) else sentence.start
-            stop = min(following, sentence.start)
-        elif start >= sentence.stop:
-            start = max(tags[i - 1].end if i else 0, sentence.stop)
-        at = end = min(max(block.text_at(tag.start) - sentence.begin, 0), length)
+        if stop <= sentence.source_start:
+            is_last = i + 1 == len(tags)
+            following = sentence.source_start if is_last else tags[i + 1].start
+            stop = min(following, sentence.source_start)
+        elif start >= sentence.source_end:
+            start = max(tags[i - 1].end if i else 0, sentence.source_end)
+        place = block.text_at(tag.start) - sentence.text_start
+        at = end = min(max(place, 0), length)
         if tag.kind == "copied" and tag.text:
-            end = min(max(block.text_at(tag.end) - sentence.begin, at), length)
+            place = block.text_at(tag.end) - sentence.text_start
+            end = min(max(place, at), length)
         placed.append(_PlacedTag(tag.kind, tag.name, source.cut(start, stop), at, end))
     return placed
 
