@@ -1,8 +1,8 @@
 """Placement of a sentence's inline tags in its translation.
 
-Links connect the words of both sentences, by attention if it is known. An element goes
-around the words that are linked to its own, an empty one stays beside its neighbour.
-All keep their nesting, and each is written exactly once.
+Links connect the words of both sentences, by attention or else by their places. An
+element surrounds the words that are linked to its own words; an empty element stays
+beside its neighbour. Elements keep their nesting, and each is written exactly once.
 """
 
 import re
@@ -18,11 +18,12 @@ from jaxtyping import Float32
 PUNCTUATION = (
     "!-/:-@\\[-`{-~\u00a1-\u00bf\u2010-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f"
 )
-HAN_AND_THE_LIKE = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 )
+"""Characters of scripts without spaces between words; each is a unit."""
 UNIT = re.compile(
-    rf"[{HAN_AND_THE_LIKE}]|[0-9]+|[^\s0-9{PUNCTUATION}{HAN_AND_THE_LIKE}]+"
+    rf"[{UNSPACED}]|[0-9]+|[^\s0-9{PUNCTUATION}{UNSPACED}]+"
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
@@ -36,6 +37,8 @@ category: a vowel of Thai and of Lao, and the zero-width joiner."""
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Piece that stands for a byte."""
+MAX_DISTANCE = 4
+"""Number of words on either side that are searched for one with a link."""
 
 Span = tuple[int, int]
 """Start and end in a text."""
@@ -109,6 +112,7 @@ def links_by_place(source: str, target: str) -> WordLinks:
         source=sources,
         target=targets,
         source_of=tuple(
+            # The source word where the middle of the target word would be.
             (2 * i + 1) * num_sources // (2 * num_targets) if num_sources else None
             for i in range(num_targets)
         ),
@@ -132,13 +136,14 @@ def links_by_attention(
     words = _words(pair[0], source), _words(pair[1], target)
     if not (source and target and all(map(have_same_letters, words, pieces))):
         return None
-    groups = [letter_groups(of, texts) for of, texts in zip(pieces, words, strict=True)]
-    if any((each.sum(axis=0) == 0).any() for each in groups):
+    source_groups, target_groups = map(letter_groups, pieces, words)
+    has_pieces = [each.any(axis=0).all() for each in (source_groups, target_groups)]
+    if not all(has_pieces):
         return None
     # Attention at the step that outputs a token, and at the step that reads it.
     maps = np.concatenate([weights[:, :-1], weights[:, 1:]])
-    means = groups[1] / groups[1].sum(axis=0)
-    by_word = means.T @ maps @ groups[0]
+    means = target_groups / target_groups.sum(axis=0)
+    by_word = means.T @ maps @ source_groups
     best = by_word[agreement(by_word).argmax()]
     return WordLinks(
         source=source, target=target, source_of=tuple(best.argmax(axis=-1).tolist())
@@ -153,18 +158,21 @@ def letter_groups(
     A piece may belong to two words. Each byte of a letter encoded as bytes is a piece.
     The pieces must spell the words: see `have_same_letters`.
     """
-    owners = [word for word, text in enumerate(words) for _ in text]
+    word_of = [word for word, text in enumerate(words) for _ in text]
     groups = np.zeros((len(pieces), len(words)), dtype=np.float32)
-    at = 0
+    place = 0
     for i, piece in enumerate(pieces):
-        count = _num_letters(piece)
-        # A space belongs to the next word, later bytes of a letter to the first byte's.
-        other = at if not piece.strip() and at < len(owners) else at - 1
-        letters = owners[at : at + count] or owners[other : other + 1]
-        for owner in letters:
-            groups[i, owner] += 1 / len(letters)
-        at += count
-    assert at == len(owners)
+        end = place + _num_letters(piece)
+        if end > place:
+            owners = word_of[place:end]
+        elif piece.strip() or place == len(word_of):
+            owners = word_of[place - 1 : place]  # a later byte of a letter, or the end
+        else:
+            owners = word_of[place : place + 1]  # the space before a word
+        for owner in owners:
+            groups[i, owner] += 1 / len(owners)
+        place = end
+    assert place == len(word_of)
     return groups
 
 
@@ -257,7 +265,9 @@ class _Placement:
     @staticmethod
     def _order(wanted: tuple[Element, Span]) -> tuple[int, int]:
         element, (start, _) = wanted
-        return 0 if element.begins_before else 2 if element.ends_after else 1, start
+        if element.begins_before:
+            return 0, start
+        return (2 if element.ends_after else 1), start
 
     def _wanted(self, element: Element, within: Span) -> Span:
         """Return the span of an element without regard to its siblings."""
@@ -319,12 +329,10 @@ class _Placement:
     def _with_spaces(self, element: Element, span: Span) -> Span:
         """Add as many spaces at the edges as the element had in the sentence."""
         (start, end), text = span, self._translation
-        inside = self._sentence[element.start : element.end]
-        for _ in range(len(inside) - len(inside.lstrip())):
-            start -= text[start - 1 : start].isspace()
-        for _ in range(len(inside) - len(inside.rstrip())):
-            end += text[end : end + 1].isspace()
-        return start, end
+        leading, trailing = _edge_spaces(self._sentence[element.start : element.end])
+        _, before = _edge_spaces(text[max(start - leading, 0) : start])
+        after, _ = _edge_spaces(text[end : end + trailing])
+        return start - before, end + after
 
     def _words_in(self, start: int, end: int) -> tuple[int, int]:
         """Return the first word that overlaps a span, and the word after the last."""
@@ -345,31 +353,33 @@ class _Placement:
         before = after - 1
         touches_before = before >= 0 and sources[before][1] == at
         if after < len(sources) and sources[after][0] == at and not touches_before:
-            return self._beside(after, before, is_before=True)
-        place = self._beside(after, before, is_before=False)
-        for _ in range(at - sources[before][1] if before >= 0 else 0):
-            place += self._translation[place : place + 1].isspace()
-        return place
+            return self._beside(after, before, prefers_next=True)
+        place = self._beside(after, before, prefers_next=False)
+        gap = at - sources[before][1] if before >= 0 else 0
+        spaces, _ = _edge_spaces(self._translation[place : place + gap])
+        return place + spaces
 
     def _point_within(self, word: int, at: int) -> int:
         targets = self._targets_of[word]
         if targets and self._is_same(word, targets[0]):
             return self._links.target[targets[0]][0] + at - self._links.source[word][0]
-        return self._beside(word + 1, word, is_before=False)
+        return self._beside(word + 1, word, prefers_next=False)
 
-    def _beside(self, after: int, before: int, *, is_before: bool) -> int:
-        """Return the place before the words of `after`, or after those of `before`.
+    def _beside(self, following: int, previous: int, *, prefers_next: bool) -> int:
+        """Return the place between the translations of two neighbouring words.
 
-        A word without links is replaced by the other one, or the nearest with links.
+        It is before those of the following word, or after those of the previous one.
+        Words without links are skipped, up to `MAX_DISTANCE`.
         """
         spans = self._links.target
-        for far in range(NEAR):
-            first, last = self._targets_at(after + far), self._targets_at(before - far)
-            if first and (is_before or not last):
-                return spans[min(first)][0]
-            if last:
-                return spans[max(last)][1]
-        share = after / max(len(self._links.source), 1)
+        for distance in range(MAX_DISTANCE):
+            after = self._targets_at(following + distance)
+            before = self._targets_at(previous - distance)
+            if after and (prefers_next or not before):
+                return spans[min(after)][0]
+            if before:
+                return spans[max(before)][1]
+        share = following / max(len(self._links.source), 1)
         place = int(share * len(self._links.target))
         if place < len(self._links.target):
             return self._links.target[place][0]
@@ -381,12 +391,11 @@ class _Placement:
         return self._targets_of[word] if is_word else []
 
 
-NEAR = 4
-"""Words to either side among which one with a link is searched for."""
-
-
 def _densest(flags: Sequence[bool]) -> Span | None:
-    """Return the span with the most set flags beyond others; None without any."""
+    """Return the span in which set flags outnumber the others most; None without any.
+
+    This is Kadane's algorithm for the subarray with the largest sum.
+    """
     best, best_sum, begin, total = None, 0, 0, 0
     for i, flag in enumerate(flags):
         if total <= 0:
@@ -395,6 +404,11 @@ def _densest(flags: Sequence[bool]) -> Span | None:
         if total > best_sum:
             best, best_sum = (begin, i + 1), total
     return best
+
+
+def _edge_spaces(text: str) -> tuple[int, int]:
+    """Return the number of spaces at the beginning and at the end of a text."""
+    return len(text) - len(text.lstrip()), len(text) - len(text.rstrip())
 
 
 def _start(span: Span) -> int:
