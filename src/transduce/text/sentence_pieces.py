@@ -120,11 +120,10 @@ class UnigramModel:
 
     def _spelled(self, pieces: Sequence[str]) -> list[str]:
         """Spell unknown pieces by bytes."""
-        return [
-            part
-            for piece in pieces
-            for part in ([piece] if piece in self._known else bytes_of(piece))
-        ]
+        spelled: list[str] = []
+        for piece in pieces:
+            spelled += [piece] if piece in self._known else bytes_of(piece)
+        return spelled
 
     @cached_property
     def _known(self) -> frozenset[str]:
@@ -296,28 +295,30 @@ class SentencePieceTokenizer:
         )
 
     def _encode(self, texts: Sequence[str], model: UnigramModel) -> list[list[int]]:
-        codes = [self.language(text) for text in texts]
-        rest = [text[len(code) :] for text, code in zip(texts, codes, strict=True)]
-        return [
-            [self._ids.get(piece, self.unknown) for piece in [code, *pieces] if piece]
-            for code, pieces in zip(codes, self._cut(rest, model), strict=True)
-        ]
+        tags = [self.language(text) for text in texts]
+        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        encoded: list[list[int]] = []
+        for tag, pieces in zip(tags, self._cut(rest, model), strict=True):
+            tagged = [tag, *pieces] if tag else pieces
+            encoded.append([self._ids.get(piece, self.unknown) for piece in tagged])
+        return encoded
 
     def _cut(self, texts: Sequence[str], model: UnigramModel) -> list[list[str]]:
         """Return the pieces of each text, added tokens whole."""
         if not self.added:
             return model.cut(texts)
-        # Parts with odd numbers are added tokens.
-        parts = [self._added.split(text) for text in texts]
-        cut = iter(model.cut([part for each in parts for part in each[::2]]))
-        return [
-            [
-                piece
-                for i, part in enumerate(each)
-                for piece in ([part] if i % 2 else next(cut))
-            ]
-            for each in parts
-        ]
+        # Added tokens and the text between them take turns; the first part is text.
+        parts_of_texts = [self._added.split(text) for text in texts]
+        between = [part for parts in parts_of_texts for part in parts[::2]]
+        cut = iter(model.cut(between))
+        found: list[list[str]] = []
+        for parts in parts_of_texts:
+            pieces: list[str] = []
+            for number, part in enumerate(parts):
+                is_added = number % 2 == 1
+                pieces += [part] if is_added else next(cut)
+            found.append(pieces)
+        return found
 
     @cached_property
     def _added(self) -> re.Pattern[str]:

@@ -54,10 +54,7 @@ from transduce.text.vocabulary import (
 TOKENIZER_FILE = "tokenizer.json"
 """Name of the tokenizer's file in model folders and run folders."""
 
-
 _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
-
-
 MAX_RUN = 64
 """Maximum length of a run in characters, since word-piece takes quadratic time."""
 SHARED_LETTERS = "\u00aa\u00b5\u00ba\u02b0-\u02ff\u0640"
@@ -114,16 +111,16 @@ LEARNING_UNSPACED_CHARACTERS = 20_000_000
 """Maximum number of unspaced characters to learn from; their runs hardly recur."""
 
 
-NO_PARTS = (
+FOREIGN_PARTS = (
     "added_tokens", "normalizer", "post_processor", "truncation", "padding",
 )  # fmt: skip
 """Parts of the library's tokenizers that this package never writes."""
-NO_OPTIONS = (
+FOREIGN_OPTIONS = (
     "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
     "fuse_unk",
 )  # fmt: skip
 """Options of the library's models that this package never sets."""
-TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
+SAMPLES = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
 """Texts that every valid tokenizer can encode."""
 MAX_TOKENIZER_BYTES = 2**28
 """Maximum size of a tokenizer's file in bytes."""
@@ -244,7 +241,10 @@ class SubwordTokenizer:
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         words = [self.spell(text).split() for text in texts]
         ids_of = self._ids_of_words(set(chain.from_iterable(words)))
-        return [list(chain.from_iterable(map(ids_of.__getitem__, of))) for of in words]
+        return [
+            list(chain.from_iterable(ids_of[word] for word in of_text))
+            for of_text in words
+        ]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many targets at once, in the same way as sources."""
@@ -307,10 +307,10 @@ class WordTokenizer(SubwordTokenizer):
         """Return the words that `encode` gives an id each, with the spaces before."""
         cut = self._pieces.pre_tokenizer.pre_tokenize_str
         tag = self.language(text)
-        words = self.spell(text[len(tag) :]).split()
-        return [tag] * bool(tag) + [
-            piece for word in words for piece, _ in cut(" " + word)
-        ]
+        words = [tag] if tag else []
+        for chunk in self.spell(text[len(tag) :]).split():
+            words += [word for word, _ in cut(" " + chunk)]
+        return words
 
     def join(self, words: Iterable[str]) -> str:
         """Return the text of words, which have the spaces before them."""
@@ -321,15 +321,16 @@ class WordTokenizer(SubwordTokenizer):
         return self.join(self._piece_of[i] for i in ids if i > EOS)
 
     def _cut(self, words: Sequence[str]) -> list[list[int]]:
-        cut = self._pieces.encode_batch([" " + word for word in words])
+        # The library gives all unknown words one id, that of a word after a space. Only
+        # the first word of a chunk is one.
         spaced, joined = UNKNOWN_IDS
-        return [
-            [
-                joined if i == spaced and first > 0 else i
-                for i, (first, _) in zip(each.ids, each.offsets, strict=True)
-            ]
-            for each in cut
-        ]
+        found: list[list[int]] = []
+        for chunk in self._pieces.encode_batch([" " + word for word in words]):
+            placed = zip(chunk.ids, chunk.offsets, strict=True)
+            found.append(
+                [joined if i == spaced and start > 0 else i for i, (start, _) in placed]
+            )
+        return found
 
     def spell(self, text: str) -> str:
         """Normalize a text."""
@@ -423,7 +424,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         text = read_bounded(path, MAX_TOKENIZER_BYTES)
         tokenizer = _from_text(text)
-        tokenizer.encode_sources(TRIED)
+        tokenizer.encode_sources(SAMPLES)
         tokenizer.pieces(range(len(SPECIAL_PIECES)))
     except (KeyboardInterrupt, SystemExit, MemoryError, AccessError):
         raise
@@ -446,7 +447,7 @@ def _from_text(text: str) -> Tokenizer:
         raise ValueError("it holds no JSON object")
     if content.get("type") == "SentencePiece":
         return SentencePieceTokenizer.from_content(content)
-    _require_no_more_than_ours(content)
+    _require_own_parts(content)
     library = tokenizers.Tokenizer.from_str(text)
     ids = sorted(library.get_vocab(with_added_tokens=False).values())
     if ids != list(range(len(ids))):
@@ -460,7 +461,7 @@ def _from_text(text: str) -> Tokenizer:
     return SubwordTokenizer(library)
 
 
-def _require_no_more_than_ours(content: dict[str, object]) -> None:
+def _require_own_parts(content: dict[str, object]) -> None:
     """Raise `ValueError` if the tokenizer has parts that this package's do not have."""
     model = content.get("model")
     if not isinstance(model, dict):
@@ -470,8 +471,8 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
         raise ValueError(
             f"its model must be BPE, WordPiece or WordLevel, but is {kind}"
         )
-    given = [part for part in NO_PARTS if content.get(part)]
-    given += [f"model.{option}" for option in NO_OPTIONS if model.get(option)]
+    given = [part for part in FOREIGN_PARTS if content.get(part)]
+    given += [f"model.{option}" for option in FOREIGN_OPTIONS if model.get(option)]
     if given:
         raise ValueError(f"it must have no `{given[0]}`, which changes the text")
 
