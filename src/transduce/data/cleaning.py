@@ -76,6 +76,8 @@ NORMAL_SPREAD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
 BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
 """Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
+MAX_LOG_FACTOR = 14.0
+"""Largest logarithm of a factor: lines of at most a million bytes differ by less."""
 USUAL_PROCESSES, MAX_PROCESSES = 16, 64
 """Largest number of processes by default, and the largest that may be given where there
 are fewer cores. One process reads and writes for all, so that many more would wait."""
@@ -87,7 +89,8 @@ REPEATS = {
 }
 """Rules about repeated texts, each with the digests that it compares."""
 DIGITS, DIGIT_BITS = 4, 16
-"""Digits of a 64-bit number, from which the worst scores are selected."""
+"""Number of digits of a 64-bit key, and their size in bits: the worst scores are found
+digit by digit."""
 
 ScorePairs: TypeAlias = Callable[[Sequence[str], Sequence[str]], Sequence[TargetScore]]
 """Function that scores targets given sources, such as `Translator.score`."""
@@ -336,6 +339,16 @@ class _ChunkJudge:
         return self._rules[pair.direction]
 
 
+class _ReadPair(NamedTuple):
+    """Pair of lines with the numbers of its files and of its rule."""
+
+    file: int
+    code: int
+    """Number of the rule that drops the pair; 0 if it is kept."""
+    source: Line
+    target: Line
+
+
 class _Corpus:
     """Files of a corpus, and numbers about each pair in arrays on disk.
 
@@ -383,8 +396,8 @@ class _Corpus:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return f"{self.files[number].source}:{row - int(self.starts[number]) + 1}"
 
-    def lines(self) -> Iterator[tuple[int, int, Line, Line]]:
-        """Read the pairs again, each with the numbers of its files and of its rule."""
+    def pairs(self) -> Iterator[_ReadPair]:
+        """Read the pairs again."""
         for number, pair in enumerate(self.files):
             codes = chain.from_iterable(
                 self.codes[block].tobytes() for block in self.blocks([number])
@@ -392,7 +405,7 @@ class _Corpus:
             lines = aligned_lines([pair.source], [pair.target])
             # Their numbers differ only if a file was changed, which is found later.
             for (source, target), code in zip(lines, codes, strict=False):
-                yield number, code, source, target
+                yield _ReadPair(number, code, source, target)
 
 
 def file_pairs(files: CorpusFiles, languages: LanguagesConfig | None) -> list[FilePair]:
@@ -597,10 +610,8 @@ def _learned_ratio(
     for lengths in kept_lengths():
         spread.add(np.abs(ratio.deviations(lengths)))
     largest = config.ratio_spreads * NORMAL_SPREAD * spread.median()
-    return replace(
-        ratio,
-        largest_factor=math.exp(min(max(largest, math.log(config.ratio_factor)), 14)),
-    )
+    log_factor = min(max(largest, math.log(config.ratio_factor)), MAX_LOG_FACTOR)
+    return replace(ratio, largest_factor=math.exp(log_factor))
 
 
 class _Histogram:
@@ -661,9 +672,9 @@ def _write_scores(corpus: _Corpus, scoring: Scoring, on_pairs: OnPairs) -> None:
     # Neither windows nor scores depend on chunks or processes.
     with (corpus.folder / "scores").open("wb") as file:
         texts = (
-            (row, source.text(), target.text())
-            for row, (_, code, source, target) in enumerate(corpus.lines())
-            if code == 0
+            (row, pair.source.text(), pair.target.text())
+            for row, pair in enumerate(corpus.pairs())
+            if pair.code == 0
         )
         while window := list(islice(texts, SCORED_PAIRS)):
             rows, sources, targets = zip(*window, strict=True)
@@ -712,39 +723,49 @@ def _drop_worst(corpus: _Corpus, worst: float) -> None:
     to_drop = int(worst * number)
     if not to_drop:
         return
-    limit, num_above, num_equal = _largest_but(corpus, to_drop)
-    first_equal = num_equal - (to_drop - num_above)
-    equal_before = 0
+    limit = _key_at_rank(corpus, to_drop)
+    # Among the pairs with the key of the limit, those from this place on are dropped.
+    first_dropped = limit.num_equal - (to_drop - limit.num_above)
+    num_before = 0
     for scores in _scores(corpus):
         keys = _sort_keys(_ranks(scores))
-        is_equal = keys == limit
-        place = np.cumsum(is_equal) - 1 + equal_before
-        is_dropped = (keys > limit) | (is_equal & (place >= first_equal))
+        is_equal = keys == limit.key
+        place = np.cumsum(is_equal) - 1 + num_before
+        is_dropped = (keys > limit.key) | (is_equal & (place >= first_dropped))
         corpus.codes[scores["row"][is_dropped]] = CODES["low-score"]
-        equal_before += int(is_equal.sum())
+        num_before += int(is_equal.sum())
 
 
-def _largest_but(corpus: _Corpus, number: int) -> tuple[np.uint64, int, int]:
-    """Key with rank `number` from the top; how many are above it, and equal to it.
+class _RankedKey(NamedTuple):
+    """Sort key of some scores, and how many scores are above it and equal to it."""
+
+    key: np.uint64
+    num_above: int
+    num_equal: int
+
+
+def _key_at_rank(corpus: _Corpus, rank: int) -> _RankedKey:
+    """Sort key of the score with a rank, counted from 1 for the largest.
 
     The key is found digit by digit, so that no array of all keys is in memory.
     """
-    limit, num_above = 0, 0
+    key, num_above = 0, 0
     counts = np.zeros(1 << DIGIT_BITS, dtype=np.int64)
+    lowest_digit = (1 << DIGIT_BITS) - 1
     for digit in reversed(range(DIGITS)):
         shift = np.uint64(digit * DIGIT_BITS)
         counts[:] = 0
         for scores in _scores(corpus):
             keys = _sort_keys(_ranks(scores)) >> shift
-            same = keys[(keys >> np.uint64(DIGIT_BITS)) == limit]
-            digits = (same & np.uint64((1 << DIGIT_BITS) - 1)).astype(np.int64)
+            same = keys[(keys >> np.uint64(DIGIT_BITS)) == key]
+            digits = (same & np.uint64(lowest_digit)).astype(np.int64)
             counts += np.bincount(digits, minlength=len(counts))
         above = np.cumsum(counts[::-1])[::-1] - counts
-        # The lowest digit that has too few keys above it.
-        found = int(np.flatnonzero(num_above + above < number)[0])
+        # The smallest digit that has fewer than `rank` keys above it.
+        found = int(np.flatnonzero(num_above + above < rank)[0])
         num_above += int(above[found])
-        limit = (limit << DIGIT_BITS) | found
-    return np.uint64(limit), num_above, int(counts[limit & ((1 << DIGIT_BITS) - 1)])
+        key = (key << DIGIT_BITS) | found
+    return _RankedKey(np.uint64(key), num_above, int(counts[key & lowest_digit]))
 
 
 def _sort_keys(values: Float[np.ndarray, " values"]) -> UInt64[np.ndarray, " values"]:
@@ -771,16 +792,17 @@ def _write(
         dropped = stack.enter_context((folder / DROPPED_FILE).open("wb"))
         details = _Details(stack, corpus, ratios)
         scored = _ScoreWriter(stack, corpus, folder)
-        for row, (file, code, source, target) in enumerate(corpus.lines()):
-            counts[code] += 1
-            rank = scored.write(row, source, is_kept=code == 0)
-            if code == 0:
-                kept[file] += 1
-                for output, line in zip(outputs[file], (source, target), strict=True):
-                    output.write(line.content + b"\n")
+        for row, pair in enumerate(corpus.pairs()):
+            counts[pair.code] += 1
+            rank = scored.write(row, pair.source, is_kept=pair.code == 0)
+            if pair.code == 0:
+                kept[pair.file] += 1
+                source_file, target_file = outputs[pair.file]
+                source_file.write(pair.source.content + b"\n")
+                target_file.write(pair.target.content + b"\n")
             else:
-                detail = details.of_dropped(row, file, code, rank)
-                dropped.write(_record(code, detail, source, target))
+                detail = details.of_dropped(row, pair, rank)
+                dropped.write(_record(pair, detail))
             if row % CHUNK_PAIRS == 0:
                 on_pairs("written", row)
     numbers = zip(corpus.files, corpus.totals, kept, strict=True)
@@ -810,16 +832,29 @@ def _opened(stack: ExitStack, path: Path, folder: Path) -> BinaryIO:
     return cast(BinaryIO, stack.enter_context(BufferedWriter(cast(Any, zipped))))
 
 
+class _ScoredRow(NamedTuple):
+    """Row of a pair with what it is ranked by, and its cross-entropies."""
+
+    row: int
+    rank: float
+    forward: float
+    reverse: float
+
+
+def _scored_rows(corpus: _Corpus) -> Iterator[_ScoredRow]:
+    for scores in _scores(corpus):
+        columns = scores["row"], _ranks(scores), scores["forward"], scores["reverse"]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        yield from map(_ScoredRow._make, rows)
+
+
 class _ScoreWriter:
     """Writes the scores beside the pairs, in their order."""
 
     def __init__(self, stack: ExitStack, corpus: _Corpus, folder: Path) -> None:
         self.largest_kept: float | None = None
-        self._scores = chain.from_iterable(
-            zip(each["row"].tolist(), *_columns(each), strict=True)
-            for each in _scores(corpus)
-        )
-        self._next = next(self._scores, None)
+        self._rows = _scored_rows(corpus)
+        self._next = next(self._rows, None)
         if self._next is not None:
             path = folder / SCORES_FILE
             self._file = stack.enter_context(
@@ -829,27 +864,21 @@ class _ScoreWriter:
 
     def write(self, row: int, source: Line, *, is_kept: bool) -> float | None:
         """Write the score of a pair, if it has one; return what it is ranked by."""
-        if self._next is None or self._next[0] != row:
+        scored = self._next
+        if scored is None or scored.row != row:
             return None
-        _, rank, forward, reverse = self._next
-        backward = "" if math.isnan(reverse) else f"{reverse:.6f}"
+        reverse = "" if math.isnan(scored.reverse) else f"{scored.reverse:.6f}"
         self._file.write(
-            f"{source.path}\t{source.number}\t{is_kept:d}\t{rank:.6f}\t"
-            f"{forward:.6f}\t{backward}\n"
+            f"{source.path}\t{source.number}\t{is_kept:d}\t{scored.rank:.6f}\t"
+            f"{scored.forward:.6f}\t{reverse}\n"
         )
         if is_kept:
             before = self.largest_kept
-            self.largest_kept = rank if before is None else max(rank, before)
-        self._next = next(self._scores, None)
-        return rank
-
-
-def _columns(scores: np.ndarray) -> tuple[list[float], list[float], list[float]]:
-    return (
-        _ranks(scores).tolist(),
-        scores["forward"].tolist(),
-        scores["reverse"].tolist(),
-    )
+            self.largest_kept = (
+                scored.rank if before is None else max(scored.rank, before)
+            )
+        self._next = next(self._rows, None)
+        return scored.rank
 
 
 class _Details:
@@ -864,30 +893,31 @@ class _Details:
             (corpus.folder / "details").open("rb")
         )
 
-    def of_dropped(self, row: int, file: int, code: int, rank: float | None) -> str:
+    def of_dropped(self, row: int, pair: _ReadPair, rank: float | None) -> str:
         """Explain the next dropped pair; `rank` is what its score is ranked by."""
-        if NAMES[code] in REPEATS:
+        rule = NAMES[pair.code]
+        if rule in REPEATS:
             return f"repeats {self._corpus.place(int(self._corpus.first[row]))}"
-        if code == LENGTH_RATIO:
-            ratio = self._ratios[self._corpus.files[file].direction]
+        if pair.code == LENGTH_RATIO:
+            ratio = self._ratios[self._corpus.files[pair.file].direction]
             [deviation] = ratio.deviations(self._corpus.lengths[row : row + 1])
             factor = math.exp(float(deviation))
             return f"the target is {factor:.2f} times as long as usual"
-        if NAMES[code] == "low-score":
+        if rule == "low-score":
             return f"score {rank:.4f}"
         detail: str = json.loads(self._of_single_pairs.readline())
         return detail
 
 
-def _record(code: int, detail: str, source: Line, target: Line) -> bytes:
+def _record(pair: _ReadPair, detail: str) -> bytes:
     """Dropped pair as a line of JSON; bytes that are not UTF-8 as lone surrogates."""
     record = {
-        "file": str(source.path),
-        "line": source.number,
-        "reason": NAMES[code],
+        "file": str(pair.source.path),
+        "line": pair.source.number,
+        "reason": NAMES[pair.code],
         "detail": detail,
-        "source": source.content.decode("utf-8", "surrogateescape"),
-        "target": target.content.decode("utf-8", "surrogateescape"),
+        "source": pair.source.content.decode("utf-8", "surrogateescape"),
+        "target": pair.target.content.decode("utf-8", "surrogateescape"),
     }
     line = json.dumps(record, ensure_ascii=False)
     if UNSAFE.search(line):

@@ -149,8 +149,11 @@ class CleaningConfig:
         for share in ("min_letters", "min_script"):
             require_between(share, getattr(self, share), 0, 1)
         for number in (
-            *("short_characters", "short_letters", "max_words"),
-            *("max_word_characters", "identical_words"),
+            "short_characters",
+            "short_letters",
+            "max_words",
+            "max_word_characters",
+            "identical_words",
         ):
             require_between(number, getattr(self, number), 0, MOST)
         require_between("max_repeats", self.max_repeats, 1, MOST)
@@ -214,18 +217,24 @@ Check = Callable[[SideText, SideText], str | None]
 
 
 class Judgement(NamedTuple):
-    """Finding of the rules for single pairs."""
+    """Finding of the rules for single pairs; sizes and digests only of a kept pair."""
 
     code: int
     """Number of the broken rule; 0 for none."""
     detail: str
     """Explanation: the words that break the rule, and their side."""
-    source_size: int
-    """Number of characters of the source without white space; 0 for a dropped pair."""
-    target_size: int
-    source_digest: int
-    """Digest of the source; 0 for a dropped pair."""
-    target_digest: int
+    source_size: int = 0
+    """Number of characters of the source without white space."""
+    target_size: int = 0
+    source_digest: int = 0
+    target_digest: int = 0
+
+
+class Loop(NamedTuple):
+    """Phrase that a text repeats in a row."""
+
+    times: int
+    phrase: str
 
 
 class PairRules:
@@ -286,7 +295,7 @@ class PairRules:
             return mark
         for code, check in self._checks:
             if (detail := check(first, second)) is not None:
-                return Judgement(code, detail, 0, 0, 0, 0)
+                return Judgement(code, detail)
         return Judgement(
             0, "", first.size, second.size, source_digest, text_digest(second.text)
         )
@@ -360,10 +369,12 @@ class PairRules:
     def _loop(self, source: SideText, target: SideText) -> str | None:
         for side, other in ((source, target), (target, source)):
             loop = longest_loop(side, self._config.max_repeats)
-            # The other side may translate the loop, with fewer repeats.
-            if loop is None or longest_loop(other, max(1, (loop[0] + 1) // 2 - 1)):
+            if loop is None:
                 continue
-            return f"{side.name}: {shown(loop[1])} {loop[0]:,} times"
+            # The other side may translate the loop, with half as many repeats or more.
+            half = (loop.times + 1) // 2
+            if longest_loop(other, max_repeats=max(half - 1, 1)) is None:
+                return f"{side.name}: {shown(loop.phrase)} {loop.times:,} times"
         return None
 
 
@@ -379,33 +390,34 @@ def code_points(text: str) -> str:
     return " ".join(f"U+{ord(character):04X}" for character in text)
 
 
-def longest_loop(side: SideText, max_repeats: int) -> tuple[int, str] | None:
+def longest_loop(side: SideText, max_repeats: int) -> Loop | None:
     """Phrase that a side has most often in a row, if more than `max_repeats` times.
 
-    Returns the number of times and the phrase, of at most `LONGEST_PHRASE` words, or
-    letters of scripts without spaces. `max_repeats` is at least 1.
+    A phrase has at most `LONGEST_PHRASE` words, or letters of scripts without spaces.
+    `max_repeats` is at least 1.
     """
     pattern = UNSPACED_UNITS if side.unspaced_letters else UNITS
     units = pattern.findall(side.text.casefold())
     if len(units) - len(set(units)) < max_repeats:
         return None
-    found = (0, "")
+    found: Loop | None = None
     for length in range(1, min(LONGEST_PHRASE, len(units) // (max_repeats + 1)) + 1):
-        # Fast, and enough for nearly all text.
+        # A loop has so many equal units at this distance; nearly all text has fewer.
         if sum(map(eq, units[length:], units)) < length * max_repeats:
             continue
         times, end = _most_in_a_row(units, length)
-        if times > max(max_repeats, found[0]):
+        if times > (max_repeats if found is None else found.times):
             phrase = units[end - length : end]
             is_unspaced = UNSPACED_LETTER.match(phrase[0])
-            found = times, ("" if is_unspaced else " ").join(phrase)
-    return found if found[0] else None
+            found = Loop(times, ("" if is_unspaced else " ").join(phrase))
+    return found
 
 
 def _most_in_a_row(units: Sequence[str], length: int) -> tuple[int, int]:
-    """Return how many times a phrase of `length` units is repeated in a row at most.
+    """Return how many times in a row a phrase of `length` units occurs at most.
 
-    The second number is the end of the last one. Without repetition, they are 1 and 0.
+    The second number is the end of the last occurrence. Without a repetition, the
+    numbers are 1 and 0.
     """
     run = most = end = 0
     for position in range(length, len(units)):
@@ -431,7 +443,7 @@ def _side(name: str, content: bytes) -> SideText | None:
 
 
 def _dropped(rule: str, detail: str) -> Judgement:
-    return Judgement(CODES[rule], detail, 0, 0, 0, 0)
+    return Judgement(CODES[rule], detail)
 
 
 def _on_either(find: Callable[[SideText], str | None]) -> Check:
@@ -494,9 +506,9 @@ def _numbers(source: SideText, target: SideText) -> str | None:
 
 
 def _by_digits(numbers: Iterable[str]) -> dict[str, str]:
-    """Digits of numbers, by these digits without zeros at both ends.
+    """Digits of numbers, by their digits without the zeros at both ends.
 
-    So 3 million is the same as 300 ten thousands, and 09:00 as 9.
+    Numbers with the same key are equal: 3 million and 300 ten thousands, 09:00 and 9.
     """
     digits = {each.strip("0"): each for each in map(_ascii_digits, numbers)}
     digits.pop("", None)
