@@ -140,6 +140,8 @@ class StoredWeights(Mapping[str, Array]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.folder = path.parent.absolute()
+        """Folder of the file, also after a change of the current folder."""
         try:
             require_file(path)
             self._kept = _identity(path)
@@ -307,6 +309,10 @@ class ModelFolder:
     """Candidates of source pieces; None if there is no shortlist."""
     is_quantized: bool = False
     """Whether weights and embeddings are in int8."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the place of the folder, which is opened again."""
+        return open_model, (self.arrays.folder,)
 
 
 class DescribedModel(Protocol):

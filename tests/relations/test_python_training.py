@@ -12,7 +12,7 @@ import torch
 import transduce
 from transduce.checkpoint import load_model
 from transduce.cli import main
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError, DataError, OverwriteError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -92,6 +92,9 @@ def test_observers_see_each_update(train):
         ({"settings": {"training.step": 3}}, "did you mean `training.steps`"),
         ({"settings": {"model.vocab_size": 3}}, "set `tokenizer.vocab_size`"),
         ({"settings": {"training": 3}}, "`training` must be a table"),
+        ({"settings": ["training.steps=3"]}, "must be values by their names"),
+        ({"settings": {3: 4}}, "must be values by their names"),
+        ({"observers": [print]}, "must have all methods of `RunObserver`, but <built"),
         ({"preset": "parsing-wsj"}, "is for trees"),
         ({"dev_source": "dev.en"}, "must be given together"),
         ({"device": "tpu"}, "`device` must be"),
@@ -122,6 +125,6 @@ def test_a_missing_file_is_a_data_error(tmp_path):
 
 def test_a_run_is_replaced_only_if_allowed(train):
     train()
-    with pytest.raises(ConfigError):
+    with pytest.raises(OverwriteError, match="is not; resume .*, or overwrite it\\.$"):
         train()
     train(overwrite=True)

@@ -35,8 +35,8 @@ from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import language_tag
 
-Files = str | PathLike[str] | Sequence[str | PathLike[str]]
-"""One file or several."""
+Files = str | PathLike[str] | Sequence[str | PathLike[str]] | None
+"""One file, several, or None for no file."""
 MAIN_DEV = "dev"
 """Name of the dev set that has none of its own."""
 DEV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -268,7 +268,9 @@ class CorpusStatistics:
 
 
 def paths_of(files: Files) -> tuple[Path, ...]:
-    """Return one file or several as paths."""
+    """Return one file, several or none as paths."""
+    if files is None:
+        return ()
     if isinstance(files, str | PathLike):
         return (Path(files),)
     return tuple(map(Path, files))
@@ -581,7 +583,7 @@ def require_choice(
         if size < 1:
             raise ConfigError(
                 f"A part must have at least 1 pair, but {size:,} are requested; give "
-                "another number by --dev or --test."
+                "another number."
             )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"`seed` must be from 0 to 2^63 - 1, but is {seed}.")

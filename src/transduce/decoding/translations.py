@@ -7,7 +7,7 @@ after the search (Luong et al., 2015) by the dictionary's translation of the sou
 that the decoder attends to most there, or by this source word itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat, takewhile, zip_longest
 from typing import Any, NamedTuple, TypeVar
@@ -235,6 +235,11 @@ def require_lists(*several: object) -> None:
         if isinstance(each, bytes | bytearray):
             raise RequestError(
                 f"A sentence must be a string, but is {type(each).__name__}; decode it."
+            )
+        if isinstance(each, Mapping | set | frozenset):
+            raise RequestError(
+                "Several sentences must be given as a list of strings, but are given "
+                f"as {type(each).__name__}; put them into a list, in their order."
             )
         try:
             iter(each)  # type: ignore[call-overload]

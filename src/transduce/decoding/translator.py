@@ -19,6 +19,7 @@ from transduce.architectures.config import (
     num_positions,
 )
 from transduce.decoding.backend import (
+    StoredModel,
     choose_device,
     choose_precision,
     decodes_natively,
@@ -119,6 +120,11 @@ EXCLUDED = (PAD, BOS)
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
+SETTINGS = (
+    *("search", "batch_positions", "source_language", "target_language"),
+    *("language_tag", "corpus_tag"),
+)
+"""Attributes of a translator that may be set, and are pickled with it."""
 
 
 class Translator:
@@ -131,7 +137,14 @@ class Translator:
         translator = transduce.load("runs/en-de/averaged")
         translator.translate("A man sleeps.").text
 
-    Several threads may use one translator at the same time.
+    Several threads may use one translator at the same time. A pickled one has the paths
+    of its model folders and its settings, but no weights: another process loads the
+    same folders again. A copy shares the weights.
+
+    As a context manager, a translator ends its processes at the end of the block:
+
+        with transduce.load("runs/en-de", num_processes=None) as translator:
+            found = translator.translate(lines)
     """
 
     language_tag: str = ""
@@ -205,6 +218,32 @@ class Translator:
             f"{several}, on {self.device} ({self.precision})>"
         )
 
+    def __enter__(self) -> "Translator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> "Translator":
+        """Copy the settings; weights and processes are shared."""
+        self.get_ready()
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, memo: object) -> "Translator":
+        """Copy as `copy.copy` does, since weights never change."""
+        return copy(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folders of the models, and all settings.
+
+        A model that is no folder but a `Checkpoint` is pickled with its weights.
+        """
+        chosen = (self._checkpoints, self.device, self.precision, self.num_processes)
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        return _opened, (type(self), *chosen), settings
+
     @property
     def is_native(self) -> bool:
         """Whether the native library decodes all models, and not PyTorch."""
@@ -234,11 +273,11 @@ class Translator:
         only one may be named, too. Raises `RequestError`, which names the languages of
         the model, if this is none of them.
         """
+        _require_string("language", language)
         tags = self.tokenizer.language_tags
         known = self.target_language
         if not tags and known is not None and best_match(language, [known]):
             return self
-        self.get_ready()
         other = copy(self)
         other.language_tag = find_language_tag(language, tags)
         [other.target_language] = languages_of([other.language_tag])
@@ -253,8 +292,8 @@ class Translator:
         (`tokenizer.corpus_tags` has all). It shares the weights with this one. Raises
         `RequestError`, which names the tags of the model, if this is none of them.
         """
+        _require_string("tag", tag)
         found = find_corpus_tag(tag, self.tokenizer.corpus_tags)
-        self.get_ready()
         other = copy(self)
         other.corpus_tag = found
         return other
@@ -463,7 +502,7 @@ class Translator:
             for text, ids in zip(texts, found, strict=True):
                 if not set(UNKNOWN_IDS).isdisjoint(ids):
                     raise RequestError(
-                        "Bad words (--bad-words) must be in the model's vocabulary, "
+                        "Bad words must be in the model's vocabulary, "
                         f"but {text!r} has a word outside it; leave it out."
                     )
         return [ids for ids in found if ids]
@@ -615,8 +654,8 @@ class Translator:
 
         if self.symbols is None:
             raise RequestError(
-                "A model that parses must be trained on trees (train --trees), but "
-                "this one translates; use `transduce translate`."
+                "A model that parses must be trained on trees, but this one "
+                "translates; use `transduce translate`."
             )
         return Parser(self, self.symbols, self._run)
 
@@ -629,7 +668,10 @@ class Translator:
         return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
 
     def close(self) -> None:
-        """End the other processes; they also end with this process."""
+        """End the other processes; they also end with this process.
+
+        The translator stays usable: a later call starts new ones.
+        """
         if self._pool is not None:
             self._pool.close()
 
@@ -758,6 +800,25 @@ class _PartSearch:
     """Minimum number of steps of a part."""
     bad_words: Sequence[Sequence[int]] = ()
     """Tokens of words that must not replace an unknown one."""
+
+
+def _opened(
+    kind: type[Translator],
+    models: Sequence[StoredModel],
+    device: str,
+    precision: PrecisionChoice,
+    num_processes: int,
+) -> Translator:
+    """Return a translator that is being unpickled, without its settings."""
+    choose_device(device.partition(":")[0])  # prepares this process, as `load` does
+    first, *rest = models
+    return kind(first, device, *rest, precision=precision, num_processes=num_processes)
+
+
+def _require_string(name: str, value: object) -> None:
+    """Raise `RequestError` unless an argument is a string."""
+    if not isinstance(value, str):
+        raise RequestError(f"`{name}` must be a string, but is {shown(value)}.")
 
 
 def _require_config(config: object, kind: type) -> None:

@@ -127,6 +127,7 @@ def train(
         dev_source=paths_of(dev_source),
         dev_target=paths_of(dev_target),
     )
+    _require_observers(observers)
     name = preset or ("base" if start is None else ADAPT)
     require_task(name, files.task)
     require_start(name, has_start=start is not None)
@@ -161,6 +162,16 @@ def train(
     return reporter.result()
 
 
+def _require_observers(observers: Sequence[object]) -> None:
+    """Raise `ConfigError` before the run for an observer that lacks a method."""
+    for each in observers:
+        if not isinstance(each, RunObserver):
+            raise ConfigError(
+                "An observer must have all methods of `RunObserver`, but "
+                f"{shown(each)} has not; make it a subclass."
+            )
+
+
 def _dev_set(name: str, pair: object) -> DevSet:
     """Return a dev set; `ConfigError` unless it is a source and a target file."""
     if (
@@ -189,6 +200,7 @@ def resume(
     `CheckpointError` if the folder holds no run, and `ConfigError` if the run has made
     more updates.
     """
+    _require_observers(observers)
     run = Path(out)
     reporter = _Reporter()
     hardware = choose_hardware(device, precision_of(run))
@@ -257,8 +269,20 @@ def _require_both(files: CorpusFiles) -> None:
         raise ConfigError("`dev_source` and `dev_target` must be given together.")
 
 
+def _require_names(settings: object) -> None:
+    """Raise `ConfigError` unless settings are values by their names."""
+    if not isinstance(settings, Mapping) or not all(
+        isinstance(name, str) for name in settings
+    ):
+        raise ConfigError(
+            '`settings` must be values by their names, such as {"training.steps": '
+            f"1000}}, but are {shown(settings)}."
+        )
+
+
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Return the configuration with single settings changed."""
+    _require_names(settings)
 
     def change(config: RunConfig) -> RunConfig:
         for name, value in settings.items():

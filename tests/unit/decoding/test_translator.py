@@ -1,6 +1,10 @@
 import math
+import pickle
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -252,6 +256,85 @@ def test_the_sentences_of_a_generator_are_scored(
 ) -> None:
     found = translator.score(iter(["one", "two"]), iter(["eins", "zwei"]))
     assert found == translator.score(["one", "two"], ["eins", "zwei"])
+
+
+def test_sentences_without_an_order_are_refused(
+    translator: Translator, unchecked_types: None
+) -> None:
+    for sources in ({"one"}, {"one": 1}, frozenset(["one"])):
+        kind = type(sources).__name__
+        with pytest.raises(RequestError, match=f"but are given as {kind}; put them"):
+            translator.translate(sources)
+    assert len(translator.translate({"one": 1}.keys())) == 1
+
+
+def test_a_language_or_tag_that_is_no_string_is_refused(
+    translator: Translator, unchecked_types: None
+) -> None:
+    with pytest.raises(RequestError, match="`language` must be a string, but is None"):
+        translator.into(None)
+    with pytest.raises(RequestError, match="`tag` must be a string, but is 3"):
+        translator.with_tag(3)
+
+
+def test_a_pickled_translator_opens_its_folders_again(
+    trained_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        save_model(trained_checkpoint, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    translator = load("one", "two", device="cpu", precision="int8", num_processes=2)
+    translator.search = BRIEF
+    expected = translator.translate(SENTENCES)
+    monkeypatch.chdir("/")
+    pickled = pickle.dumps(translator)
+    assert len(pickled) < (tmp_path / "one" / "model.safetensors").stat().st_size / 10
+    with pickle.loads(pickled) as again:
+        assert repr(again) == repr(translator)
+        assert (again.search, again.num_processes) == (BRIEF, 2)
+        assert again.translate(SENTENCES) == expected
+    translator.close()
+    shutil.rmtree(tmp_path / "two")
+    with pytest.raises(CheckpointError, match="two: must be a model or a run, but"):
+        pickle.loads(pickled)
+
+
+def test_a_pickled_translator_keeps_its_target_language_and_tag(
+    tagged_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(tagged_checkpoint, tmp_path / "model")
+    chosen = load(tmp_path / "model", device="cpu", target_language="fr", tag="law")
+    again = pickle.loads(pickle.dumps(chosen))
+    assert again.target_language == "fr"
+    assert again.source_ids(["one"]) == chosen.source_ids(["one"])
+
+
+def test_a_translator_of_no_folder_is_pickled_with_its_weights(
+    translator: Translator,
+) -> None:
+    again = pickle.loads(pickle.dumps(translator))
+    assert again.translate(SENTENCES) == translator.translate(SENTENCES)
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy])
+def test_a_copy_shares_the_weights_but_not_the_settings(
+    translator: Translator, copied: Callable[[Translator], Translator]
+) -> None:
+    own = copied(translator)
+    own.search = BRIEF
+    assert own.models is translator.models
+    assert translator.search != BRIEF
+
+
+def test_the_end_of_a_block_ends_the_processes_of_a_translator(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    children = Path("/proc/thread-self/children")
+    others = set(children.read_text().split())
+    with Translator(trained_checkpoint, CPU, num_processes=2) as translator:
+        assert len(set(children.read_text().split()) - others) == 2
+    assert not set(children.read_text().split()) - others
+    assert translator.translate("one").text
 
 
 def test_settings_of_another_kind_are_refused(
