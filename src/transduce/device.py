@@ -120,7 +120,7 @@ def choose_hardware(
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(
             "The device must be present, but this machine (or this build of PyTorch) "
-            "has no CUDA; use --device cpu."
+            "has no CUDA; choose the device `cpu`."
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -138,7 +138,7 @@ def choose_hardware(
         raise RequestError(
             f"There must be a GPU for each process, but this machine has "
             f"{torch.cuda.device_count()} and this is process {number + 1}; ask for "
-            "fewer --devices."
+            "fewer processes."
         )
     torch.cuda.set_device(number)
     # cuDNN builds a new attention plan for every pair of lengths, 7 to 10 ms of CPU

@@ -2,6 +2,7 @@
 
 TransduceError
   ConfigError          a setting is impossible
+    OverwriteError       an output exists and is kept unless the caller allows otherwise
   DataError            a file cannot be used; the message names file and line
   CheckpointError      a checkpoint is missing or damaged
     VersionError         it is intact, but saved by another version of transduce
@@ -41,6 +42,13 @@ class TransduceWarning(UserWarning):
 
 class ConfigError(TransduceError):
     """A setting is impossible."""
+
+
+class OverwriteError(ConfigError):
+    """An output exists, and may be overwritten only if the caller allows it.
+
+    The message ends with "overwrite it.", to which a command adds its option.
+    """
 
 
 class DataError(TransduceError):

@@ -15,7 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import AccessError, CheckpointError, ConfigError, TransduceError
+from transduce.errors import (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    OverwriteError,
+    TransduceError,
+)
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
@@ -208,15 +214,19 @@ def _require_own(
     is_own = maker == made_by and not any(each.is_dir() for each in there)
     if is_own and force:
         return
+    if not force and is_own:
+        raise OverwriteError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another, or overwrite it."
+        )
     if not force:
-        overwriting = ", or overwrite it with --force" if is_own else ""
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            f"another{overwriting}."
+            "another."
         )
     found = "has folders in it" if maker == made_by else _described(maker)
     raise ConfigError(
-        f"{out}: --force overwrites only a folder that the same command wrote, but "
+        f"{out}: only a folder that the same command wrote can be overwritten, but "
         f"this one {found}; choose another."
     )
 
@@ -244,9 +254,9 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
             "another and try again."
         )
     if not overwrite:
-        raise ConfigError(
+        raise OverwriteError(
             f"{folder}: the output folder must be new or empty, but another command "
-            "has written it meanwhile; choose another, or overwrite it with --force."
+            "has written it meanwhile; choose another, or overwrite it."
         )
 
 
@@ -257,9 +267,9 @@ def require_unwritten(path: Path, *, overwrite: bool) -> None:
     """
     if overwrite or not path.is_file() or path.stat().st_size == 0:
         return
-    raise ConfigError(
+    raise OverwriteError(
         f"{path}: the output must be new or empty, but another command has written it "
-        "meanwhile; choose another name, or overwrite it with --force."
+        "meanwhile; choose another name, or overwrite it."
     )
 
 

@@ -58,8 +58,8 @@ KINDS_OF_FILES = {
     ),
     ".npz": Finding(
         what="is a file of NumPy arrays, as Marian's own program writes its models",
-        remedy="make a model of its folder, which must also hold the vocabularies: "
-        "transduce import FOLDER --out MODEL",
+        remedy="make a model of its folder, which must also hold the vocabularies, by "
+        "`transduce import FOLDER --out MODEL`",
     ),
     ".onnx": Finding(
         what="is a model in ONNX, which cannot be read back",
@@ -184,8 +184,7 @@ def _file(path: Path) -> Finding:
     if _is_text(beginning):
         return Finding(
             what="is a text file",
-            remedy="name the folder of the model first; text to read is given by an "
-            "option such as --input or --source",
+            remedy="name the folder of the model here, and the text apart from it",
         )
     return Finding(
         what="is a file, not a folder", remedy="name the folder that holds the model"
@@ -218,8 +217,8 @@ def _run(path: Path, names: set[str]) -> Iterator[Finding]:
     if CONFIG in names and "settings" in _json(path / CONFIG):
         yield Finding(
             what="is a run that has saved no checkpoint yet",
-            remedy="wait for its first, or continue it: transduce train --out "
-            f"{shlex.quote(str(path))} --resume",
+            remedy="wait for its first, or continue the run by `transduce train --out "
+            f"{shlex.quote(str(path))} --resume`",
         )
     if any(re.fullmatch(r"step-\d+", name) for name in names):
         yield Finding(
@@ -260,7 +259,7 @@ def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
         quoted = shlex.quote(str(path))
         yield Finding(
             what="is a Marian model of Hugging Face, which must be imported first",
-            remedy=f"make a model of it: transduce import {quoted} --out MODEL",
+            remedy=f"make a model of it by `transduce import {quoted} --out MODEL`",
         )
     elif kind is not None:
         yield Finding(
@@ -282,8 +281,8 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
     if ".npz" in suffixes:
         yield Finding(
             what="is a model of Marian's own program, which must be imported first",
-            remedy="make a model of it: transduce import "
-            f"{shlex.quote(str(path))} --out MODEL",
+            remedy="make a model of it by `transduce import "
+            f"{shlex.quote(str(path))} --out MODEL`",
         )
     dictionaries = any(re.fullmatch(r"dict\..*txt", name) for name in names)
     if dictionaries and suffixes & {".pt"}:

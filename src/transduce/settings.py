@@ -108,9 +108,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: the settings must be TOML, but: {error}.") from None
 
 
-def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
+def apply_assignments(
+    config: Config, assignments: Sequence[str], where: str = ""
+) -> Config:
     """Change single settings, each given as `key=value` with the value in TOML.
 
+    `where` begins the messages of `ConfigError`, as in `apply_mapping`.
     The last value of a setting counts, so that options added to a command override
     those before. Settings are checked together: otherwise their order has no effect.
     """
@@ -123,7 +126,7 @@ def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
                 table[each] = {}
             table = table[each]
         table[last] = value
-    return apply_mapping(config, changes, where="--set: ")
+    return apply_mapping(config, changes, where)
 
 
 def assigned_values(assignments: Sequence[str]) -> Iterator[tuple[str, Any]]:

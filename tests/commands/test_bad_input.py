@@ -211,7 +211,7 @@ def test_a_missing_device_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    message = "has no CUDA; use --device cpu."
+    message = "has no CUDA; choose the device `cpu`."
     files = ("--source", folder / "good", "--target", folder / "good")
     assert message in refuses_to_train(*files, "--device", "cuda")
     assert message in refuses("translate", model, "--device", "cuda", stdin=b"one\n")
@@ -265,8 +265,8 @@ def test_a_missing_run_is_not_resumed(
 ) -> None:
     message = refuses("train", "--out", folder / out, "--resume", *options)
     assert message == (
-        f"{folder / out}: must be a run to resume, but holds none; leave out --resume "
-        "to start one."
+        f"{folder / out}: must be a run to resume, but holds none; name another "
+        "folder, or train a new run there."
     )
 
 

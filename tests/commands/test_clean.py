@@ -331,7 +331,7 @@ def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
     assert (out / "my.en").exists()
     (out / ".made-by").write_text("split\n")
     said = refuses(*call, "--force")
-    assert "--force overwrites only a folder that the same command wrote" in said
+    assert "only a folder that the same command wrote can be overwritten" in said
     assert said.endswith(
         "but this one was written by `transduce split`; choose another."
     )

@@ -164,7 +164,7 @@ def test_a_broken_connection_keeps_the_downloaded_part(
     assert message == (
         f"{server.address}{path}: cannot be fetched (the connection broke off after "
         f"1,000 of {size:,} bytes); run the command again, which keeps what has come, "
-        "or name another server by --mirror."
+        "or name another mirror."
     )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / "my data" / "downloads" / "train.en.gz.part"]
@@ -272,7 +272,7 @@ def test_a_file_missing_on_the_server_is_refused(
     del server.files[path_of(multi30k, 0)]
     assert refuses(*command_line(server, tmp_path)) == (
         f"{server.address}{path_of(multi30k, 0)}: the server must send the file, but "
-        "answers 404 Not Found; name another server by --mirror."
+        "answers 404 Not Found; name another mirror."
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -116,8 +116,7 @@ def test_a_run_is_resumed_in_its_languages_alone(
     succeeds(*TINY, *files, *FEW, "--resume")
     said = refuses(*TINY, *files, *FEW, "--resume", "--source-language", "fr")
     assert (
-        "`languages.source` (--source-language) of the run to resume is 'en', but 'fr' "
-        "is requested"
+        "`languages.source` of the run to resume is 'en', but 'fr' is requested"
     ) in said
 
 

@@ -318,8 +318,8 @@ def test_a_translator_does_not_parse(
     refuses: Callable[..., str], model: Path, trees: Path
 ) -> None:
     message = (
-        "A model that parses must be trained on trees (train --trees), but this one "
-        "translates; use `transduce translate`."
+        "A model that parses must be trained on trees, but this one translates; use "
+        "`transduce translate`."
     )
     assert refuses("parse", model, stdin=b"a\n") == message
     assert refuses("evaluate-parses", trees, "--model", model) == message

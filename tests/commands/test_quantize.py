@@ -208,7 +208,7 @@ def test_even_by_force_no_trained_model_is_replaced(
         (out / ".made-by").write_text(command, encoding="latin-1")
     before = {each.name: each.read_bytes() for each in out.iterdir()}
     message = refuses("quantize", model, "--out", out, "--force")
-    assert "--force overwrites only a folder that the same command wrote" in message
+    assert "only a folder that the same command wrote can be overwritten" in message
     with pytest.raises(ConfigError, match="only a folder that the same command wrote"):
         transduce.quantize(model, out, overwrite=True)
     assert {each.name: each.read_bytes() for each in out.iterdir()} == before

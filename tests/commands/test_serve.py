@@ -128,7 +128,7 @@ def test_a_port_in_use_is_refused(
     message = refuses("serve", model, "--port", port)
     assert message == (
         f"127.0.0.1:{port} must be free to listen at, but is not (Address already in "
-        "use); choose another by --host or --port."
+        "use); choose another host or port."
     )
 
 

@@ -259,7 +259,7 @@ class TestStopping:
         resume = ("train", "--out", out, "--resume", "--device", "cpu")
         assert refuses(*resume, "--precision", other) == (
             f"{out}: the precision of the run to resume is {precision}, but {other} is "
-            "requested; leave --precision out, or start another run."
+            "requested; leave the precision out, or start another run."
         )
         assert f"on cpu ({precision})" in succeeds(*resume)
 
@@ -327,11 +327,11 @@ def test_a_fitting_preset_is_proposed_if_none_is_given(
 ) -> None:
     out = ("--out", tmp_path / "run", "--device", "cpu")
     message = refuses("train", *corpus_options, *out)
-    proposed = "add --preset multi30k --set training.steps=3000, which fits it."
-    assert f"of 40 pairs: {proposed}" in message
+    proposed = "the preset multi30k with training.steps=3000 fits it: `transduce train "
+    assert f"of 40 pairs; {proposed}--preset multi30k --set training" in message
     message = refuses("train", "--trees", trees, *out)
-    proposed = "add --preset parsing-small --set training.steps=1200, which fits it."
-    assert f"of 3 trees: {proposed}" in message
+    proposed = "the preset parsing-small with training.steps=1200 fits it: `transduce "
+    assert f"of 3 trees; {proposed}train --preset parsing-small --set" in message
     assert list(tmp_path.iterdir()) == [trees]
 
 
@@ -358,9 +358,9 @@ def test_text_and_trees_are_refused_by_presets_for_the_other(
 ) -> None:
     out = ("--out", tmp_path / "run") if name == "train" else ()
     text = refuses(name, *corpus_options, *out, "--preset", "parsing-wsj")
-    assert text.startswith("The preset parsing-wsj is for trees (--trees), but")
+    assert text.startswith("The preset parsing-wsj is for trees, but")
     bank = refuses(name, "--trees", trees, *out, "--preset", "big")
-    assert bank.startswith("The preset big is for text (--source and --target)")
+    assert bank.startswith("The preset big is for text, but")
     assert list(tmp_path.iterdir()) == [trees]
 
 

@@ -165,7 +165,7 @@ def test_the_optimizer_of_a_run_is_continued(
 
 def test_an_optimizer_that_is_not_there_is_refused(refuses, model, options) -> None:
     refusal = refuses("train", "--from", model, "--keep-optimizer", *options)
-    assert refusal.startswith(f"{model}: --keep-optimizer needs a run")
+    assert refusal.startswith(f"{model}: must be a run with a checkpoint")
     assert not options[-1].exists()
 
 

@@ -84,3 +84,29 @@ def test_the_lint_reads_paragraphs_of_pages_but_no_code(tmp_path: Path) -> None:
         "- So is an item\n- What is a question?\n\nWho wrote\nit.\n"
     )
     assert lint(page) == (1, [f"{page}:10: So is an item", f"{page}:13: Who wrote it."])
+
+
+@pytest.mark.parametrize(
+    ("message", "is_refused"),
+    [
+        ('"Ask for fewer: --processes 1"', True),
+        ('f"{out}: overwrite it "\n    "with --force."', True),
+        ('"Name a host (`--host`)."', True),
+        ('f"Name a host by `transduce serve --host {name}`."', False),
+        ('["--host", "--port=5000"]', False),
+        ('"export --to onnx"', False),
+        ('"1 -- 2"', False),
+    ],
+)
+def test_the_lint_refuses_options_in_messages_outside_the_commands(
+    tmp_path: Path, message: str, is_refused: bool
+) -> None:
+    for name in ("data", "cli"):
+        folder = tmp_path / "src" / "transduce" / name
+        folder.mkdir(parents=True)
+        (folder / "module.py").write_text(f'"""A module."""\n\nMESSAGE = ({message})\n')
+    code, said = lint(tmp_path)
+    place = tmp_path / "src/transduce/data/module.py"
+    assert code == is_refused
+    assert len(said) == is_refused
+    assert all(line.startswith(f"{place}:3: an option in") for line in said)

@@ -50,7 +50,7 @@ def test_a_device_that_is_no_name_is_shown_as_it_is(unchecked_types):
 
 @pytest.mark.usefixtures("without_cuda")
 def test_a_missing_device_is_refused():
-    with pytest.raises(RequestError, match="has no CUDA; use --device cpu"):
+    with pytest.raises(RequestError, match="has no CUDA; choose the device `cpu`"):
         choose_hardware("cuda")
 
 

@@ -32,7 +32,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "Marian, safetensors": (
         {"config.json": MARIAN, "model.safetensors": "x", "vocab.json": "{}"},
         "is a Marian model of Hugging Face, which must be imported first; make a model "
-        "of it: transduce import 'a folder' --out MODEL.",
+        "of it by `transduce import 'a folder' --out MODEL`.",
     ),
     "Marian, pickled": (
         {"config.json": MARIAN, "pytorch_model.bin": "x", "source.spm": "x"},
@@ -74,7 +74,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "a run that has just begun": (
         {"config.json": '{"format": 1, "settings": {}}', "tokenizer.json": "{}"},
         "is a run that has saved no checkpoint yet; wait for its first, or continue "
-        "it: transduce train --out 'a folder' --resume.",
+        "the run by `transduce train --out 'a folder' --resume`.",
     ),
     "checkpoints": (
         {"step-00000010/config.json": "{}"},

@@ -445,8 +445,8 @@ def survey_annotated(
     if not alignment:
         raise DataError(
             "The model's tokenizer must cover the words of the built-in corpus, but "
-            f"covers no sentence of the first {len(sentences):,}; give text of the "
-            "model's languages with --source and --target."
+            f"covers no sentence of the first {len(sentences):,}; give source and "
+            "target text of the model's languages."
         )
     return AnnotatedSurvey(
         alignment=tuple(_error_rates(alignment)),
@@ -486,8 +486,8 @@ def translator_and_pair(translator: Translator) -> tuple[Translator, Pair]:
     ]
     raise RequestError(
         "The built-in corpus has English sources and German or Chinese targets, but "
-        f"the model translates {named[0]} into {' or '.join(named[1:])}; give text by "
-        "--source and --target."
+        f"the model translates {named[0]} into {' or '.join(named[1:])}; give source "
+        "and target text."
     )
 
 

@@ -45,6 +45,7 @@ from transduce.errors import (
     NO_GPU_MEMORY,
     NO_MEMORY,
     ConfigError,
+    OverwriteError,
     TransduceError,
     counted,
     missing_in,
@@ -411,7 +412,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         command = " ".join(("transduce", *(error.command_chain or ())))
         _fail(f"{_mistake(error)} See `{command} --help`.")
     except TransduceError as error:
-        _fail(str(error))
+        _fail(_sentence(error))
     except KeyboardInterrupt:
         _fail("Interrupted.")
     except BrokenPipeError:
@@ -421,6 +422,13 @@ def _run(arguments: Sequence[str] | None) -> None:
     except OSError as error:
         discard_output()
         _fail(system_error_sentence(error))
+
+
+def _sentence(error: TransduceError) -> str:
+    """Return an error's message, with the option that it leads to."""
+    if isinstance(error, OverwriteError):
+        return f"{str(error).removesuffix('.')} with --force."
+    return str(error)
 
 
 def system_error_sentence(error: OSError) -> str:

@@ -93,7 +93,7 @@ def clean(
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     for rule in off:
         require_rule(rule)
-    config = apply_assignments(CleaningConfig(), settings)
+    config = apply_assignments(CleaningConfig(), settings, "--set: ")
     with error_console().status("Reading the corpus...") as status:
         report = clean_corpus(
             source,

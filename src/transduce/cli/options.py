@@ -213,7 +213,7 @@ def changed_by_options(
     def change(config: RunConfig) -> RunConfig:
         if config_file is not None:
             config = apply_file(config, config_file)
-        return apply_assignments(config, assignments)
+        return apply_assignments(config, assignments, "--set: ")
 
     return changed(config, change)
 

@@ -68,6 +68,16 @@ from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
 from transduce.text.languages import LanguagesConfig, guess_all
 
+VARIED = {
+    "model.scores": "all kinds are compared",
+    "model.num_heads": "use --heads",
+    "model.d_k": "use --d-k",
+    "model.d_v": "it is d_k; use --d-k",
+    "model.d_model": "it is d_k times the heads; use --d-k and --heads",
+    "model.d_ff": "it is twice d_model; use --d-k and --heads",
+}
+"""Settings that the rows of `reproduce scaling` vary, and what to use instead."""
+
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
 Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 Pairs = Annotated[
@@ -520,7 +530,7 @@ def scaling(
     precision
         Precision of matrix products in training, the same in all rows.
     """
-    refuse_settings(settings, SEEDED | scaling_experiment.VARIED)
+    refuse_settings(settings, SEEDED | VARIED)
     base = changed_by_options(scaling_experiment.base_config(steps), None, settings)
     runs = scaling_experiment.scores_runs(out.absolute(), base, d_k, heads, seeds)
     slots = make_slots(device, parallel)

@@ -510,8 +510,7 @@ def _judged(
                 yield coming.popleft().result()
         except WorkerLostError as error:
             raise RequestError(
-                f"A process that cleans {error}; free memory, or choose fewer "
-                "processes: --processes 1"
+                f"A process that cleans {error}; free memory, or use fewer processes."
             ) from None
 
 
@@ -521,7 +520,7 @@ def _started(judge: _ChunkJudge) -> _Worker:
     except OSError as error:
         raise RequestError(
             "A process that cleans must be started, but the system allows none "
-            f"({error.strerror}); end others, or choose fewer processes: --processes 1"
+            f"({error.strerror}); end others, or use a single process."
         ) from None
 
 

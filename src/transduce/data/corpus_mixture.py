@@ -155,8 +155,8 @@ def require_mixture(
     """Raise `ConfigError` if corpora and stages contradict each other."""
     if stages and not corpora:
         raise ConfigError(
-            "`stages` are weights of corpora, but no corpus has a name; name them by "
-            "--corpus NAME SOURCE TARGET."
+            "`stages` are weights of corpora, but no corpus has a name; list the "
+            "corpora in `corpora`, each with its name."
         )
     names = [corpus.name for corpus in corpora]
     for message in (
@@ -175,7 +175,7 @@ def _contradictions_of_corpora(
         if names.count(name) > 1:
             yield (
                 f"Each corpus must have a name of its own, but {names.count(name)} are "
-                f"named {name}; give several files of one corpus as a list in --config."
+                f"named {name}; give several files of one corpus as a list."
             )
     given = [corpus.weight is not None for corpus in corpora]
     needed = not stages or not all(stage.weights for stage in stages)

@@ -500,7 +500,7 @@ class _Worker:
             except OSError as error:
                 raise RequestError(
                     "A process that searches must be started, but the system allows "
-                    f"none ({error.strerror}); ask for fewer: --processes 1"
+                    f"none ({error.strerror}); use a single process."
                 ) from None
             if self._pid == 0:
                 _run_worker(searcher, theirs, self._parent)

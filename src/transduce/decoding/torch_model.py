@@ -106,7 +106,7 @@ class TorchModel:
                 raise RequestError(
                     "A coverage penalty must have cross-attention, but the model's "
                     f'architecture "{architecture_of(self.model.config)}" has none; '
-                    "set --coverage-penalty to 0."
+                    "set `search.coverage_penalty` to 0."
                 )
             return TorchCoverageDecoder(self.stepper, memory, taps[-1])
         if self.graphs is None or not isinstance(self.stepper, FusedStep):
@@ -226,8 +226,8 @@ def _has_int8() -> bool:
 def _require_int8(device: torch.device) -> None:
     if device.type != "cpu":
         raise RequestError(
-            f"Precision int8 must have a CPU, but the device is {device.type}; use "
-            "--device cpu, or precision bf16."
+            f"Precision int8 must have a CPU, but the device is {device.type}; choose "
+            "the device `cpu`, or the precision `bf16`."
         )
     if _has_int8():
         return

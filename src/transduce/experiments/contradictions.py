@@ -82,12 +82,12 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     if not is_parser and (name := _changed(config.treebank, DEFAULTS.treebank)):
         yield (
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
-            "leave it out, or give --trees."
+            "leave it out, or give trees."
         )
     if is_parser and config.corpora:
         yield (
             f"A mixture must be of text, but the corpora {config.corpora[0].name}... "
-            "are given beside trees; leave out --trees, or the corpora."
+            "are given beside trees; leave out the trees, or the corpora."
         )
     if is_parser and config.augmentation.used:
         yield (
@@ -108,8 +108,8 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
 def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
     """Yield a message for each setting that needs a dev corpus, as there is none."""
     fault = (
-        "needs a dev corpus, but there is none; add --dev-source and --dev-target, or "
-        "--dev-trees"
+        "needs a dev corpus, but there is none; give one, or set `evaluation.hold_out` "
+        "to true"
     )
     if training.patience is not None:
         yield f"`training.patience` {fault}."
@@ -137,7 +137,7 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
     if has_several and files.has_dev and config.languages.target is None:
         yield (
             "The target language of the dev corpus must be known, as the corpora have "
-            "several; name it by --target-language."
+            "several; name that language."
         )
 
 

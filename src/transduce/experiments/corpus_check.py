@@ -127,10 +127,18 @@ class EpochReport:
 
     @property
     def proposal(self) -> str:
-        """Command options that choose the fitting preset."""
+        """Name of the fitting preset, and the setting that makes it fit."""
         steps = self.fitting_steps
-        fewer = "" if steps is None else f" --set training.steps={steps}"
-        return f"--preset {self.fitting_preset}{fewer}"
+        fewer = "" if steps is None else f" with training.steps={steps}"
+        return f"the preset {self.fitting_preset}{fewer}"
+
+    @property
+    def command(self) -> str:
+        """Command that trains with the fitting preset."""
+        name, steps = self.fitting_preset, self.fitting_steps
+        if steps is None:
+            return f"`transduce train --preset {name}`"
+        return f"`transduce train --preset {name} --set training.steps={steps}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,15 +400,15 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     noun = "tree" if task == "parsing" else "pair"
     pairs = counted(report.training.pairs.kept, noun)
     raise ConfigError(
-        f"A preset must be chosen for a corpus of {pairs}: add {epoch.proposal}, "
-        f"which fits it. (The paper's preset {large} would train "
-        f"{epoch.epochs:,.0f} epochs; --preset {large} --however-long chooses it all "
-        "the same.)"
+        f"A preset must be chosen for a corpus of {pairs}; {epoch.proposal} fits it: "
+        f"{epoch.command}. (The paper's preset {large} would train "
+        f"{epoch.epochs:,.0f} epochs; `transduce train --preset {large} "
+        "--however-long` chooses it all the same.)"
     )
 
 
-def fitting_options(report: CorpusReport) -> str:
-    """Return options that choose a fitting preset; "" if the settings fit."""
+def fitting_proposal(report: CorpusReport) -> str:
+    """Return the name of a fitting preset; "" if the settings fit."""
     epoch = report.epoch
     return "" if epoch is None or epoch.fitting_preset is None else epoch.proposal
 
@@ -584,7 +592,7 @@ def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:
         files, means = "treebank", ""  # `transduce clean` does not read trees
     else:
         kind, target = "sources", "target"
-        files, means = "files", " by transduce clean --dev-source"
+        files, means = "files", " by `transduce clean --dev-source`"
     yield Advice(
         problem=f"dev {kind} that are also in training: "
         f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same {target})",
@@ -658,7 +666,7 @@ def _training_advice(
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} read only {percent(epoch.epochs)} "
             "of the corpus",
-            remedy=f"read all of it once with --set training.steps={epoch.updates}",
+            remedy=f"read all of it once with training.steps={epoch.updates}",
         )
     if epoch.steps > epoch.fewer_steps:
         is_other = epoch.fitting_preset is not None
@@ -666,8 +674,7 @@ def _training_advice(
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} make {epoch.epochs:,.0f} epochs "
             "of the corpus",
-            remedy=f"{other}take fewer steps: --set training.steps="
-            f"{epoch.fewer_steps} makes "
+            remedy=f"{other}take fewer steps: training.steps={epoch.fewer_steps} makes "
             + counted(round(epoch.fewer_steps / epoch.updates), "epoch"),
         )
     if epoch.padding > MUCH_PADDING:

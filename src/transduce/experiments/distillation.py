@@ -134,7 +134,7 @@ class DistillationPlan:
         if self.num_best is not None and not self.reference:
             raise ConfigError(
                 "`num_best` hypotheses are compared with a reference, but there is no "
-                "reference; give --reference, or leave it out."
+                "reference; give a reference, or leave it out."
             )
         if bool(self.dev_source) != bool(self.dev_target):
             raise ConfigError(
@@ -590,7 +590,7 @@ def require_own_tokenizer(
     if vocabulary == "teacher" and student.tokenizer != preset_named(preset).tokenizer:
         raise ConfigError(
             "Settings of `tokenizer` have no effect, as the student has the teachers' "
-            "vocabulary; leave them out, or learn a new one (--vocabulary new)."
+            "vocabulary; leave them out, or let the student learn a new vocabulary."
         )
 
 

@@ -38,7 +38,7 @@ from transduce.experiments.corpus_check import (
     advise,
     advise_on_treebank,
     check_prepared,
-    fitting_options,
+    fitting_proposal,
     require_fitting,
     without_preset,
 )
@@ -311,7 +311,7 @@ class _NewRun:
     advice: tuple[Advice, ...]
     """Warnings about the corpus and the settings."""
     proposal: str
-    """Options that choose a fitting preset; empty if the chosen one fits."""
+    """Name of a fitting preset; empty if the chosen one fits."""
 
 
 def _prepared(
@@ -347,7 +347,7 @@ def _prepared(
             config=config,
             corpus=corpus,
             advice=_advice(folder, report, request),
-            proposal=fitting_options(report),
+            proposal=fitting_proposal(report),
         )
 
 
@@ -475,7 +475,7 @@ class LengthLimit:
 
     consent: Consent
     proposal: str
-    """Options that choose a fitting preset; empty if the chosen one fits."""
+    """Name of a fitting preset; empty if the chosen one fits."""
 
     def is_exceeded(self, seconds: float) -> bool:
         """Whether training for that time needs the user's consent."""
@@ -487,13 +487,15 @@ class LengthLimit:
             return TooLongTrainingError(
                 "Training by default settings must end within a week, but would take "
                 f"about {duration(seconds)} here; name a preset, take fewer steps "
-                "(training.steps) or a GPU, or add --however-long."
+                "(training.steps) or a GPU, or accept any length by `transduce train "
+                "--however-long`."
             )
         fitting = f"choose {self.proposal}, " if self.proposal else ""
         return TooLongTrainingError(
             "Training must end within two weeks unless its length is chosen, but would "
-            f"take about {duration(seconds)} here; {fitting}set fewer steps (--set "
-            "training.steps=NUMBER), train on a GPU, or add --however-long."
+            f"take about {duration(seconds)} here; {fitting}set fewer steps "
+            "(training.steps), train on a GPU, or accept any length by `transduce "
+            "train --however-long`."
         )
 
 

@@ -768,13 +768,12 @@ def require_task(name: str, task: Task) -> None:
     large, small = FITTING[task]
     if task == "parsing":
         raise ConfigError(
-            f"The preset {name} is for text (--source and --target), but the corpus "
-            f"has trees; use {small}, for thousands of trees, or {large}, for tens of "
-            "thousands."
+            f"The preset {name} is for text, but the corpus has trees; use {small}, "
+            f"for thousands of trees, or {large}, for tens of thousands."
         )
     raise ConfigError(
-        f"The preset {name} is for trees (--trees), but the corpus has text; use "
-        f"{small}, for tens of thousands of pairs, or {large}, for millions."
+        f"The preset {name} is for trees, but the corpus has text; use {small}, for "
+        f"tens of thousands of pairs, or {large}, for millions."
     )
 
 
@@ -782,8 +781,8 @@ def require_start(name: str, *, has_start: bool) -> None:
     """Raise `ConfigError` if a preset needs a trained model, but there is none."""
     if name == ADAPT and not has_start:
         raise ConfigError(
-            f"The preset {ADAPT} trains a trained model further; name the model by "
-            "--from, or choose another preset."
+            f"The preset {ADAPT} trains a trained model further; name the model to "
+            "start from, or choose another preset."
         )
 
 

@@ -13,7 +13,7 @@ from transduce.data.treebank import TreebankFiles, read_treebank
 from transduce.decoding.parser import ParseScore, score_parses
 from transduce.decoding.translator import load
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, OverwriteError
 from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import (
@@ -182,13 +182,14 @@ def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
     except ConfigError:
         if overwrite:
             raise
-        overwriting = ""
-    else:
-        overwriting = ", or overwrite it with --force"
-    if not overwrite:
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            f"another with --out{overwriting}."
+            "another."
+        ) from None
+    if not overwrite:
+        raise OverwriteError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another, or overwrite it."
         )
 
 
@@ -197,13 +198,12 @@ def _require_quickstart(out: Path) -> None:
     corpus, run = out / "corpus", out / "run"
     if not out.is_dir():
         raise ConfigError(
-            f"{out}: the output must be a folder, but is a file; choose another name "
-            "by --out."
+            f"{out}: the output must be a folder, but is a file; choose another name."
         )
     if not _entries(out) <= {corpus, run}:
         raise ConfigError(
             f"{out}: only a quickstart can be overwritten by another, but the folder "
-            "holds something else; choose another by --out."
+            "holds something else; choose another."
         )
     require_new_folder(corpus, force=True, made_by="quickstart")
     if not run.exists():
@@ -211,8 +211,8 @@ def _require_quickstart(out: Path) -> None:
     if not _is_trained_on(run, corpus):
         raise ConfigError(
             f"{run}: only the run of a quickstart can be overwritten by another, but "
-            f"this one was not trained on {corpus}; choose another folder by --out, or "
-            "remove the run yourself."
+            f"this one was not trained on {corpus}; choose another folder, or remove "
+            "the run yourself."
         )
     require_replaceable_run(run)
 

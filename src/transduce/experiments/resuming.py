@@ -31,17 +31,9 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
     if folder.precision not in ("auto", precision):
         raise ConfigError(
             f"{folder.path}: the precision of the run to resume is {folder.precision}, "
-            f"but {precision} is requested; leave --precision out, or start another "
+            f"but {precision} is requested; leave the precision out, or start another "
             "run."
         )
-
-
-OPTIONS = {
-    "corpora": " (--corpus, --replay)",
-    "languages.source": " (--source-language)",
-    "languages.target": " (--target-language)",
-}
-"""Options of `transduce train` for some settings, as they stand in messages."""
 
 
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
@@ -58,8 +50,8 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         requested = getattr(config, name)
         if requested and requested != getattr(recorded, name):
             raise ConfigError(
-                f"{out}: `{name}`{OPTIONS.get(name, '')} of the run to resume are "
-                "others than are requested; leave them out, or start another run."
+                f"{out}: `{name}` of the run to resume are others than are requested; "
+                "leave them out, or start another run."
             )
     tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
     for name in tables:
@@ -67,9 +59,9 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         for key, value in ours.items():
             if value != theirs[key]:
                 raise ConfigError(
-                    f"{out}: `{name}.{key}`{OPTIONS.get(f'{name}.{key}', '')} of the "
-                    f"run to resume is {theirs[key]!r}, but {value!r} is requested; "
-                    "leave the setting out, or start another run."
+                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
+                    f"but {value!r} is requested; leave the setting out, or start "
+                    "another run."
                 )
 
 
@@ -154,7 +146,7 @@ def _lengthened(
     if training.schedule == "plateau" and rate < training.least_rate:
         raise ConfigError(
             f"{run}: the schedule plateau has ended the run, as its learning rate is "
-            "below `training.least_rate`; start a new run from it by --from."
+            "below `training.least_rate`; start a new run from it."
         )
     by_reward = training.reward_steps
     if training.reward == "none" or by_reward is None:

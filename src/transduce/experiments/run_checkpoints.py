@@ -135,7 +135,7 @@ class RunCheckpoints:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error} The run starts from this model and has no checkpoint yet; "
-                "start it again with --force."
+                "start the run anew."
             ) from None
         return TrainingPoint(model, state)
 

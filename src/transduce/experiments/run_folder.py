@@ -30,7 +30,12 @@ from transduce.data.prepared_corpus import (
 from transduce.data.treebank import (
     DEV_TREES,
 )
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    OverwriteError,
+    VersionError,
+)
 from transduce.experiments.contradictions import (
     faults_without_dev,
     without_default_patience,
@@ -143,11 +148,11 @@ class RunFolder:
                 raise CheckpointError(
                     f"{path / TRAINING}: must hold the training text of the run to "
                     "resume, but is missing; restore it, or start another run from "
-                    "the run's model by --from."
+                    "the run's model."
                 )
             raise CheckpointError(
-                f"{path}: must be a run to resume, but holds none; leave out --resume "
-                "to start one."
+                f"{path}: must be a run to resume, but holds none; name another "
+                "folder, or train a new run there."
             )
         record = read_json(path / RUN_CONFIG)
         if record.get("format") != RUN_FORMAT:
@@ -277,9 +282,9 @@ class RunFolder:
         signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
         if SAVED not in before and not any(any(self.path.glob(s)) for s in signs):
             return
-        remedy = "start it anew with --force"
+        remedy = "start the run anew"
         if self.last_model.is_dir():
-            remedy = "start another run from the run's model by --from"
+            remedy = "start another run from the run's model"
         raise CheckpointError(
             f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
             f"which it continues, but holds none to use; restore it, or {remedy}."
@@ -360,16 +365,15 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
     if overwrite and path.is_dir():
         require_replaceable_run(path, files.paths)
         return
-    remedy = "choose another"
+    kind, remedy = ConfigError, "choose another"
     if is_run(path):
-        remedy = "continue that run with --resume, or choose another folder"
-        # Force is offered only if it is not refused afterwards.
+        remedy = "resume that run, or choose another folder"
+        # Overwriting is offered only if it is not refused afterwards.
         with suppress(ConfigError):
             require_replaceable_run(path, files.paths)
-            remedy += "; --force overwrites a run"
-    raise ConfigError(
-        f"{path}: the output folder must be new or empty, but is not; {remedy}."
-    )
+            kind = OverwriteError
+            remedy = "resume that run, choose another folder, or overwrite it"
+    raise kind(f"{path}: the output folder must be new or empty, but is not; {remedy}.")
 
 
 def require_replaceable_run(path: Path, inputs: Iterable[Path] = ()) -> None:

@@ -232,8 +232,8 @@ def require_same_experiment(
     if (known := recorded.get("precision")) != requested["precision"]:
         raise ConfigError(
             f"{folder}: the precision of the experiment in this folder is {known}, "
-            f"but {requested['precision']} is requested; give --precision {known}, or "
-            "choose another folder."
+            f"but {requested['precision']} is requested; choose the precision {known}, "
+            "or another folder."
         )
 
 
@@ -286,17 +286,13 @@ def require_same_settings(
     what: str,
     known: Mapping[str, Any],
     requested: Mapping[str, Any],
-    options: str,
 ) -> None:
-    """Raise `ConfigError` if a known setting differs from the requested one.
-
-    `what` has the settings, `options` of the command change them.
-    """
+    """Raise `ConfigError` if a known setting of `what` differs from the requested."""
     for name, value in requested.items():
         if name in known and known[name] != value:
             raise ConfigError(
                 f"{folder}: `{name}` of {what} in this folder is {known[name]!r}, but "
-                f"{value!r} is requested; give the same {options}, or choose another "
+                f"{value!r} is requested; give the same settings, or choose another "
                 "folder."
             )
 

@@ -49,15 +49,6 @@ SEED = 1
 MAX_HEADS, MAX_WIDTH = 64, 4096
 EXPERIMENT_FORMAT = 1
 EXPERIMENT = "scaling.json"
-VARIED = {
-    "model.scores": "all kinds are compared",
-    "model.num_heads": "use --heads",
-    "model.d_k": "use --d-k",
-    "model.d_v": "it is d_k; use --d-k",
-    "model.d_model": "it is d_k times the heads; use --d-k and --heads",
-    "model.d_ff": "it is twice d_model; use --d-k and --heads",
-}
-"""Settings that the rows vary, and what to use instead."""
 VARIANCE_DIGITS = 4
 """Significant digits of a variance in the table."""
 
@@ -186,9 +177,9 @@ def scores_runs(
 
     Raises `ConfigError` if a width or a seed is impossible.
     """
-    require_between("--heads", heads, 1, MAX_HEADS)
+    require_between("heads", heads, 1, MAX_HEADS)
     for d_k in widths:
-        require_between("--d-k", d_k, 1, MAX_WIDTH)
+        require_between("d_k", d_k, 1, MAX_WIDTH)
     return [
         ScoresRun(
             row=f"{kind}-dk{d_k}",
@@ -262,11 +253,9 @@ def _require_same(
     folder, what = path.parent, "the experiment"
     # Settings that an older version did not have were at their defaults.
     known = settings(RunConfig()) | recorded["settings"]
-    require_same_settings(
-        folder, what, known, requested["settings"], "--steps and --set"
-    )
+    require_same_settings(folder, what, known, requested["settings"])
     heads = {"heads": requested["heads"]}
-    require_same_settings(folder, what, recorded, heads, "--heads")
+    require_same_settings(folder, what, recorded, heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,9 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
     saved = newest_first(path) if is_run(path) else []
     if not saved:
         raise ConfigError(
-            f"{path}: --keep-optimizer needs a run with a checkpoint, as only that has "
-            "the moments of an optimizer; leave it out, or name a run by --from."
+            f"{path}: must be a run with a checkpoint to keep the optimizer, as only "
+            "that has its moments, but is none; start from a run, or without the "
+            "optimizer."
         )
     model, state = load_model(saved[0]), load_training_state(saved[0])
     earlier = state.progress.step + state.progress.earlier_updates
@@ -230,9 +231,9 @@ def refuse_replacing(start: StartModel, out: Path) -> None:
 def refuse_misfit(start: StartModel, config: RunConfig, files: RunFiles) -> None:
     """Raise `ConfigError` if settings or files cannot go with the model."""
     if (start.model.symbols is not None) != (files.task == "parsing"):
-        kind, corpus = ("a translator", "text (--source and --target)")
+        kind, corpus = ("a translator", "text")
         if start.model.symbols is not None:
-            kind, corpus = ("a parser", "trees (--trees)")
+            kind, corpus = ("a parser", "trees")
         raise ConfigError(
             f"{start.path}: the model is {kind}, so its training needs {corpus}, but "
             "the corpus is of the other kind; give another model or another corpus."
@@ -286,15 +287,15 @@ def _require_moments(start: StartModel, config: RunConfig) -> None:
         before = getattr(settings_of(start.path).training, name)
         if (now := getattr(config.training, name)) != before:
             raise ConfigError(
-                f"{start.path}: --keep-optimizer continues the run's optimizer, whose "
+                f"{start.path}: the run's optimizer is to be kept, whose "
                 f"`training.{name}` is {shown(before)}, but {shown(now)} is requested; "
-                "leave one of them out."
+                "leave the setting out, or start without the optimizer."
             )
     if ("learned_start", True, False) in _differences(start, config):
         raise ConfigError(
-            f"{start.path}: --keep-optimizer continues the run's optimizer, whose "
-            "moments would change the embedding of the start token, but "
-            "`model.learned_start` is false; leave one of them out."
+            f"{start.path}: the run's optimizer is to be kept, whose moments would "
+            "change the embedding of the start token, but `model.learned_start` is "
+            "false; leave the setting out, or start without the optimizer."
         )
     model = built(config.model, start.model.weights)
     require_moments(model, config.training, start.state.tensors)
@@ -375,8 +376,8 @@ def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
                 tag = tokenizer.language_tags[0]
                 raise ConfigError(
                     f"{start.path}: the model has several target languages, but that "
-                    f"of {path} is unknown; name it by --target-language, or put a "
-                    f"tag such as {tag} before each source."
+                    f"of {path} is unknown; name the target language, or put a tag "
+                    f"such as {tag} before each source."
                 )
 
 

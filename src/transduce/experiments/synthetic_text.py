@@ -37,7 +37,12 @@ from transduce.decoding.translator import (
     longest_source,
     require_translation,
 )
-from transduce.errors import CheckpointError, ConfigError, DataError
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    OverwriteError,
+)
 from transduce.files import (
     LEFTOVERS,
     atomic_file,
@@ -500,11 +505,11 @@ def record_settings(
     first = next(changed, len(steps))
     if recorded and recorded[BEGUN_BY]["format"] != FORMAT:
         if not overwrite:
-            raise ConfigError(
+            raise OverwriteError(
                 f"{folder}: was begun by another version of transduce "
                 f"({recorded[BEGUN_BY].get('version')}), whose settings this one "
-                "cannot compare; continue with that version, start over with --force, "
-                "or choose another folder."
+                "cannot compare; continue with that version, choose another folder, or "
+                "overwrite it."
             )
         first = 0
     if recorded and first == len(steps):
@@ -529,10 +534,10 @@ def _refuse_changes(
     for name in sorted((*now, *then), key=follows_from_another):
         is_setting = not name.startswith(f"{BEGUN_BY}.")
         if is_setting and then.get(name) != now.get(name):
-            raise ConfigError(
+            raise OverwriteError(
                 f"{folder}: was begun with {name} {_shown(then.get(name))}, but now it "
                 f"is {_shown(now.get(name))}; give the same input, models and options, "
-                "overwrite it with --force, or choose another folder."
+                "choose another folder, or overwrite it."
             )
 
 

@@ -191,7 +191,7 @@ def training_cost(name: str) -> TrainingCost:
     if name == ADAPT:
         raise ConfigError(
             f"The cost of a preset must follow from its model, but `{ADAPT}` has the "
-            "model that a run starts from; leave it out of --presets."
+            "model that a run starts from; leave this preset out."
         )
     model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
     length = np.array([MEAN_LENGTH])
@@ -515,8 +515,9 @@ MATCHED = {
     ),
     "none": (
         "Sizes and numbers of updates are not matched: each system has those of its "
-        "preset. --scale multiplies widths and vocabularies; --steps changes all "
-        "numbers of updates in the same proportion."
+        "preset. `transduce reproduce table2 --scale` multiplies widths and "
+        "vocabularies; `transduce reproduce table2 --steps` changes all numbers of "
+        "updates in the same proportion."
     ),
 }
 CURVES = (

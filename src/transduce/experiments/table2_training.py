@@ -241,7 +241,7 @@ def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
         raise ConfigError(
             f"The {architecture_of(model)} system must get about {target:,} "
             f"parameters, but the nearest size has {num_parameters(best):,}; choose "
-            "another --scale, or --match none."
+            "another scale, or match none."
         )
     return replace(best, vocab_size=config.model.vocab_size)
 
@@ -429,8 +429,7 @@ def _require_same(
         known = recorded["systems"].get(system, new)
         if not isinstance(known, dict):
             raise damaged_record(path)
-        options = "--scale, --steps, --match and --set"
-        require_same_settings(path.parent, system, known, new, options)
+        require_same_settings(path.parent, system, known, new)
 
 
 def _require_same_tests(

@@ -143,7 +143,7 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
     if row != "base" and config == base:
         raise ConfigError(
             f"Row {row} must differ from base, but with these settings does not; leave "
-            "it out of --rows, or change the settings."
+            "the row out, or change the settings."
         )
     return config
 
@@ -176,7 +176,7 @@ def _sized(row: str, name: str, ours: int, before: int, after: int) -> int:
     if size.denominator > 1:
         raise ConfigError(
             f"`{name}` of row {row} must be a whole number, but is {factor} of the "
-            f"base's {ours}; leave the row out of --rows, or set another base."
+            f"base's {ours}; leave the row out, or set another base."
         )
     return int(size)
 
@@ -323,13 +323,7 @@ def _require_same(
     require_same_experiment(path, recorded, requested, "settings")
     # Settings that an older version did not have were at their defaults.
     known = settings(RunConfig()) | recorded["settings"]
-    require_same_settings(
-        path.parent,
-        "the experiment",
-        known,
-        requested["settings"],
-        "--scale, --steps and --set",
-    )
+    require_same_settings(path.parent, "the experiment", known, requested["settings"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

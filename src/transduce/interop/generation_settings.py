@@ -35,8 +35,14 @@ USUAL: dict[str, tuple[tuple[object, ...], str]] = {
     "force_words_ids": ((None, []), "words cannot be forced here"),
     "constraints": ((None, []), "words cannot be forced here"),
     "begin_suppress_tokens": ((None, []), "`search.bad_words` excludes tokens"),
-    "forced_bos_token_id": ((None,), "`--prefixes` forces the first tokens"),
-    "forced_decoder_ids": ((None, []), "`--prefixes` forces the first tokens"),
+    "forced_bos_token_id": (
+        (None,),
+        "`transduce translate --prefixes` forces the first tokens",
+    ),
+    "forced_decoder_ids": (
+        (None, []),
+        "`transduce translate --prefixes` forces the first tokens",
+    ),
     "stop_strings": ((None, []), "translations end by the end token only"),
     "max_time": ((None,), "searches have no limit of time"),
     "guidance_scale": ((None, 1), "there is no such guidance here"),

@@ -126,8 +126,8 @@ def require_weights(checkpoint: Checkpoint) -> None:
         raise RequestError(
             f"A model for {TARGET} must be trained with Marian's sinusoids, whose "
             f"base is {expected:.10g} at this width, but has the base "
-            f"{config.position_base:g}; train a model with `--set "
-            f"model.position_base={expected:.10g} --set model.learned_start=false`."
+            f"{config.position_base:g}; train a model with the settings "
+            f"`model.position_base={expected:.10g}` and `model.learned_start=false`."
         )
     if config.norm_epsilon > NORM_EPSILON:
         raise RequestError(
@@ -139,8 +139,8 @@ def require_weights(checkpoint: Checkpoint) -> None:
     if bool(start.any()):
         raise RequestError(
             f"A model for {TARGET} must have zeros as the embedding of its start "
-            "token, but has others; start a run from it (`train --from`) with `--set "
-            "model.learned_start=false`."
+            "token, but has others; start a run from it with the setting "
+            "`model.learned_start=false`."
         )
 
 

@@ -189,14 +189,15 @@ class GuardOrigins:
         if host is not None and not config.allows_host(host):
             return (
                 f"The host must be a name of this server, but is {_quoted(host)}; "
-                "allow it by --allowed-hosts."
+                "allow it by `transduce serve --allowed-hosts`."
             )
         if origin is not None and not config.allows_origin(origin, host or ""):
             is_name = _canonical_origin(origin) is not None
-            remedy = "" if is_name else " '*', which allows all"
+            named = "" if is_name else " '*'"
             return (
                 "Pages of other sites need permission to use this server, but "
-                f"{_quoted(origin)} has none; allow it by --cors-origins{remedy}."
+                f"{_quoted(origin)} has none; allow it by `transduce serve "
+                f"--cors-origins{named}`."
             )
         return None
 

@@ -390,6 +390,6 @@ class AcceptFailures:
             self._logged_at = time.monotonic()
             logging.getLogger("uvicorn.error").error(
                 "No connection can be accepted now (%s); raise the limit on open files "
-                "(ulimit -n), or lower --max-connections.",
+                "(ulimit -n), or allow fewer (`transduce serve --max-connections`).",
                 error,
             )

@@ -189,14 +189,13 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except UnicodeError:  # of the codec for international names
         raise RequestError(
-            f"The host must be a name or an address, but is {host!r}; choose another "
-            "by --host."
+            f"The host must be a name or an address, but is {host!r}; choose another."
         ) from None
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise RequestError(
             f"{host}:{port} must be free to listen at, but is not ({reason}); choose "
-            "another by --host or --port."
+            "another host or port."
         ) from None
     return listener
 

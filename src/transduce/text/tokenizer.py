@@ -411,8 +411,8 @@ def require_possible_bad_words(config: SearchConfig, tokenizer: Tokenizer) -> No
     excluded |= {PAD, BOS, *([EOS] if config.min_length else [])}
     if sum(token < number for token in excluded) == number:
         raise ConfigError(
-            "`search.bad_words` (--bad-words) must leave some tokens to choose "
-            f"from, but exclude all {number:,} of the vocabulary; name fewer."
+            "`search.bad_words` must leave some tokens to choose from, but exclude all "
+            f"{number:,} of the vocabulary; name fewer."
         )
 
 

@@ -29,7 +29,7 @@ LOST = (
     "them is lost."
 )
 
-REMEDY = "start the processes with torchrun or --devices."
+REMEDY = "start the processes with torchrun or `transduce train --devices`."
 
 
 class ProcessLostError(TransduceError):

@@ -382,7 +382,7 @@ def require_moments(
                         f"The training state must hold `{moment}.{name}`, but holds "
                         f"`{min(found)}.{name}`; it was saved by another version of "
                         "transduce: resume with that version, or start another run "
-                        "from the model by --from."
+                        "from the model."
                     )
                 raise CheckpointError(
                     f"The training state must hold `{moment}.{name}` of the model's "

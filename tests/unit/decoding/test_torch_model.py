@@ -146,6 +146,6 @@ def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
 
 
 def test_int8_on_another_device_is_refused(trained_checkpoint):
-    message = "int8 must have a CPU, but the device is meta; use --device cpu, or prec"
+    message = "int8 must have a CPU, but the device is meta; choose the device"
     with pytest.raises(RequestError, match=message):
         prepare_model(trained_checkpoint.build(), "int8", torch.device("meta"))

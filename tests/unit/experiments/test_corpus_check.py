@@ -557,9 +557,10 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     with pytest.raises(ConfigError) as refused:
         require_fitting(report, "translation")
     assert str(refused.value) == (
-        "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k --set "
-        "training.steps=3000, which fits it. (The paper's preset base would train "
-        "100,000 epochs; --preset base --however-long chooses it all the same.)"
+        "A preset must be chosen for a corpus of 3 pairs; the preset multi30k with "
+        "training.steps=3000 fits it: `transduce train --preset multi30k --set "
+        "training.steps=3000`. (The paper's preset base would train 100,000 epochs; "
+        "`transduce train --preset base --however-long` chooses it all the same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(
@@ -573,13 +574,12 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     [
         (
             "base",
-            "choose --preset multi30k --set training.steps=3000, which fits it, or "
-            "take "
-            "fewer steps: --set training.steps=8000 makes 8,000 epochs.",
+            "choose the preset multi30k with training.steps=3000, which fits it, or "
+            "take fewer steps: training.steps=8000 makes 8,000 epochs.",
         ),
         (
             "multi30k",
-            "; take fewer steps: --set training.steps=3000 makes 3,000 epochs.",
+            "; take fewer steps: training.steps=3000 makes 3,000 epochs.",
         ),
     ],
 )
@@ -605,7 +605,7 @@ def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
     lines = [" ".join(f"{n}" for n in range(k, k + 99)).encode() for k in range(3_000)]
     epoch = check(lines, lines, config=PRESETS["base"]).epoch
     assert epoch is not None
-    assert epoch.proposal == "--preset multi30k"
+    assert epoch.proposal == "the preset multi30k"
 
 
 def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
@@ -628,4 +628,4 @@ def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
         )
         epoch = check_treebank(files, config).epoch
         assert epoch is not None
-        assert epoch.proposal == "--preset parsing-small"
+        assert epoch.proposal == "the preset parsing-small"

@@ -201,9 +201,9 @@ def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("sign", "remedy"),
     [
-        ("averaged", "start another run from the run's model by --from"),
-        ("averaged-00000020", "start another run from the run's model by --from"),
-        ("checkpoints/damaged-stopped", "start it anew with --force"),
+        ("averaged", "start another run from the run's model"),
+        ("averaged-00000020", "start another run from the run's model"),
+        ("checkpoints/damaged-stopped", "start the run anew"),
     ],
 )
 def test_a_trained_run_without_checkpoints_is_refused_with_a_remedy(

@@ -182,7 +182,7 @@ def test_other_positions_are_refused(imported: Checkpoint, tmp_path: Path) -> No
         export(replace(imported, config=config), tmp_path / "out", SENTENCES)
     told = "must be trained with Marian's sinusoids, whose base is 37275.9372 at this"
     assert told in str(refusal.value)
-    assert "--set model.position_base=37275.9372 " in str(refusal.value)
+    assert "`model.position_base=37275.9372`" in str(refusal.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -380,6 +380,6 @@ def test_weights_are_refused_for_other_positions(trained_checkpoint):
         require_weights(trained_checkpoint)
     assert str(refusal.value) == (
         "A model for Marian must be trained with Marian's sinusoids, whose base is "
-        "18478.49797 at this width, but has the base 10000; train a model with `--set "
-        "model.position_base=18478.49797 --set model.learned_start=false`."
+        "18478.49797 at this width, but has the base 10000; train a model with the "
+        "settings `model.position_base=18478.49797` and `model.learned_start=false`."
     )

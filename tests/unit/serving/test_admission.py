@@ -104,9 +104,12 @@ def test_a_local_server_answers_its_own_pages_and_allowed_origins(
 @pytest.mark.parametrize(
     ("origin", "remedy"),
     [
-        ("moz-extension://6f0a", "allow it by --cors-origins."),
-        ("chrome-extension://localhost", "allow it by --cors-origins."),
-        ("null", "allow it by --cors-origins '*', which allows all."),
+        ("moz-extension://6f0a", "allow it by `transduce serve --cors-origins`."),
+        (
+            "chrome-extension://localhost",
+            "allow it by `transduce serve --cors-origins`.",
+        ),
+        ("null", "allow it by `transduce serve --cors-origins '*'`."),
     ],
 )
 def test_a_refusal_of_an_origin_names_an_option_that_allows_it(
