@@ -574,7 +574,7 @@ class _RunTraining:
         return trainer
 
     def _forecast(self, trainer: Trainer, new: _NewRun | None) -> RunStart:
-        """Try an update, and return what it tells of the run."""
+        """Return the sizes and the forecast of the run, after trying an update."""
         for observer in self._observers:
             if isinstance(observer, TrialObserver):
                 observer.trying()

@@ -339,7 +339,10 @@ class Endpoints:
 def _shaped(
     message: messages.TranslateRequest, several: messages.TranslateAnswer
 ) -> messages.TranslateAnswer:
-    """Build the answer: lists for lists, and only the requested fields."""
+    """Return the requested fields of an answer, of a single text without lists.
+
+    Each field of `several` is a list with a value for each text.
+    """
     left_out = set() if message.alternatives else {"alternatives"}
     left_out |= set() if is_auto(message.source) else {"detectedLanguage"}
     fields = several.model_dump(exclude=left_out)
