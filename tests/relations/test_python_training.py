@@ -13,6 +13,7 @@ import transduce
 from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.errors import ConfigError, DataError, OverwriteError
+from transduce.experiments.dev_corpus import Quality
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -51,6 +52,12 @@ def test_python_trains_the_same_weights_as_the_command(train, corpus_files, tmp_
 def test_the_result_can_be_loaded(train):
     translator = transduce.load(train().model)
     assert isinstance(translator.translate("one two").text, str)
+
+
+def test_a_score_is_shown_without_its_signature():
+    details, log = "BLEU = 4.00\n(nrefs:1)", {"signature": "nrefs:1"}
+    quality = Quality(metric="bleu", name="BLEU", score=4.0, details=details, log=log)
+    assert repr(quality) == "Quality(metric='bleu', name='BLEU', score=4.0)"
 
 
 def test_a_finished_run_resumes_to_the_same_result(train, tmp_path):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,11 +59,11 @@ class Quality:
     """Name of the metric for display, with its tokenizer."""
     score: float
     """Score in percent."""
-    details: str
+    details: str = field(repr=False)
     """Lines for display, with signatures."""
-    log: dict[str, Any]
+    log: dict[str, Any] = field(repr=False)
     """Values that the log records besides the score."""
-    others: str = ""
+    others: str = field(default="", repr=False)
     """Further scores, for display only."""
 
     def __str__(self) -> str:
