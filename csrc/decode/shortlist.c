@@ -171,7 +171,7 @@ TD_INTERNAL void multiply_listed(const Workspace *work, const td_model *model,
     const Linear *output = output_of(model, list);
     const Matrix own = {row_of(x, first_row), x->stride};
     QuantizedRows rows = work->quantized;
-    rows.numbers += first_row * quantized_row_bytes(output->inputs);
+    rows.data += first_row * quantized_row_bytes(output->inputs);
     rows.scales += first_row;
     rows.min += first_row;
     quantize_rows(output, &own, group, &rows, 1);

@@ -39,7 +39,7 @@ static void take_workspace(Workspace *work, Arena *arena)
     work->quantized.min = take_floats(arena, rows);
     work->scores = take_floats(arena, num_score_rows(stack) * keys);
     work->slots = (int32_t *)take_floats(arena, keys);
-    work->quantized.numbers = take_bytes(arena, rows * quantized_row_bytes(inputs));
+    work->quantized.data = take_bytes(arena, rows * quantized_row_bytes(inputs));
 }
 
 TD_INTERNAL td_status begin_workspace(Workspace *work, const Stack *stack, int64_t rows,

@@ -221,13 +221,13 @@ static void insert_best(TopK *top, const LogitBlock *block, vec max,
  * about 1e-7. */
 static float sum_exp(const LogitBlock *block, float offset)
 {
-    const vec offsets = vec_set1(offset), per_log2 = vec_set1(PER_LOG2);
+    const vec offsets = vec_set1(offset), log2_e = vec_set1(LOG2_E);
     vec sum = vec_set1(0.0f);
     int64_t i = 0;
     for (; i + LANES <= block->count; i += LANES)
-        sum += vec_exp2((vec_load(block->values + i) - offsets) * per_log2);
+        sum += vec_exp2((vec_load(block->values + i) - offsets) * log2_e);
     if (i < block->count)
-        sum += vec_exp2((load_logits(block, i) - offsets) * per_log2);
+        sum += vec_exp2((load_logits(block, i) - offsets) * log2_e);
     return vec_reduce_add(sum);
 }
 
@@ -582,7 +582,7 @@ TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *l
  * because of FUSED_ERROR. */
 static float fused_threshold(const TopK *top)
 {
-    const float smallest = smallest_of(top) * PER_LOG2;
+    const float smallest = smallest_of(top) * LOG2_E;
     return smallest - FUSED_ERROR * (1 + fabsf(smallest));
 }
 
@@ -592,7 +592,7 @@ TD_INTERNAL void begin_fused(const td_candidates *query,
     for (int64_t i = 0; i < rows_of(query); i++) {
         const TopK top = top_of(workspace, i);
         fused[i] =
-            (FusedSoftmax){vec_set1(0.0f), workspace->rows[i].softmax.max * PER_LOG2,
+            (FusedSoftmax){vec_set1(0.0f), workspace->rows[i].softmax.max * LOG2_E,
                            fused_threshold(&top)};
     }
 }

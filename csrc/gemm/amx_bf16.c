@@ -51,9 +51,9 @@ static USES_AMX_BF16 void configure_tiles(int64_t rows)
 typedef struct {
     int64_t row, column; /* the first ones */
     int64_t rows;
-} Region;
+} Bf16Region;
 
-static USES_AMX_BF16 void begin_sums(const Bf16Epilogue *e, Region at)
+static USES_AMX_BF16 void begin_sums(const Bf16Epilogue *e, Bf16Region at)
 {
     const int64_t stride = e->accumulates ? e->columns * (int64_t)sizeof(float) : 0;
     const float *from = e->bias ? e->bias + at.column : NULL;
@@ -75,7 +75,7 @@ static USES_AMX_BF16 void begin_sums(const Bf16Epilogue *e, Region at)
     }
 }
 
-static USES_AMX_BF16 void store_sums(float *to, int64_t columns, int64_t rows)
+static USES_AMX_BF16 void store_fp32_sums(float *to, int64_t columns, int64_t rows)
 {
     const int64_t stride = columns * (int64_t)sizeof *to;
     _tile_stored(0, to, stride);
@@ -86,18 +86,18 @@ static USES_AMX_BF16 void store_sums(float *to, int64_t columns, int64_t rows)
     }
 }
 
-static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Region at)
+static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Bf16Region at)
 {
     float sums[2 * TILE * PACKED_COLUMNS] __attribute__((aligned(64)));
     if (e->bf16.data) {
-        store_sums(sums, PACKED_COLUMNS, at.rows);
+        store_fp32_sums(sums, PACKED_COLUMNS, at.rows);
         for (int64_t row = 0; row < at.rows; row++) {
             const float *from = sums + row * PACKED_COLUMNS;
             round_sums(e, at.row + row, at.column, vec_load(from),
                        vec_load(from + TILE));
         }
     } else
-        store_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
+        store_fp32_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
 }
 
 /* Cache lines to prefetch while a region is computed: `lines` lines of each row of the
@@ -108,11 +108,11 @@ typedef struct {
     int64_t stride; /* bytes from row to row of the results */
     int64_t lines;
     int64_t first, end;
-} Prefetches;
+} RegionPrefetch;
 
 /* Prefetch the share of tile number `tile` of the region's rows. */
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
-prefetch_share(Prefetches ahead, const td_bf16 *x, int64_t tile)
+prefetch_next_region(RegionPrefetch ahead, const td_bf16 *x, int64_t tile)
 {
     for (int64_t row = 2 * tile; tile < TILE && row < 2 * tile + 2; row++)
         for (int64_t line = 0; line < ahead.lines; line++)
@@ -127,8 +127,8 @@ prefetch_share(Prefetches ahead, const td_bf16 *x, int64_t tile)
 }
 
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
-add_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
-             int64_t inner, int has_lower, Prefetches ahead)
+add_tile_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
+                  int64_t inner, int has_lower, RegionPrefetch ahead)
 {
     const int64_t row_stride = PANEL_WIDTH * sizeof *x,
                   pair_stride = 2 * PACKED_COLUMNS * sizeof *x;
@@ -143,15 +143,15 @@ add_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        prefetch_share(ahead, x, i / TILE_DEPTH);
+        prefetch_next_region(ahead, x, i / TILE_DEPTH);
         x += panel_stride;
         packed += TILE_DEPTH * PACKED_COLUMNS;
     }
 }
 
 /* Cache lines to prefetch at a region of a block of `width` columns up to `end`. */
-static Prefetches prefetches_at(const Bf16Epilogue *e, Region at, int64_t width,
-                                int64_t end)
+static RegionPrefetch region_prefetch(const Bf16Epilogue *e, Bf16Region at,
+                                      int64_t width, int64_t end)
 {
     int64_t row = at.row, column = at.column + PACKED_COLUMNS;
     if (column == end) {
@@ -160,8 +160,8 @@ static Prefetches prefetches_at(const Bf16Epilogue *e, Region at, int64_t width,
     }
     const int64_t panels = width / PACKED_COLUMNS;
     const int64_t panel = panels - (end - at.column) / PACKED_COLUMNS;
-    Prefetches ahead = {.first = 2 * TILE * panel / panels,
-                        .end = 2 * TILE * (panel + 1) / panels};
+    RegionPrefetch ahead = {.first = 2 * TILE * panel / panels,
+                            .end = 2 * TILE * (panel + 1) / panels};
     if (e->bf16.data) {
         ahead.results = (uintptr_t)e->bf16.data +
                         (uintptr_t)panel_offset(e->bf16, row, column) * sizeof(td_bf16);
@@ -186,16 +186,16 @@ static USES_AMX_BF16 void multiply_amx_block(td_panels x, RowSpan rows,
         if (row == rows.first || left < 2 * TILE)
             configure_tiles(left);
         for (int64_t column = b.column; column < end; column += PACKED_COLUMNS) {
-            const Region at = {row, column, min_i64(left, 2 * TILE)};
-            const Prefetches ahead = prefetches_at(e, at, b.width, end);
+            const Bf16Region at = {row, column, min_i64(left, 2 * TILE)};
+            const RegionPrefetch ahead = region_prefetch(e, at, b.width, end);
             const td_bf16 *packed =
                 matrix.packed + column * matrix.inner + b.row * PACKED_COLUMNS;
             const td_bf16 *from = panel_element(x, row, b.row);
             begin_sums(e, at);
             if (left > TILE)
-                add_products(from, panel_stride, packed, b.depth, 1, ahead);
+                add_tile_products(from, panel_stride, packed, b.depth, 1, ahead);
             else
-                add_products(from, panel_stride, packed, b.depth, 0, ahead);
+                add_tile_products(from, panel_stride, packed, b.depth, 0, ahead);
             end_sums(e, at);
         }
     }
@@ -204,7 +204,7 @@ static USES_AMX_BF16 void multiply_amx_block(td_panels x, RowSpan rows,
 TD_INTERNAL USES_AMX_BF16 void multiply_by_amx(td_panels x, RowSpan rows,
                                                Bf16Matrix matrix, Bf16Epilogue epilogue)
 {
-    multiply_blocks(multiply_amx_block, BLOCK_ELEMENTS, x, rows, matrix, epilogue);
+    multiply_bf16_blocks(multiply_amx_block, BLOCK_ELEMENTS, x, rows, matrix, epilogue);
     _tile_release();
 }
 

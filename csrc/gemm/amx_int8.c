@@ -37,21 +37,21 @@ TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
 /* Sums of two tiles of rows times two halves of a block of outputs. */
 typedef struct {
     int32_t numbers[2 * AMX_ROWS][BLOCK_OUTPUTS];
-} __attribute__((aligned(64))) Sums;
+} __attribute__((aligned(64))) Int32Sums;
 
 /* Up to two tiles of rows by a block of outputs, and where their sums are stored. */
 typedef struct {
     int64_t row, count, output; /* first row, number of rows, first output */
-    Sums *sums;
-} Region;
+    Int32Sums *sums;
+} Int8Region;
 
 /* Weights still to be prefetched, and the bytes to prefetch with each tile. */
 typedef struct {
     const uint8_t *next, *end;
     int64_t bytes;
-} Prefetches;
+} WeightPrefetch;
 
-static inline void prefetch_share(Prefetches *ahead)
+static inline void prefetch_weights(WeightPrefetch *ahead)
 {
     const int64_t bytes = min_i64(ahead->bytes, ahead->end - ahead->next);
     prefetch(ahead->next, bytes);
@@ -59,8 +59,10 @@ static inline void prefetch_share(Prefetches *ahead)
 }
 
 /* Write the results of `rows` rows of a region, from its row `first` on. */
-static inline __attribute__((always_inline)) void
-write_region(const Product *product, const Region *region, int64_t first, int64_t rows)
+static inline __attribute__((always_inline)) void write_region(const Product *product,
+                                                               const Int8Region *region,
+                                                               int64_t first,
+                                                               int64_t rows)
 {
     const int64_t count = min_i64(region->count - first, rows);
     if (count <= 0)
@@ -76,15 +78,15 @@ static inline OutputVectors mask_padding(OutputVectors outputs, int64_t left)
     return outputs;
 }
 
-/* Divide by ln 2: then 2 to the power of a result is the exponential of the logit. */
-static inline OutputVectors divide_by_log2(OutputVectors outputs)
+/* Multiply by log2(e), so that results are logits to base 2: 2^(x log2(e)) = e^x. */
+static inline OutputVectors to_base_2(OutputVectors outputs)
 {
-    const vec per_log2 = vec_set1(PER_LOG2);
-    return (OutputVectors){outputs.bias * per_log2, outputs.scales * per_log2,
-                           outputs.sums * per_log2};
+    const vec log2_e = vec_set1(LOG2_E);
+    return (OutputVectors){outputs.bias * log2_e, outputs.scales * log2_e,
+                           outputs.weight_sums * log2_e};
 }
 
-/* Add the exponentials of two registers of logits / ln 2 to a row's sums. Returns
+/* Add the exponentials of two registers of logits to base 2 to a row's sums. Returns
  * whether one of the logits is above the row's threshold. */
 static inline int add_fused(FusedSoftmax *row, vec first, vec second)
 {
@@ -95,7 +97,7 @@ static inline int add_fused(FusedSoftmax *row, vec first, vec second)
 
 /* Search the results of `rows` rows of a region, from its row `first` on. */
 static inline __attribute__((always_inline)) void
-search_region(const Product *product, const LogitSink *sink, const Region *region,
+search_region(const Product *product, const LogitSink *sink, const Int8Region *region,
               int64_t first, int64_t rows)
 {
     const int64_t end = min_i64(first + rows, region->count);
@@ -104,14 +106,14 @@ search_region(const Product *product, const LogitSink *sink, const Region *regio
         mask_padding(load_outputs(product->linear, 1, output), left);
     const OutputVectors high =
         mask_padding(load_outputs(product->linear, 1, output + LANES), left - LANES);
-    const OutputVectors low_per_log2 = divide_by_log2(low);
-    const OutputVectors high_per_log2 = divide_by_log2(high);
+    const OutputVectors low_base_2 = to_base_2(low);
+    const OutputVectors high_base_2 = to_base_2(high);
     const QuantizedRows x = *product->x;
     for (int64_t i = first; i < end; i++) {
         const int64_t row = region->row + i;
         const vec *sums = (const vec *)(region->sums->numbers + i);
-        if (add_fused(sink->rows + row, dequantize(&x, 1, sums[0], row, &low_per_log2),
-                      dequantize(&x, 1, sums[1], row, &high_per_log2)))
+        if (add_fused(sink->rows + row, dequantize(&x, 1, sums[0], row, &low_base_2),
+                      dequantize(&x, 1, sums[1], row, &high_base_2)))
             insert_fused(sink->query, sink->workspace, sink->rows, row,
                          dequantize(&x, 1, sums[0], row, &low),
                          dequantize(&x, 1, sums[1], row, &high),
@@ -122,7 +124,7 @@ search_region(const Product *product, const LogitSink *sink, const Region *regio
 /* Search results if there is a sink, or write them. Where there is none, callers pass a
  * literal NULL. */
 static inline __attribute__((always_inline)) void
-finish_region(const Product *product, const LogitSink *sink, const Region *region,
+finish_region(const Product *product, const LogitSink *sink, const Int8Region *region,
               int64_t first, int64_t rows)
 {
     if (sink)
@@ -131,8 +133,8 @@ finish_region(const Product *product, const LogitSink *sink, const Region *regio
         write_region(product, region, first, rows);
 }
 
-static inline __attribute__((always_inline)) USES_AMX void store_sums(Sums *sums,
-                                                                      const int are_two)
+static inline __attribute__((always_inline)) USES_AMX void
+store_int32_sums(Int32Sums *sums, const int are_two)
 {
     int32_t *first = sums->numbers[0], *second = sums->numbers[AMX_ROWS];
     const int64_t stride = sizeof sums->numbers[0];
@@ -153,14 +155,14 @@ static inline __attribute__((always_inline)) USES_AMX void store_sums(Sums *sums
  *
  * `are_two`, whether there are two tiles of rows, is a literal at each call. */
 static inline __attribute__((always_inline)) USES_AMX void
-sum_region(const Product *product, const LogitSink *sink, const Region *region,
-           const int are_two, const Region *before, Prefetches *ahead)
+sum_region(const Product *product, const LogitSink *sink, const Int8Region *region,
+           const int are_two, const Int8Region *before, WeightPrefetch *ahead)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
     const int64_t inputs = product->linear->inputs;
     /* Rows to finish with each tile, so that all are finished with the last. */
     const int64_t share = ceil_div(2 * AMX_ROWS * AMX_ROW_BYTES, inputs);
-    const uint8_t *numbers = product->x->numbers + region->row * stride;
+    const uint8_t *numbers = product->x->data + region->row * stride;
     const uint8_t *weights =
         (const uint8_t *)product->linear->packed +
         region->output / BLOCK_OUTPUTS * num_groups(inputs, 1) * step;
@@ -181,19 +183,19 @@ sum_region(const Product *product, const LogitSink *sink, const Region *region,
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
         }
-        prefetch_share(ahead);
+        prefetch_weights(ahead);
         finish_region(product, sink, before, done, share);
         weights += AMX_ROW_BYTES / INT8_GROUP * step;
     }
-    store_sums(region->sums, are_two);
+    store_int32_sums(region->sums, are_two);
 }
 
 /* Multiply all rows by a block, and prefetch the next one unless this is the last.
  * `before` is the region whose results are still to be finished: on return, the last
  * region of this block. */
 static inline __attribute__((always_inline)) USES_AMX void
-multiply_amx_block(const Product *product, const LogitSink *sink, int64_t block,
-                   int is_last, Region *before, Sums sums[2])
+amx_multiply_block(const Product *product, const LogitSink *sink, int64_t block,
+                   int is_last, Int8Region *before, Int32Sums sums[2])
 {
     const int64_t rows = product->x->rows, region_rows = 2 * AMX_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
@@ -202,11 +204,12 @@ multiply_amx_block(const Product *product, const LogitSink *sink, int64_t block,
         (const uint8_t *)product->linear->packed + (block + 1) * bytes;
     /* The same share with each region, so that RAM is always busy. */
     const int64_t share = AMX_ROW_BYTES * BLOCK_OUTPUTS / regions;
-    Prefetches ahead = {next, is_last ? next : next + bytes,
-                        round_up(share, CACHE_LINE)};
+    WeightPrefetch ahead = {next, is_last ? next : next + bytes,
+                            round_up(share, CACHE_LINE)};
     for (int64_t row = 0; row < rows; row += region_rows) {
-        Region region = {row, min_i64(rows - row, region_rows), block * BLOCK_OUTPUTS,
-                         before->sums == sums ? sums + 1 : sums};
+        Int8Region region = {row, min_i64(rows - row, region_rows),
+                             block * BLOCK_OUTPUTS,
+                             before->sums == sums ? sums + 1 : sums};
         if (region.count > AMX_ROWS)
             sum_region(product, sink, &region, 1, before, &ahead);
         else
@@ -216,15 +219,15 @@ multiply_amx_block(const Product *product, const LogitSink *sink, int64_t block,
 }
 
 static inline __attribute__((always_inline)) USES_AMX void
-multiply_amx_blocks(const Product *product, const LogitSink *sink, int64_t first,
+amx_multiply_blocks(const Product *product, const LogitSink *sink, int64_t first,
                     int64_t end)
 {
-    Sums sums[2];
-    Region before = {.count = 0, .sums = sums + 1};
+    Int32Sums sums[2];
+    Int8Region before = {.count = 0, .sums = sums + 1};
     complete_writes();
     _tile_loadconfig(&amx_full_tiles);
     for (int64_t block = first; block < end; block++)
-        multiply_amx_block(product, sink, block, block + 1 == end, &before, sums);
+        amx_multiply_block(product, sink, block, block + 1 == end, &before, sums);
     finish_region(product, sink, &before, 0, before.count);
     _tile_release();
 }
@@ -232,13 +235,13 @@ multiply_amx_blocks(const Product *product, const LogitSink *sink, int64_t first
 TD_INTERNAL USES_AMX void amx_multiply(const Product *product, int64_t first,
                                        int64_t end)
 {
-    multiply_amx_blocks(product, NULL, first, end);
+    amx_multiply_blocks(product, NULL, first, end);
 }
 
 TD_INTERNAL USES_AMX void amx_search(const Product *product, const LogitSink *sink)
 {
     const LogitSink copy = *sink; /* lets the compiler drop the tests for NULL */
-    multiply_amx_blocks(product, &copy, 0, num_blocks(product->linear->outputs));
+    amx_multiply_blocks(product, &copy, 0, num_blocks(product->linear->outputs));
 }
 
 #else

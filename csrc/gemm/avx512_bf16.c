@@ -147,8 +147,8 @@ static USES_AVX512_BF16 void multiply_avx512_block(td_panels x, RowSpan rows,
 TD_INTERNAL void multiply_by_avx512(td_panels x, RowSpan rows, Bf16Matrix matrix,
                                     Bf16Epilogue epilogue)
 {
-    multiply_blocks(multiply_avx512_block, AVX512_BLOCK_ELEMENTS, x, rows, matrix,
-                    epilogue);
+    multiply_bf16_blocks(multiply_avx512_block, AVX512_BLOCK_ELEMENTS, x, rows, matrix,
+                         epilogue);
 }
 
 TD_INTERNAL int can_use_avx512_bf16(void) { return 1; }

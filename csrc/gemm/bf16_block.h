@@ -54,9 +54,9 @@ static inline int64_t block_width(int64_t elements, int64_t depth, int64_t colum
 }
 
 /* Multiply block by block; a block has up to `elements` elements. */
-static inline void multiply_blocks(MultiplyBlock multiply_block, int64_t elements,
-                                   td_panels x, RowSpan rows, Bf16Matrix matrix,
-                                   Bf16Epilogue e)
+static inline void multiply_bf16_blocks(MultiplyBlock multiply_block, int64_t elements,
+                                        td_panels x, RowSpan rows, Bf16Matrix matrix,
+                                        Bf16Epilogue e)
 {
     const int64_t inner = matrix.inner, columns = matrix.columns;
     const int64_t depth = inner > MAX_DEPTH && !e.bf16.data ? DEPTH : inner;

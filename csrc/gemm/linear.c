@@ -60,7 +60,7 @@ multiply_rows(const Product *product, const int is_int8, int64_t row, const int 
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers =
-        product->x->numbers + row * product->x->stride + first * group;
+        product->x->data + row * product->x->stride + first * group;
     const vec zero = vec_set1(0.0f);
     EACH_ROW(START)
 #pragma GCC unroll UNROLLED
@@ -156,7 +156,7 @@ TD_INTERNAL Linear slice_outputs(const Linear *linear, int64_t first, int64_t co
     slice.bias += first;
     if (is_int8) {
         slice.scales += first;
-        slice.sums += first;
+        slice.weight_sums += first;
     }
     return slice;
 }
@@ -218,7 +218,7 @@ static td_status linear_apply(const td_linear *linear, const float *x, int64_t r
         return TD_OUT_OF_MEMORY;
     float *scales = (float *)(workspace + rows * stride);
     QuantizedRows quantized = {
-        .numbers = workspace, .scales = scales, .min = scales + rows};
+        .data = workspace, .scales = scales, .min = scales + rows};
     const Matrix from = {(float *)x, map->inputs}, into = {y, map->outputs};
     quantize_rows(map, &from, rows, &quantized, num_threads);
     multiply(map, &quantized, &into, 0, num_threads);

@@ -20,22 +20,25 @@ TD_INTERNAL int64_t padded_stride(int64_t width);
 /* A packed linear map. The vectors [outputs] are padded with zeros to whole blocks. */
 typedef struct {
     int64_t outputs, inputs;
-    const void *packed;  /* weights, block after block */
-    const float *scales; /* scale of each output's int8 weights; NULL in fp32 */
-    const float *sums;   /* sum of each output's rounded weights; NULL in fp32 */
+    const void *packed;       /* weights, block after block */
+    const float *scales;      /* of each output's int8 weights; NULL in fp32 */
+    const float *weight_sums; /* sum of each output's int8 weights, times its scale;
+                                 NULL in fp32 */
     const float *bias;
 } Linear;
 
-/* Rows packed for products: floats, or bytes in int8, where the byte n of a row is the
- * number min + scale * n. They are in tiles, or row after row for AMX. */
+/* Rows packed for products: floats, or bytes in int8, where the byte n of a row stands
+ * for min + scale * n. They are in tiles, or row after row for AMX. Instruction sets
+ * that multiply signed bytes store n - INT8_OFFSET, and `min` is the value of the
+ * stored byte 0. */
 typedef struct {
     int64_t rows, stride; /* stride in bytes */
     int for_amx;
-    uint8_t *numbers;
+    uint8_t *data;
     float *scales, *min; /* [rows], in int8 */
 } QuantizedRows;
 
-/* Bytes of `QuantizedRows.numbers` for each row, in either precision. */
+/* Bytes of `QuantizedRows.data` for each row, in either precision. */
 TD_INTERNAL int64_t quantized_row_bytes(int64_t inputs);
 
 /* Pack x [rows, inputs] into the buffers of `into`, rounded if the map is in int8. */

@@ -23,10 +23,9 @@ typedef struct {
     const Weights *parts;
     int num_parts;
     int64_t outputs, inputs;
-    char *packed;
-    float *scales, *sums; /* of each output, in int8 */
-    int8_t *rows;         /* [workers, row_bytes] rounded weights of an output */
-    int64_t row_bytes;    /* whole groups of inputs */
+    LinearBuffers to;
+    int8_t *rows;      /* [workers, row_bytes] rounded weights of an output */
+    int64_t row_bytes; /* whole groups of inputs */
 } Packing;
 
 /* Return the part that has an output, and the number of the output in it. */
@@ -54,7 +53,7 @@ static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worke
             from[column] = part->weight + number * p->inputs;
             factors[column] = part->factor;
         }
-        float *to = (float *)(p->packed + block * block_bytes(p->inputs, 0));
+        float *to = (float *)(p->to.packed + block * block_bytes(p->inputs, 0));
         for (int64_t i = 0; i < p->inputs; i++, to += BLOCK_OUTPUTS) {
             for (int64_t column = 0; column < count; column++)
                 to[column] = from[column][i] * factors[column];
@@ -64,21 +63,22 @@ static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worke
     }
 }
 
-/* Largest sum of values of one sign whose products are added in 16 bits: those of the
- * first two, or the last two, inputs of a group of four and of the next group. */
+/* Largest sum of values of one sign whose products are added in 16 bits. Of eight
+ * inputs, the products of 0, 1, 4 and 5 are added, and those of 2, 3, 6 and 7. */
 static int64_t max_int16_sum(const int8_t *row, int64_t inputs)
 {
     int64_t max = 0;
-    for (int64_t first = 0; first < inputs; first += first % DOT_INPUTS ? 6 : 2) {
-        int64_t above = 0, below = 0;
-        for (int64_t i = 0; i < 4; i++) {
-            const int64_t input = first + i % 2 + i / 2 * DOT_INPUTS;
-            const int64_t value = input < inputs ? row[input] : 0;
-            above += max_i64(value, 0);
-            below -= min_i64(value, 0);
+    for (int64_t first = 0; first < inputs; first += 2 * DOT_INPUTS)
+        for (int64_t pair = first; pair < first + DOT_INPUTS; pair += 2) {
+            int64_t above = 0, below = 0;
+            for (int64_t i = 0; i < 4; i++) {
+                const int64_t input = pair + i % 2 + i / 2 * DOT_INPUTS;
+                const int64_t value = input < inputs ? row[input] : 0;
+                above += max_i64(value, 0);
+                below -= min_i64(value, 0);
+            }
+            max = max_i64(max, max_i64(above, below));
         }
-        max = max_i64(max, max_i64(above, below));
-    }
     return max;
 }
 
@@ -134,11 +134,10 @@ static float round_for_sums(int8_t *row, int64_t inputs)
 /* Put the rounded weights of an output into its block. */
 static void place_int8_row(const int8_t *row, int64_t inputs, int64_t output, char *to)
 {
-    const int64_t half = output % BLOCK_OUTPUTS / LANES, lane = output % LANES;
-    to += half * (step_bytes(1) / 2) + lane * DOT_INPUTS;
+    to += output_offset(output, 1);
     for (int64_t i = 0; i < inputs; i += INT8_GROUP, to += step_bytes(1))
         for (int64_t k = 0; k < INT8_GROUP; k += DOT_INPUTS)
-            memcpy(to + k * LANES, row + i + k, DOT_INPUTS);
+            memcpy(to + k / DOT_INPUTS * UNIT_STRIDE, row + i + k, DOT_INPUTS);
 }
 
 static void pack_int8_output(const Packing *p, int64_t output, int8_t *row, char *to)
@@ -156,8 +155,8 @@ static void pack_int8_output(const Packing *p, int64_t output, int8_t *row, char
     for (int64_t i = 0; i < p->inputs; i++)
         sum += row[i];
     place_int8_row(row, p->inputs, output, to);
-    p->scales[output] = scale * part->factor;
-    p->sums[output] = (float)sum * p->scales[output];
+    p->to.scales[output] = scale * part->factor;
+    p->to.weight_sums[output] = (float)sum * p->to.scales[output];
 }
 
 static void pack_int8_blocks(void *shared, int64_t first, int64_t end, int worker)
@@ -167,7 +166,7 @@ static void pack_int8_blocks(void *shared, int64_t first, int64_t end, int worke
     const int64_t bytes = block_bytes(p->inputs, 1);
     memset(row, 0, (size_t)p->row_bytes);
     for (int64_t block = first; block < end; block++) {
-        char *to = p->packed + block * bytes;
+        char *to = p->to.packed + block * bytes;
         const int64_t begin = block * BLOCK_OUTPUTS;
         const int64_t left = min_i64(p->outputs - begin, BLOCK_OUTPUTS);
         if (left < BLOCK_OUTPUTS)
@@ -190,20 +189,17 @@ static td_status pack_int8(Packing *packing, int num_threads)
 }
 
 /* Write the biases of all parts one after another. */
-static void copy_biases(const Packing *p, float *to)
+static void copy_biases(const Packing *p)
 {
+    float *to = p->to.bias;
     for (const Weights *part = p->parts; part < p->parts + p->num_parts; part++)
         for (int64_t i = 0; i < part->outputs; i++)
             *to++ = part->bias ? part->bias[i] * part->factor : 0.0f;
 }
 
-TD_INTERNAL td_status pack_linear(const Weights *parts, int num_parts, int64_t inputs,
-                                  td_precision precision, int num_threads, Linear *into)
+TD_INTERNAL td_status allocate_linear(int64_t outputs, int64_t inputs, int is_int8,
+                                      Linear *into, LinearBuffers *buffers)
 {
-    const int is_int8 = precision == TD_INT8;
-    int64_t outputs = 0;
-    for (int i = 0; i < num_parts; i++)
-        outputs += parts[i].outputs;
     const size_t bytes = (size_t)(num_blocks(outputs) * block_bytes(inputs, is_int8));
     const int64_t padded = num_blocks(outputs) * BLOCK_OUTPUTS;
     /* Weights in whole cache lines, then scales and sums in int8, then the bias. */
@@ -213,28 +209,41 @@ TD_INTERNAL td_status pack_linear(const Weights *parts, int num_parts, int64_t i
         return TD_OUT_OF_MEMORY;
     float *vector = (float *)(packed + bytes);
     memset(vector, 0, vectors);
-    Packing packing = {.parts = parts,
-                       .num_parts = num_parts,
-                       .outputs = outputs,
-                       .inputs = inputs,
-                       .packed = packed,
-                       .scales = vector,
-                       .sums = vector + padded};
-    *into = (Linear){.outputs = outputs, .inputs = inputs, .packed = packed};
-    if (is_int8) {
-        into->scales = packing.scales;
-        into->sums = packing.sums;
-        vector += 2 * padded;
-        if (pack_int8(&packing, num_threads)) {
-            free_linear(into);
-            return TD_OUT_OF_MEMORY;
-        }
-    } else {
+    *buffers = (LinearBuffers){.packed = packed, .bias = vector};
+    if (is_int8)
+        *buffers =
+            (LinearBuffers){packed, vector, vector + padded, vector + 2 * padded};
+    *into = (Linear){.outputs = outputs,
+                     .inputs = inputs,
+                     .packed = packed,
+                     .scales = buffers->scales,
+                     .weight_sums = buffers->weight_sums,
+                     .bias = buffers->bias};
+    return TD_OK;
+}
+
+TD_INTERNAL td_status pack_linear(const Weights *parts, int num_parts, int64_t inputs,
+                                  td_precision precision, int num_threads, Linear *into)
+{
+    const int is_int8 = precision == TD_INT8;
+    int64_t outputs = 0;
+    for (int i = 0; i < num_parts; i++)
+        outputs += parts[i].outputs;
+    Packing packing = {
+        .parts = parts, .num_parts = num_parts, .outputs = outputs, .inputs = inputs};
+    td_status status = allocate_linear(outputs, inputs, is_int8, into, &packing.to);
+    if (status != TD_OK)
+        return status;
+    if (is_int8)
+        status = pack_int8(&packing, num_threads);
+    else
         parallel_for(pack_fp32_blocks, &packing, num_blocks(outputs), MIN_BLOCKS,
                      num_threads);
+    if (status != TD_OK) {
+        free_linear(into);
+        return status;
     }
-    copy_biases(&packing, vector);
-    into->bias = vector;
+    copy_biases(&packing);
     return TD_OK;
 }
 

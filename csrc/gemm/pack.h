@@ -16,6 +16,17 @@ typedef struct {
     float factor;         /* of weights and bias */
 } Weights;
 
+/* Arrays of a new map, which callers fill. */
+typedef struct {
+    char *packed;
+    float *scales, *weight_sums; /* NULL in fp32 */
+    float *bias;
+} LinearBuffers;
+
+/* Allocate a map in one block, which free_linear() frees. Its vectors are zeros. */
+TD_INTERNAL td_status allocate_linear(int64_t outputs, int64_t inputs, int is_int8,
+                                      Linear *into, LinearBuffers *buffers);
+
 /* Pack a map whose outputs are those of all `parts`, one after another, into a copy
  * that free_linear() frees. In int8, each output's weights are rounded with their own
  * scale, by quantize_output(), before they are multiplied by the factor. */

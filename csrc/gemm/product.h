@@ -16,7 +16,7 @@ typedef struct {
 
 /* Parameters of LANES outputs. */
 typedef struct {
-    vec bias, scales, sums;
+    vec bias, scales, weight_sums;
 } OutputVectors;
 
 static inline OutputVectors load_outputs(const Linear *linear, const int is_int8,
@@ -25,18 +25,22 @@ static inline OutputVectors load_outputs(const Linear *linear, const int is_int8
     OutputVectors vectors = {.bias = vec_load(linear->bias + output)};
     if (is_int8) {
         vectors.scales = vec_load(linear->scales + output);
-        vectors.sums = vec_load(linear->sums + output);
+        vectors.weight_sums = vec_load(linear->weight_sums + output);
     }
     return vectors;
 }
 
-/* Turn a row's sums of products into results: scale them in int8, and add the bias. */
+/* Turn a row's sums of products into results. In int8, a weight is w = scale v and an
+ * input is x = min + x_scale n, where v and n are bytes, so that
+ *
+ *   sum(w x) + bias = scale x_scale sum(v n) + min sum(w) + bias */
 static inline vec dequantize(const QuantizedRows *x, const int is_int8, vec sums,
                              int64_t row, const OutputVectors *outputs)
 {
     if (!is_int8)
         return sums + outputs->bias;
-    const vec rest = vec_fma(vec_set1(x->min[row]), outputs->sums, outputs->bias);
+    const vec rest =
+        vec_fma(vec_set1(x->min[row]), outputs->weight_sums, outputs->bias);
     const vec scale = outputs->scales * vec_set1(x->scales[row]);
     return vec_fma(vec_from_i32(sums), scale, rest);
 }

@@ -91,11 +91,11 @@ static uint8_t *first_group(const QuantizedRows *into, int is_int8, int64_t row,
     const int64_t group = group_bytes(is_int8);
     if (into->for_amx) {
         *stride = group;
-        return into->numbers + row * into->stride;
+        return into->data + row * into->stride;
     }
     const int64_t tile = row / LINEAR_TILE_ROWS * LINEAR_TILE_ROWS;
     *stride = tile_rows(row, into->rows) * group;
-    return into->numbers + tile * into->stride + (row - tile) * group;
+    return into->data + tile * into->stride + (row - tile) * group;
 }
 
 static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
@@ -112,7 +112,7 @@ static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
         if (is_int8) {
             measure_row(x, inputs, into->min + row, into->scales + row);
             round_row(x, inputs, into->min[row], into->scales[row], stride, numbers);
-            if (INT8_OFFSET)
+            if (INT8_OFFSET) /* `min` becomes the value of the stored byte 0 */
                 into->min[row] += INT8_OFFSET * into->scales[row];
         } else {
             copy_row(x, inputs, stride, numbers);

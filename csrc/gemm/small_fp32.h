@@ -54,7 +54,8 @@ static inline Matrix transpose(Matrix from, int64_t rows, int64_t columns, float
 /* c = a b for up to TILE_ROWS rows and TILE_VECTORS vectors of columns. `rows` and
  * `vectors` are literals at each call, so that the sums stay in registers. */
 static inline __attribute__((always_inline)) void
-multiply_tile(StridedMatrix a, Matrix b, int64_t inner, Matrix c, int rows, int vectors)
+multiply_small_tile(StridedMatrix a, Matrix b, int64_t inner, Matrix c, int rows,
+                    int vectors)
 {
     vec sums[TILE_ROWS][TILE_VECTORS];
     for (int r = 0; r < rows; r++)
@@ -76,27 +77,27 @@ multiply_tile(StridedMatrix a, Matrix b, int64_t inner, Matrix c, int rows, int 
 }
 
 static inline __attribute__((always_inline)) void
-multiply_columns(StridedMatrix a, Matrix b, int64_t rows, int64_t inner, Matrix c,
-                 int vectors)
+multiply_small_columns(StridedMatrix a, Matrix b, int64_t rows, int64_t inner, Matrix c,
+                       int vectors)
 {
     while (rows > 0) {
         const int64_t done =
             rows >= TILE_ROWS ? TILE_ROWS : min_i64(rows, FEWER_TILE_ROWS);
         switch (done) {
         case TILE_ROWS:
-            multiply_tile(a, b, inner, c, TILE_ROWS, vectors);
+            multiply_small_tile(a, b, inner, c, TILE_ROWS, vectors);
             break;
         case FEWER_TILE_ROWS:
-            multiply_tile(a, b, inner, c, FEWER_TILE_ROWS, vectors);
+            multiply_small_tile(a, b, inner, c, FEWER_TILE_ROWS, vectors);
             break;
         case 3:
-            multiply_tile(a, b, inner, c, 3, vectors);
+            multiply_small_tile(a, b, inner, c, 3, vectors);
             break;
         case 2:
-            multiply_tile(a, b, inner, c, 2, vectors);
+            multiply_small_tile(a, b, inner, c, 2, vectors);
             break;
         default:
-            multiply_tile(a, b, inner, c, 1, vectors);
+            multiply_small_tile(a, b, inner, c, 1, vectors);
         }
         a.data += done * a.row_stride;
         c.data += done * c.stride;
@@ -111,12 +112,12 @@ static inline void multiply_small(StridedMatrix a, Matrix b, int64_t rows,
 {
     const int64_t step = TILE_VECTORS * LANES;
     for (; columns >= step; columns -= step) {
-        multiply_columns(a, b, rows, inner, c, TILE_VECTORS);
+        multiply_small_columns(a, b, rows, inner, c, TILE_VECTORS);
         b.data += step;
         c.data += step;
     }
     for (; columns > 0; columns -= LANES) {
-        multiply_columns(a, b, rows, inner, c, 1);
+        multiply_small_columns(a, b, rows, inner, c, 1);
         b.data += LANES;
         c.data += LANES;
     }

@@ -27,6 +27,12 @@
 #define LINEAR_TILE_ROWS (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
 #define DOT_INPUTS 4 /* int8 products that an instruction adds up in a lane */
 
+/* Bytes of consecutive weights of an output: a float, or DOT_INPUTS weights in int8. In
+ * half a step, the weights of the next output follow them, and the next weights of the
+ * same output begin UNIT_STRIDE bytes further. */
+#define UNIT_BYTES 4
+#define UNIT_STRIDE (LANES * UNIT_BYTES)
+
 /* Inputs of a group, and their bytes in a row. */
 static inline int64_t group_size(int is_int8) { return is_int8 ? INT8_GROUP : 1; }
 
@@ -54,6 +60,13 @@ static inline int64_t num_blocks(int64_t outputs)
 static inline int64_t block_bytes(int64_t inputs, int is_int8)
 {
     return num_groups(inputs, is_int8) * step_bytes(is_int8);
+}
+
+/* Bytes from the beginning of an output's block to its first weights. */
+static inline int64_t output_offset(int64_t output, int is_int8)
+{
+    return output % BLOCK_OUTPUTS / LANES * (step_bytes(is_int8) / 2) +
+           output % LANES * UNIT_BYTES;
 }
 
 /* Number of rows of the tile that has row `row` of `rows`. */

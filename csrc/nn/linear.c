@@ -8,10 +8,10 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define MIN_ROWS 16    /* of a part of parallel_for, for element-wise work */
-#define SUM_COLUMNS 16 /* columns that are summed together: a cache line */
-#define STRIP 32       /* rows of a product in bf16 that are computed together */
-#define MIN_STRIPS 6   /* of a part of parallel_for */
+#define MIN_LINEAR_ROWS 16 /* of a part of parallel_for, for element-wise work */
+#define SUM_COLUMNS 16     /* columns that are summed together: a cache line */
+#define STRIP 32           /* rows of a product in bf16 that are computed together */
+#define MIN_STRIPS 6       /* of a part of parallel_for */
 
 /* Strips of a gradient that stay in the cache of a core. */
 #define TRANSPOSED_STRIPS 4
@@ -83,7 +83,7 @@ static void linear_forward_fp32(LinearMap linear, const float *x, int64_t rows,
                   rows, linear.outputs, linear.inputs, 0.0f, y);
     BiasAddition addition = {y, linear.bias, linear.outputs, relu};
     if (addition.bias)
-        parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
+        parallel_for(add_bias, &addition, rows, MIN_LINEAR_ROWS, num_threads);
 }
 
 static void multiply_strips(void *shared, int64_t first, int64_t end, int worker)
@@ -118,7 +118,7 @@ TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
     Bf16Dropout dropout = {NULL, 1.0f};
     if (is_dropped) {
         MaskBits masks = {&relu->dropout, relu->first_row, linear.outputs, relu->bits};
-        parallel_for(draw_mask_bits, &masks, rows, MIN_ROWS, num_threads);
+        parallel_for(draw_mask_bits, &masks, rows, MIN_LINEAR_ROWS, num_threads);
         dropout = (Bf16Dropout){relu->bits, relu->dropout.rate.scale};
     }
     const Bf16Epilogue epilogue = {.columns = linear.outputs,
@@ -149,7 +149,8 @@ TD_INTERNAL void round_activations(Activations rows, int64_t width, int num_thre
 {
     Rounding rounding = {rows, width};
     if (rows.bf16.data)
-        parallel_for(round_rows, &rounding, rows.bf16.rows, MIN_ROWS, num_threads);
+        parallel_for(round_rows, &rounding, rows.bf16.rows, MIN_LINEAR_ROWS,
+                     num_threads);
 }
 
 /* Arguments of sum_columns: rows [count, width] whose columns are summed. With

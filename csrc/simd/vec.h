@@ -45,7 +45,7 @@ static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 }
 #endif
 
-#define PER_LOG2 1.44269504088896341f /* 1 / ln 2 */
+#define LOG2_E 1.44269504088896341f /* log2(e) = 1 / ln 2 */
 
 /* e^x with an error of about one unit in the last place; 0 below about -87; NaN for
  * NaN. With eight lanes, x must be below 88.7; with sixteen, larger x give infinity. */
@@ -53,7 +53,7 @@ static inline vec vec_exp(vec x)
 {
     /* vec_max returns its second argument if that is NaN. */
     x = vec_max(vec_set1(-200.0f), x);
-    vec n = vec_round(x * vec_set1(PER_LOG2));
+    vec n = vec_round(x * vec_set1(LOG2_E));
     /* r = x - n ln 2, with ln 2 in two parts so that the remainder is exact. */
     vec r = vec_fma(n, vec_set1(-0.693359375f), x);
     r = vec_fma(n, vec_set1(2.12194440e-4f), r);
